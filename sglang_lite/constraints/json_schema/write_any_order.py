@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import (
     NOTHING,
@@ -21,23 +22,25 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
     texts_of,
 )
-from sglang_lite.constraints.json_schema.formulas import Formula
+from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.needs import Met, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.watched import ONCE, DistinctNames
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
-MAX_ANY_ORDER = 39  # named members in any order
+MAX_ANY_ORDER = 400  # named members in any order
 MAX_REMEMBERED = 8  # of which a grammar remembers whether they have come
 ENDLESS = 10**9  # names
-_FEW = 4  # of which that costs less than watching
+MAX_NEEDS = 4  # members of some pattern that have to come
+_FEW = 4  # named members of which that costs less than watching
 
-_Others = Sequence[tuple[Node, Formula]]
+_Other = tuple[Node, Formula]
 _Come = frozenset[int]
 
 
-def watch(writer: Notation, shape: ObjectShape, others: _Others, *, in_any_order: bool = False) -> None:
+def watch(writer: Notation, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False) -> None:
     """Let the masks watch that names come once, and in any order that all come that have to."""
     assert writer.watches is not None
     known = ONCE
@@ -49,7 +52,7 @@ def watch(writer: Notation, shape: ObjectShape, others: _Others, *, in_any_order
     writer.watches.names[shape] = known, shape.counted_at
 
 
-def left_over(others: _Others, least: int) -> bool:
+def left_over(others: Sequence[_Other], least: int) -> bool:
     """Tells whether there are at least so many names that are not listed."""
     counts = [_count(names) for names, _ in others]
     return None in counts or sum(count or 0 for count in counts) >= least
@@ -78,6 +81,10 @@ class AnyOrder:
             for all_names, formula in shape.others
             if (names := both_strings(all_names, shape.free_names)) != NOTHING
         ]
+        self._needs = unimplied(shape.needs)
+        self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
+        self._least = shape.least  # as far as the grammar counts
+        self._remembered: _Come = frozenset()
 
     def text(self, *, alone: bool) -> Node:
         """The texts.
@@ -91,65 +98,111 @@ class AnyOrder:
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
             raise _refusal(f"{count} members; up to {MAX_ANY_ORDER} can come in any order")
-        if shape.needs:
-            raise _refusal("members of some pattern that have to come can't come in any order")
-        most = shape.most if self._others or (shape.most or 0) < count else None
+        if len(self._needs) > MAX_NEEDS:
+            raise _refusal(f"{len(self._needs)} members of some pattern have to come; up to {MAX_NEEDS} can in any order")
         endless = bool(self._others) and left_over(self._others, ENDLESS)
+        few = len(self._required) <= (_FEW if alone else MAX_REMEMBERED)
         if not self._others and count <= MAX_REMEMBERED:
-            return self._place(frozenset(), frozenset(range(count)), most)
-        if endless and most is None and shape.least <= 1 and len(self._required) <= (_FEW if alone else MAX_REMEMBERED):
-            return self._place(frozenset(), self._required, None)
-        if most is not None and self._required:
+            self._remembered = frozenset(range(count))
+        elif endless and self._most is None and shape.least <= 1 and few:
+            self._remembered = self._required
+            self._check_needs()
+            if self._needs and self._writer.watches is not None:
+                watch(self._writer, shape, self._others)
+        else:
+            return self._watched(alone=alone)
+        return self._place(frozenset(), frozenset(), empty=True)
+
+    def _check_needs(self) -> None:
+        """Refuse needs that can't be met any more once some names have come, or that a name which comes again breaks."""
+        if not self._needs:
+            return
+        if self._writer.watches is None:
+            raise _refusal("inside another constraint members of some pattern that have to come can't come in any order")
+        for i in range(len(self._needs)):
+            if not left_over(self._meeting_others(frozenset({i})), ENDLESS):
+                raise _refusal("a member of a pattern that has few names and has to come can't come in any order")
+
+    def _watched(self, *, alone: bool) -> Node:
+        """Members that may come again, as far as the grammar knows."""
+        if self._most is not None and (self._required or self._needs):
             raise _refusal("members that are required can't be counted up to maxProperties in any order")
         if not alone or self._writer.watches is None:
             raise _refusal(f"more than {MAX_REMEMBERED} members of alternatives can't come in any order")
-        watch(self._writer, shape, self._others, in_any_order=True)
-        return self._loose(most)
-
-    def _loose(self, most: int | None) -> Node:
-        """Members that may come again, as far as the grammar knows."""
-        everything = frozenset(range(len(self._members)))
-        more = repeat(self._any_of(everything, first=False), 0, None if most is None else most - 1)
-        some = concat(self._any_of(everything, first=True), more, self._writer.end(empty=False))
+        self._check_needs()
+        watch(self._writer, self._shape, self._others, in_any_order=True)
+        self._least = min(1, self._least)
+        if self._needs:
+            return self._place(frozenset(), frozenset(), empty=True)
+        more = repeat(self._any_of(first=False), 0, None if self._most is None else self._most - 1)
+        some = concat(self._any_of(first=True), more, self._writer.end(empty=False))
         none = NOTHING if self._required or self._shape.least else self._writer.end(empty=True)
-        return alternation([none, NOTHING if most == 0 else some])
+        return alternation([none, NOTHING if self._most == 0 else some])
 
-    def _any_of(self, members: _Come, *, first: bool) -> Node:
-        """One of some named members, or one that is not named."""
+    # ---------------------------------------------------------------------------------------------- members
+
+    def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
+        """One of the members that are not remembered, or one that is not named.
+
+        Args:
+            met: the needs that it meets.
+        """
 
         def body() -> Node:
-            named = [self._member(i, first=first) for i in sorted(members)]
-            return alternation([*named, *(self._writer.member(names, f, first=first) for names, f in self._others)])
+            free = (i for i in range(len(self._members)) if i not in self._remembered)
+            named = [self._member(i, met, first=first) for i in free if self._may_meet(self._members[i].name, met)]
+            others = (self._writer.member(names, f, first=first) for names, f in self._meeting_others(met))
+            return alternation([*named, *others])
 
-        if not members and not self._others:
-            return NOTHING
-        return self._writer.rule((self._number, "any", members, first), body)
+        return self._writer.rule((self._number, "any", met, first), body)
 
-    def _member(self, index: int, *, first: bool) -> Node:
+    def _may_meet(self, name: str, needs: Met) -> bool:
+        return all(accepts(self._needs[i][0], name) for i in needs)
+
+    def _meeting_others(self, needs: Met) -> list[_Other]:
+        """The names that are not listed with which all of some needs can be met, and with what values."""
+        found = []
+        for names, formula in self._others:
+            for i in needs:
+                names, formula = both_strings(names, self._needs[i][0]), all_of(formula, self._needs[i][1])
+            if names != NOTHING and not self._writer.reader.empty(formula):
+                found.append((names, formula))
+        return found
+
+    def _member(self, index: int, met: Met = frozenset(), *, first: bool) -> Node:
         member = self._members[index]
-        return self._writer.member(literal(member.name), member.formula, first=first)
+        formula = all_of(member.formula, *(self._needs[i][1] for i in sorted(met)))
+        return self._writer.member(literal(member.name), formula, first=first)
 
-    def _place(self, come: _Come, remembered: _Come, most: int | None, *, empty: bool = True) -> Ref:
-        """Rule for the place where these members of those that are remembered have come.
+    # ----------------------------------------------------------------------------------------------- places
+
+    def _place(self, come: _Come, met: Met, *, empty: bool) -> Ref:
+        """Rule for the place where these members of those that are remembered have come, and these needs are met.
 
         Args:
             empty: no member has come.
         """
-        key = self._number, "place", come, empty
-        return self._writer.rule(key, lambda: self._at_place(come, remembered, most, empty=empty))
+        return self._writer.rule(
+            (self._number, "place", come, met, empty), lambda: self._at_place(come, met, empty=empty)
+        )
 
-    def _at_place(self, come: _Come, remembered: _Come, most: int | None, *, empty: bool) -> Node:
+    def _at_place(self, come: _Come, met: Met, *, empty: bool) -> Node:
         options: list[Node] = []
-        counted = int(not empty) if self._others else len(come)
-        if self._required <= come and counted >= self._shape.least:
+        required = self._required & self._remembered
+        if required <= come and len(met) == len(self._needs) and max(len(come), int(not empty)) >= self._least:
             options.append(self._writer.end(empty=empty))
-        for i in sorted(remembered - come):
+        for i in sorted(self._remembered - come):
             now = come | {i}
-            if most is None or len(now) + len(self._required - now) <= most:
-                options.append(concat(self._member(i, first=empty), self._place(now, remembered, most, empty=False)))
-        loose = self._any_of(frozenset(range(len(self._members))) - remembered, first=empty)
-        if loose != NOTHING:
-            options.append(concat(loose, self._place(come, remembered, most, empty=False)))
+            if self._most is None or len(now) + len(required - now) <= self._most:
+                for formula, now_met in meeting(self._members[i], self._needs, met):
+                    member = self._writer.member(literal(self._members[i].name), formula, first=empty)
+                    options.append(concat(member, self._place(now, now_met, empty=False)))
+        if self._others or len(self._remembered) < len(self._members):
+            left = [i for i in range(len(self._needs)) if i not in met]
+            for more in subsets(left):
+                options.append(
+                    concat(self._any_of(more, first=empty), self._place(come, met | more, empty=False))
+                )
         return alternation(options)
 
 

@@ -7,10 +7,9 @@ and met so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
-from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
@@ -18,22 +17,19 @@ from sglang_lite.constraints.formal.nodes import (
     Node,
     Ref,
     alternation,
-    complement,
     concat,
     literal,
     optional,
     repeat,
 )
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.needs import Met, Need, meeting, unimplied
 from sglang_lite.constraints.json_schema.notation import Notation
-from sglang_lite.constraints.json_schema.values import Member, ObjectShape, both_strings
+from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, left_over, watch
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # named members, where their number counts
-
-_Met = frozenset[int]  # which of the needs are met
-_Need = tuple[Node, Formula]
 
 
 def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> Node:
@@ -62,7 +58,7 @@ class _ObjectWriter:
             for all_names, formula in shape.others
             if (names := both_strings(all_names, shape.free_names)) != NOTHING
         ]
-        self._needs = _unimplied(shape.needs)
+        self._needs = unimplied(shape.needs)
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
@@ -127,7 +123,7 @@ class _ObjectWriter:
         key = self._number, "more", start, end
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
-    def _rest(self, count: int, met: _Met = frozenset()) -> Node:
+    def _rest(self, count: int, met: Met = frozenset()) -> Node:
         """The members that are not named, after `count` others, and the end. Those that meet needs are the last ones,
         where none can take their names again."""
         unmet = [need for i, need in enumerate(self._needs) if i not in met]
@@ -139,7 +135,7 @@ class _ObjectWriter:
             options.append(concat(self._other(count), more, self._end(1, unmet)))
         return alternation(options)
 
-    def _other(self, count: int, need: _Need = (ANY_TEXT, True)) -> Node:
+    def _other(self, count: int, need: Need = (ANY_TEXT, True)) -> Node:
         """A member that is not named, and meets a need."""
         return alternation(
             self._writer.member(part, all_of(formula, need[1]), first=not count)
@@ -147,7 +143,7 @@ class _ObjectWriter:
             if (part := both_strings(names, need[0])) != NOTHING
         )
 
-    def _end(self, count: int, unmet: Sequence[_Need] = ()) -> Node:
+    def _end(self, count: int, unmet: Sequence[Need] = ()) -> Node:
         """Members that meet needs, and the end."""
         parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
@@ -159,11 +155,11 @@ class _ObjectWriter:
             raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
         return self._place(0, 0, frozenset())
 
-    def _place(self, index: int, count: int, met: _Met) -> Ref:
+    def _place(self, index: int, count: int, met: Met) -> Ref:
         """Rule for the place where the named members from `index` on may come."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
-    def _at_place(self, index: int, count: int, met: _Met) -> Node:
+    def _at_place(self, index: int, count: int, met: Met) -> Node:
         if index == len(self._members):
             return self._rest(count, met)
         member = self._members[index]
@@ -172,28 +168,8 @@ class _ObjectWriter:
             name, now = literal(member.name), count + 1 if self._exact else 1
             options += [
                 concat(self._writer.member(name, formula, first=not count), self._place(index + 1, now, now_met))
-                for formula, now_met in self._meeting(member, met)
+                for formula, now_met in meeting(member, self._needs, met)
             ]
         if not member.required:
             options.append(self._place(index + 1, count, met))
         return alternation(options)
-
-    def _meeting(self, member: Member, met: _Met) -> Iterator[tuple[Formula, _Met]]:
-        """A member as it is, and as one that meets needs that were not met."""
-        left = [i for i, (names, _) in enumerate(self._needs) if i not in met and accepts(names, member.name)]
-        for count in range(len(left) + 1):
-            for more in combinations(left, count):
-                yield all_of(member.formula, *(self._needs[each][1] for each in more)), met | set(more)
-
-
-def _unimplied(needs: tuple[_Need, ...]) -> tuple[_Need, ...]:
-    """Needs without those that are met where another is."""
-    kept = list(needs)
-    for need in needs:
-        if any(_implies(other, need) for other in kept if other != need):
-            kept.remove(need)
-    return tuple(kept)
-
-
-def _implies(need: _Need, other: _Need) -> bool:
-    return other[1] in (True, need[1]) and both_strings(need[0], complement(other[0])) == NOTHING

@@ -3,10 +3,10 @@
 Terminals are what their regular expressions match, which are of the one dialect (regex.py); names in upper case are
 terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates (templates.py) are rules
 for each use, `%extend` adds to a rule, `%override` replaces it. Of llguidance's additions there are `{m,n}`, `&` and
-`~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text) and the marks of models that are text for
-grammars. Attributes, other special tokens and imports other than of `common` are refused, and terminals that `%declare`
-leaves to a postlexer where they are used. Priorities choose among readings, all of which count here: they say nothing,
-as do aliases and the marks `?`, `!`, `_`.
+`~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text), the marks of models that are text for grammars,
+and of attributes `lazy` and `suffix`: the shortest texts of a rule. Other attributes, special tokens and imports other
+than of `common` are refused, and terminals that `%declare` leaves to a postlexer where they are used. Priorities choose
+among readings, all of which count here: they say nothing, as do aliases and the marks `?`, `!`, `_`.
 
 Source: Lark's grammar reference; llguidance, docs/syntax.md.
 """
@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.nodes import (
+    ANY_CHAR,
     ANY_TEXT,
+    EMPTY,
     CharSet,
     Complement,
     Intersection,
@@ -42,11 +44,9 @@ from sglang_lite.protocol import ConstraintError, JsonSchema
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
 _RULE, _TERMINAL = r"_?[a-z][_a-z0-9-]*", r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
-_ADDED = r"(?:\[[^\]\n]*\]|\{[^}\n]*\}|\.-?[0-9]+)"  # attributes, templates, priorities
-_DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
 _INSTEAD = {  # of attributes of a rule that llguidance knows
-    "stop": "Use gen(stop=…).", "suffix": "Use gen(stop=…).", "stop_capture": "Use gen(stop=…).",
-    "lazy": "Use gen(stop=…): every derivation counts here.", "capture": "Name a generation, or use var_scope.",
+    "stop": "Use suffix=…, which stays in the text, or gen(stop=…) inside of s.grammar(…).",
+    "capture": "Name a generation inside of s.grammar(…).", "stop_capture": "Name a generation inside of s.grammar(…).",
     "max_tokens": "Use gen(max_tokens=…) inside of s.grammar(…).",
     "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
 }  # fmt: skip
@@ -54,6 +54,9 @@ _PIECES = "%piece "  # begins the names of rules of substrings, to which termina
 _MOST_CHUNKS = 1_000  # of a text whose substrings are taken
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
+_ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
+_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|\.-?[0-9]+)"  # attributes, templates, priorities
+_DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
 
 _COMMON = {
     "DIGIT": "[0-9]", "HEXDIGIT": "[0-9a-fA-F]", "INT": "[0-9]+", "SIGNED_INT": "[+-]?[0-9]+",
@@ -115,23 +118,39 @@ class _Parser:
         name = scanner.demand(_NAME, "a name")[0]
         parameters = scanner.take(r"\{([^}\n]*)\}")
         scanner.take(r"\.-?[0-9]+")
-        if scanner.peek(r"\["):
-            self._attributes()
+        at = scanner.at
+        suffix = self._attributes() if scanner.take(r"\[") else None
+        if suffix is not None and (parameters or _is_terminal(name)):
+            scanner.fail("only a rule of terminals has attributes, no terminal and no template", at)
         scanner.demand(":", "a colon")
         if name in self._rules or name in self._templates:
             scanner.fail(f"{name!r} is there twice", start)
         body = self._alternation()
+        if suffix is not None:
+            body = self._terminal(_shortest(concat(body, suffix)))
         if parameters is None:
             self._rules[name] = body
         else:
             self._templates.define(name, parameters[1], body, start)
 
-    def _attributes(self) -> NoReturn:
+    def _attributes(self) -> Node:
+        """The suffix that a lazy rule ends with, which may be nothing."""
         scanner = self._scanner
-        named = scanner.peek(r"\[\s*(\w+)")
-        name = named[1] if named else ""
-        known = f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
-        scanner.fail(f"attributes are not supported{known}", hint=_INSTEAD.get(name, ""))
+        suffix: Node = EMPTY
+        while True:
+            at = scanner.at
+            name = scanner.demand(r"\w+", "an attribute")[0]
+            if name == "suffix":
+                scanner.demand("=", "=")
+                item = self._item()
+                suffix = scanner.fail("the end of the text expected", at) if item is None else item
+            elif name != "lazy":
+                known = f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
+                scanner.fail(f"the attribute {name!r} is not supported{known}", at, hint=_INSTEAD.get(name, ""))
+            if not scanner.take(","):
+                break
+        scanner.demand(r"\]", "a closing ]")
+        return suffix
 
     def _directive(self) -> None:
         scanner = self._scanner
@@ -306,7 +325,7 @@ class _Parser:
             case Ref(name) if name.startswith(_PIECES):
                 return node
             case Ref(name):
-                self._scanner.fail(f"a terminal refers to the rule {name}", self._uses.get(name, 0))
+                self._scanner.fail(f"a terminal, or a lazy rule, refers to the rule {name}", self._uses.get(name, 0))
         return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
@@ -317,6 +336,11 @@ class _Parser:
             case Intersection() | Complement():
                 return concat(self._without_names(node, ()), between)
         return mapped(node, partial(self._with_terminals, between=between))
+
+
+def _shortest(node: Node) -> Node:
+    """The texts of a node that begin with no other one."""
+    return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 
 
 def _is_terminal(name: str) -> bool:

@@ -156,6 +156,25 @@ def test_substrings_of_a_text(pieces, valid, invalid):
 
 
 @pytest.mark.parametrize(
+    ("rule", "pattern"),
+    [
+        ('x[suffix=";"]: /[ab;]*/', "[ab;]*;"),
+        ('x[lazy]: /[ab;]*/ END\nEND: ";"', "[ab;]*;"),
+        ('x[suffix=END, lazy]: A | "b"\nA: /a+/\nEND: /b+;?/', "(a+|b)b+;?"),
+        ("x[suffix=/[;\\]]/]: /b*a?/", "b*a?[;\\]]"),
+        ("x[lazy]: /[ab]+/", "[ab]+"),
+        ("x[lazy]: /[ab]*/", "[ab]*"),
+    ],
+)
+def test_lazy_rules_of_lark_have_their_shortest_texts(rule, pattern):
+    texts = ["".join(each) for count in range(5) for each in itertools.product("ab;", repeat=count)]
+    matching = {text for text in texts if re.fullmatch(pattern, text)}
+    shortest = [t for t in texts if t in matching and not any(t[:end] in matching for end in range(len(t)))]
+    grammar = Lark(f'start: "<" x ">"\n{rule}')
+    assert agree(grammar, [f"<{text}>" for text in texts]) == [f"<{text}>" for text in shortest]
+
+
+@pytest.mark.parametrize(
     "constraint", [Ebnf("root ::= <think> [a-z]+ </think>"), Lark("start: <think> /[a-z]+/ </think>")]
 )
 def test_marks_of_thoughts_are_their_text(constraint):
@@ -180,10 +199,13 @@ BROKEN = [
     (gbnf.parse, "", "no rule", 0),
     (gbnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
     (lark.parse, 'start: "a" x', "no rule 'x'", 11),
-    (lark.parse, 'start[lazy]: "a"', "attributes are not supported", 5),
-    (lark.parse, 'start[max_tokens=3]: "a"', "'max_tokens' how it is generated", 5),
-    (lark.parse, 'start[capture="x"]: "a"', "'capture' how it is generated", 5),
-    (lark.parse, 'start[temperature=0.5]: "a"', "'temperature' how it is generated", 5),
+    (lark.parse, 'start[max_tokens=3]: "a"', "'max_tokens' how it is generated", 6),
+    (lark.parse, 'start[lazy, capture="x"]: "a"', "'capture' how it is generated", 12),
+    (lark.parse, 'start[stop="x"]: "a"', "'stop' how it is generated", 6),
+    (lark.parse, 'start[temperature=0.5]: "a"', "'temperature' how it is generated", 6),
+    (lark.parse, 'start[greedy]: "a"', "the attribute 'greedy' is not supported", 6),
+    (lark.parse, 'start[lazy]: x\nx: "a"', "lazy rule, refers to the rule x", 13),
+    (lark.parse, 'start: A\nA[lazy]: "a"', "no terminal and no template", 1),
     (lark.parse, 'start: many{"a"}', "there is no template 'many'", 7),
     (lark.parse, 'many{x, y}: x y\nstart: many{"a"}', "takes 2 arguments, not 1", 7),
     (lark.parse, 'many{x, x}: x\nstart: many{"a"}', "parameters of many", 0),

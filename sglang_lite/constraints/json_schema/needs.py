@@ -1,0 +1,41 @@
+"""Members that an object needs: for each need some member with a name of a language whose value is in a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import TypeAlias
+
+from sglang_lite.constraints.formal.automaton import accepts
+from sglang_lite.constraints.formal.nodes import NOTHING, Node, complement
+from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.values import Member, both_strings
+
+Need: TypeAlias = tuple[Node, Formula]
+Met: TypeAlias = frozenset[int]  # which of the needs are met
+
+
+def unimplied(needs: Sequence[Need]) -> tuple[Need, ...]:
+    """Needs without those that are met where another is."""
+    kept = list(needs)
+    for need in needs:
+        if any(_implies(other, need) for other in kept if other != need):
+            kept.remove(need)
+    return tuple(kept)
+
+
+def _implies(need: Need, other: Need) -> bool:
+    return other[1] in (True, need[1]) and both_strings(need[0], complement(other[0])) == NOTHING
+
+
+def meeting(member: Member, needs: Sequence[Need], met: Met) -> Iterator[tuple[Formula, Met]]:
+    """A member as it is, and as one that meets needs that were not met."""
+    left = [i for i, (names, _) in enumerate(needs) if i not in met and accepts(names, member.name)]
+    for more in subsets(left):
+        yield all_of(member.formula, *(needs[each][1] for each in sorted(more))), met | more
+
+
+def subsets(needs: Sequence[int]) -> Iterator[Met]:
+    """Every set of some needs, from none to all of them."""
+    for count in range(len(needs) + 1):
+        yield from map(frozenset, combinations(needs, count))
