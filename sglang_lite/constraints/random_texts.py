@@ -6,6 +6,8 @@ import json
 from functools import lru_cache
 from random import Random
 
+import msgspec
+
 from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
 from sglang_lite.constraints.formal.grammars import users
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
@@ -39,6 +41,8 @@ def sample(constraint: Constraint, random: Random) -> str:
             break
         if not isinstance(constraint, JsonSchema) or _is_kept(constraint, text):
             return text
+    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # draws lack some
+        return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import accumulate
 
 from sglang_lite.constraints.formal.automaton import Automaton, State
 from sglang_lite.constraints.formal.nodes import Node
@@ -29,6 +30,15 @@ class CountedTexts:
     def count_behind(self, beginning: str) -> int | None:
         """Number of texts that begin so; None: without end."""
         return self._counts.get(self._machine.run(self._machine.start, beginning), 0)
+
+    def counts_along(self, text: str) -> list[int | None]:
+        """Number of texts behind each beginning of a text, the empty one first; None: without end."""
+        states = accumulate(text, lambda state, char: self._machine.run(state, char), initial=self._machine.start)
+        return [self._counts.get(state, 0) for state in states]
+
+    def has(self, text: str) -> bool:
+        """Tells whether a text is one of them."""
+        return self._machine.accepting(self._machine.run(self._machine.start, text))
 
     def any_left(self, beginning: str, used: Collection[str]) -> bool:
         """Tells whether some text begins so and is none of those that are used."""

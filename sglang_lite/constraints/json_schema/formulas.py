@@ -66,3 +66,9 @@ def not_(formula: Formula) -> Formula:
         case AnyOf(parts):
             return all_of(*map(not_, parts))
     return not formula
+
+
+def pointer_of(formula: Formula) -> str:
+    """JSON Pointer that a formula is from; "" where that can't be told."""
+    parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
+    return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")

@@ -94,6 +94,12 @@ class ObjectShape:
         """The names that no member has."""
         return complement(alternation(literal(member.name) for member in self.members))
 
+    def free_others(self) -> list[tuple[Node, Formula]]:
+        """The `others` without the names that a member has."""
+        free = self.free_names
+        found = ((both_strings(names, free), formula) for names, formula in self.others)
+        return [(names, formula) for names, formula in found if names != NOTHING]
+
 
 class Contains(NamedTuple):
     """Bound on items: from `start` on, at least `least` and at most `most` are in the formula."""

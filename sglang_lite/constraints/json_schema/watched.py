@@ -1,19 +1,21 @@
 """Rules that masks have to watch while a value is written, since no grammar of a sensible size can say them: items
 differ, a name comes once, and all names which have to come have come.
 
-A place stands for the values that may be written there, whatever alternatives the text still leaves open. Where
-alternatives disagree on what is watched, the schema is refused.
+A place stands for the values that may be written there, whatever alternatives the text still leaves open. Kinds of
+objects are told apart by their names and by scalars; where that is not enough, or alternatives of arrays disagree on
+what is watched, the schema is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 
-from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, Node
-from sglang_lite.constraints.json_schema.formulas import Formula
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, NOTHING, Node, alternation, literal
+from sglang_lite.constraints.json_schema.formulas import Formula, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
-from sglang_lite.constraints.json_schema.values import ArrayShape, Member, ObjectShape
+from sglang_lite.constraints.json_schema.values import ArrayShape, Member, ObjectShape, ValueSet, both_strings
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
@@ -31,6 +33,15 @@ class DistinctItems:
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """Values of a member: the texts of its scalars, and whether it may be an array or an object."""
+
+    scalars: Node
+    arrays: bool
+    objects: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DistinctNames:
     """Names of an object's members.
 
@@ -38,11 +49,15 @@ class DistinctNames:
         names: texts of the names that may come, with their quotation marks.
         required: names that have to come, so written.
         least: how many have to come.
+        most: how many may come, where several kinds of objects are possible; None: any number.
+        values: of the members by which several kinds of objects are told apart.
     """
 
     names: Node
     required: frozenset[str]
     least: int
+    most: int | None = None
+    values: Mapping[str, Values] = field(default_factory=dict)
 
 
 ONCE = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # whatever they are, of which there is no end
@@ -53,13 +68,14 @@ class Watched:
     """A place in a value. The places of other values are numbers, None where nothing is watched.
 
     Attributes:
-        items, names: what is watched here, of an array and an object.
+        items: what is watched of an array.
+        names: what is watched of an object, of each kind that is possible.
         prefix, rest: places of the first items, and of those after them.
         members, others: places of members by their names as they are written, and of the others.
     """
 
     items: DistinctItems | None = None
-    names: DistinctNames | None = None
+    names: tuple[DistinctNames, ...] = ()
     prefix: tuple[int | None, ...] = ()
     rest: int | None = None
     members: Mapping[str, int | None] = field(default_factory=dict)
@@ -79,18 +95,21 @@ class Watches:
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
     names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # and why, as a pointer
 
-    def places(self, reader: SchemaReader, start: Formula) -> tuple[Watched, ...]:
+    def places(self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]) -> tuple[Watched, ...]:
         """Places in the values of a formula, the start first; none where nothing is watched.
+
+        Args:
+            scalars: the texts of the scalars in a set.
 
         Raises:
             ConstraintError: alternatives disagree on what is watched, or there are too many places.
         """
-        return _pruned(_Places(reader, self).all(start)) if self.items or self.names else ()
+        return _pruned(_Places(reader, self, scalars).all(start)) if self.items or self.names else ()
 
 
 class _Places:
-    def __init__(self, reader: SchemaReader, watches: Watches) -> None:
-        self._reader, self._watches = reader, watches
+    def __init__(self, reader: SchemaReader, watches: Watches, scalars: Callable[[ValueSet], Node]) -> None:
+        self._reader, self._watches, self._scalars = reader, watches, scalars
         self._numbers: dict[frozenset[Formula], int] = {}
         self._queue: list[frozenset[Formula]] = []
 
@@ -115,15 +134,19 @@ class _Places:
     def _place(self, formulas: frozenset[Formula]) -> Watched:
         values = [self._reader.values(formula) for formula in formulas]
         arrays = list(dict.fromkeys(shape for each in values for shape in each.arrays))
-        objects = list(dict.fromkeys(shape.listed() for each in values for shape in each.objects))
-        found = Watched(self._items(arrays), self._names(objects))
+        listed = [tuple(dict.fromkeys(shape.listed() for shape in each.objects)) for each in values]
+        objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
+        found = Watched(
+            self._items(arrays),
+            self._names(objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))),
+        )
         if arrays:
             count = max(len(shape.prefix) for shape in arrays)
             prefix = tuple(self._number(shape.item(i) for shape in arrays) for i in range(count))
             found = replace(found, prefix=prefix, rest=self._number(shape.rest for shape in arrays))
         if objects:
             members = {
-                name: self._number(_members(shape).get(name, shape.unlisted(name)).formula for shape in objects)
+                name: self._number(_member(shape, name).formula for shape in objects)
                 for name in dict.fromkeys(member.name for shape in objects for member in shape.members)
             }
             others = self._number(formula for shape in objects for names, formula in shape.others if names != NOTHING)
@@ -140,18 +163,76 @@ class _Places:
             )
         return self._watches.items[watched[0]] if watched else None
 
-    def _names(self, objects: Collection[ObjectShape]) -> DistinctNames | None:
+    def _names(self, objects: Sequence[ObjectShape], *, several: bool, at: str) -> tuple[DistinctNames, ...]:
+        """Names to watch, of each kind of objects.
+
+        Args:
+            several: of the kinds some are possible where others are not, by what came before.
+            at: JSON Pointer of the objects.
+        """
         watched = [shape for shape in objects if shape in self._watches.names]
-        if not watched:
-            return None
-        names, pointer = self._watches.names[watched[0]]
-        if len(objects) > 1 and any(self._watches.names[shape][0] != ONCE for shape in watched):
+        known = [self._watches.names[shape][0] for shape in watched]
+        if len(objects) == 1 or all(each == ONCE for each in known):
+            return tuple(known[:1])
+        try:
+            if several or any(shape.needs for shape in objects):
+                raise _Different
+            return self._kinds(objects)
+        except _Different:
             raise ConstraintError(
-                "json_schema: members can't be counted, or come in any order, where there are alternatives of objects.",
-                pointer=pointer,
-                hint="Allow one kind of object in a place, or order='schema'.",
-            )
-        return names
+                "json_schema: members can't be counted, or come in any order, where there are such alternatives of "
+                "objects.",
+                pointer=self._watches.names[watched[0]][1] or at,
+                hint="Let them differ in names, in what is required and in scalars alone; or order='schema'.",
+            ) from None
+
+    def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
+        """Names to watch of kinds of objects that are told apart by them and by scalars.
+
+        Raises:
+            _Different: they differ in other values, so that no text of names and scalars tells which one is written.
+        """
+        for a, b in combinations(objects, 2):
+            for (names, formula), (more, other) in product(a.free_others(), b.free_others()):
+                if not self._same(formula, other) and both_strings(names, more) != NOTHING:
+                    raise _Different
+        told: dict[str, list[Formula]] = {}  # the values of members that are not the same in all of the kinds
+        for name in dict.fromkeys(member.name for shape in objects for member in shape.members):
+            found = [_member(shape, name).formula for shape in objects]
+            possible = [formula for formula in found if formula is not False]
+            if not all(self._same(possible[0], other) for other in possible[1:]):
+                told[name] = found
+        values = {name: self._told(formulas) for name, formulas in told.items()}
+        return tuple(
+            replace(names_of(shape), most=shape.most, values={name: each[i] for name, each in values.items()})
+            for i, shape in enumerate(objects)
+        )
+
+    def _same(self, a: Formula, b: Formula) -> bool:
+        return a == b or self._reader.values(a) == self._reader.values(b)
+
+    def _told(self, formulas: Sequence[Formula]) -> list[Values]:
+        """Values of a member, in each kind of objects."""
+        known = [self._reader.values(formula) for formula in formulas]
+        if len({each.arrays for each in known} - {()}) > 1 or len({each.objects for each in known} - {()}) > 1:
+            raise _Different
+        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in known]
+
+
+class _Different(Exception):  # noqa: N818 # never leaves this module
+    """Raised where kinds of objects can't be told apart."""
+
+
+def names_of(shape: ObjectShape) -> DistinctNames:
+    """All that can be watched of the names of a shape."""
+    members = [member for member in shape.members if member.formula is not False]
+    names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
+    required = frozenset(member.name for member in members if member.required)
+    return DistinctNames(alternation(map(quoted, names)), required, shape.least)
+
+
+def _member(shape: ObjectShape, name: str) -> Member:
+    return _members(shape).get(name) or shape.unlisted(name)
 
 
 def _members(shape: ObjectShape) -> dict[str, Member]:

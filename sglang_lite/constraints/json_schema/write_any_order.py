@@ -8,6 +8,7 @@ the names (watched.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.formal.counting import CountedTexts
@@ -26,8 +27,7 @@ from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.needs import Met, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.watched import ONCE, DistinctNames
-from sglang_lite.constraints.json_schema.write_strings import quoted
+from sglang_lite.constraints.json_schema.watched import ONCE, names_of
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # named members in any order
@@ -44,12 +44,11 @@ def watch(writer: Notation, shape: ObjectShape, others: Sequence[_Other], *, in_
     """Let the masks watch that names come once, and in any order that all come that have to."""
     assert writer.watches is not None
     known = ONCE
-    if in_any_order or not left_over(others, ENDLESS):
-        members = [member for member in shape.members if member.formula is not False]
-        names = [quoted(literal(member.name)) for member in members] + [quoted(each) for each, _ in others]
-        required = [member.name for member in members if member.required and in_any_order]
-        known = DistinctNames(alternation(names), frozenset(required), shape.least if in_any_order else 0)
-    writer.watches.names[shape] = known, shape.counted_at
+    if in_any_order:
+        known = names_of(shape)
+    elif not left_over(others, ENDLESS):
+        known = replace(names_of(shape), required=frozenset(), least=0)
+    writer.watches.names[shape] = known, None if in_any_order else shape.counted_at
 
 
 def left_over(others: Sequence[_Other], least: int) -> bool:
@@ -76,11 +75,7 @@ class AnyOrder:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
-        self._others = [
-            (names, formula)
-            for all_names, formula in shape.others
-            if (names := both_strings(all_names, shape.free_names)) != NOTHING
-        ]
+        self._others = shape.free_others()
         self._needs = unimplied(shape.needs)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._least = shape.least  # as far as the grammar counts
@@ -99,7 +94,9 @@ class AnyOrder:
         if count > MAX_ANY_ORDER:
             raise _refusal(f"{count} members; up to {MAX_ANY_ORDER} can come in any order")
         if len(self._needs) > MAX_NEEDS:
-            raise _refusal(f"{len(self._needs)} members of some pattern have to come; up to {MAX_NEEDS} can in any order")
+            raise _refusal(
+                f"{len(self._needs)} members of some pattern have to come; up to {MAX_NEEDS} can in any order"
+            )
         endless = bool(self._others) and left_over(self._others, ENDLESS)
         few = len(self._required) <= (_FEW if alone else MAX_REMEMBERED)
         if not self._others and count <= MAX_REMEMBERED:
@@ -110,25 +107,27 @@ class AnyOrder:
             if self._needs and self._writer.watches is not None:
                 watch(self._writer, shape, self._others)
         else:
-            return self._watched(alone=alone)
+            return self._watched()
         return self._place(frozenset(), frozenset(), empty=True)
 
     def _check_needs(self) -> None:
-        """Refuse needs that can't be met any more once some names have come, or that a name which comes again breaks."""
+        """Refuse needs that can't be met once some names have come, or that a name which comes again breaks."""
         if not self._needs:
             return
         if self._writer.watches is None:
-            raise _refusal("inside another constraint members of some pattern that have to come can't come in any order")
+            raise _refusal(
+                "inside another constraint members of some pattern that have to come can't come in any order"
+            )
         for i in range(len(self._needs)):
             if not left_over(self._meeting_others(frozenset({i})), ENDLESS):
                 raise _refusal("a member of a pattern that has few names and has to come can't come in any order")
 
-    def _watched(self, *, alone: bool) -> Node:
+    def _watched(self) -> Node:
         """Members that may come again, as far as the grammar knows."""
         if self._most is not None and (self._required or self._needs):
             raise _refusal("members that are required can't be counted up to maxProperties in any order")
-        if not alone or self._writer.watches is None:
-            raise _refusal(f"more than {MAX_REMEMBERED} members of alternatives can't come in any order")
+        if self._writer.watches is None:
+            raise _refusal(f"inside another constraint up to {MAX_REMEMBERED} members can come in any order")
         self._check_needs()
         watch(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
@@ -199,10 +198,10 @@ class AnyOrder:
                     options.append(concat(member, self._place(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
             left = [i for i in range(len(self._needs)) if i not in met]
-            for more in subsets(left):
-                options.append(
-                    concat(self._any_of(more, first=empty), self._place(come, met | more, empty=False))
-                )
+            options += (
+                concat(self._any_of(more, first=empty), self._place(come, met | more, empty=False))
+                for more in subsets(left)
+            )
         return alternation(options)
 
 

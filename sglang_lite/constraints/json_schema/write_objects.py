@@ -22,7 +22,7 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
-from sglang_lite.constraints.json_schema.formulas import Formula, all_of
+from sglang_lite.constraints.json_schema.formulas import all_of
 from sglang_lite.constraints.json_schema.needs import Met, Need, meeting, unimplied
 from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
@@ -53,11 +53,7 @@ class _ObjectWriter:
     def __init__(self, writer: Notation, shape: ObjectShape) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
-        self._others = [
-            (names, formula)
-            for all_names, formula in shape.others
-            if (names := both_strings(all_names, shape.free_names)) != NOTHING
-        ]
+        self._others = shape.free_others()
         self._needs = unimplied(shape.needs)
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from sglang_lite.constraints.formal.grammars import pruned
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
-from sglang_lite.constraints.json_schema.formulas import AllOf, AnyOf, Formula, ValidAt
+from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
-from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape, ValueSet, both_strings
+from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape, ValueSet
 from sglang_lite.constraints.json_schema.watched import Watched, Watches
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
@@ -106,36 +106,27 @@ class JsonWriter:
     def _body(self, formula: Formula) -> Node:
         with blame_formula(formula):
             values = self.reader.values(formula)
-            if any(_has_unlisted(shape.listed()) for shape in values.objects):
-                self.open_at[_pointer(formula)] = None
+            if any(shape.listed().free_others() for shape in values.objects):
+                self.open_at[pointer_of(formula)] = None
             return self._texts(values)
 
     def _texts(self, values: ValueSet) -> Node:
+        return alternation([self._scalars(values), *self.containers(values)])
+
+    def _scalars(self, values: ValueSet) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
         options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
-        if values.strings != NOTHING:
-            options.append(quoted(values.strings))
-        return alternation([*options, *self.containers(values)])
+        return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
 
     def places(self, formula: Formula) -> tuple[Watched, ...]:
         """Places that the masks have to watch, once the language was written."""
-        return () if self.watches is None else self.watches.places(self.reader, formula)
+        return () if self.watches is None else self.watches.places(self.reader, formula, self._scalars)
 
     def containers(self, values: ValueSet) -> list[Node]:
         """The texts of the arrays and objects."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
-
-
-def _has_unlisted(shape: ObjectShape) -> bool:
-    return any(both_strings(names, shape.free_names) != NOTHING for names, _ in shape.others)
-
-
-def _pointer(formula: Formula) -> str:
-    """JSON Pointer that a formula is from; "" where that can't be told."""
-    parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
-    return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")
 
 
 @contextmanager

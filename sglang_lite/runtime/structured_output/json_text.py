@@ -7,7 +7,6 @@ their object ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 from sglang_lite.constraints.formal.counting import CountedTexts
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
@@ -33,7 +33,9 @@ class Places:
         self._watched = watched
         self.start = 0 if watched else None
         self.texts = cache(_texts)
-
+        self._kinds = {
+            id(each): tuple(Alive(Kind(names, self.texts), names.required) for names in each.names) for each in watched
+        }
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
@@ -43,6 +45,10 @@ class Places:
             before = text[:-1] if text[:1] == b'"' else text
             self._endless[key] = texts.count_behind(before.decode("utf-8", "ignore")) is None
         return self._endless[key]
+
+    def names(self, place: Watched | None) -> Names:
+        """No names yet, of an object in a place."""
+        return Names(self._kinds.get(id(place), ()))
 
     def __getitem__(self, number: int | None) -> Watched | None:
         return None if number is None else self._watched[number]
@@ -58,7 +64,9 @@ class _Container:
     Attributes:
         place: of its value; None where nothing of it and what is in it is watched.
         is_object: it is no array.
-        used: names, or texts of items, that came before.
+        names: that came before.
+        name, value: the last name, and where the text of its value begins in the whole text, if the value matters; -1.
+        used: texts of items that came before.
         values: of the items, where they have to differ.
         begun: where the text of the current name or item begins, in the whole text; -1 between them.
         pending: a comma came: there has to be another.
@@ -66,10 +74,11 @@ class _Container:
         count: of items that came before.
     """
 
-    __slots__ = ("begun", "below", "count", "is_object", "pending", "place", "used", "values")
+    __slots__ = ("begun", "below", "count", "is_object", "name", "names", "pending", "place", "used", "value", "values")
 
-    def __init__(self, place: Watched | None, *, is_object: bool) -> None:
-        self.place, self.is_object = place, is_object
+    def __init__(self, place: Watched | None, names: Names, *, is_object: bool) -> None:
+        self.place, self.names, self.is_object = place, names, is_object
+        self.name, self.value = b"", -1
         self.used: frozenset[bytes] = frozenset()
         self.values: frozenset[Value] = frozenset()
         self.begun, self.count, self.pending = -1, 0, False
@@ -82,12 +91,12 @@ class _Container:
         return twin
 
     def allowed(self) -> Node | None:
-        """The texts of names or of scalar items, of which no other may come; None where any may."""
-        if self.place is None:
-            return None
-        if self.is_object:
-            return None if self.place.names is None else self.place.names.names
-        return None if self.place.items is None else self.place.items.at(self.count)
+        """The texts of scalar items, of which no other may come; None where any may."""
+        return None if self.place is None or self.place.items is None else self.place.items.at(self.count)
+
+    def has_value(self, text: bytes) -> None:
+        """Take the value of the current member, whose end was met."""
+        self.names, self.value = self.names.valued(self.name, text), -1
 
     @property
     def differs(self) -> bool:
@@ -130,7 +139,7 @@ class JsonText:
             elif byte == _QUOTE:
                 allowed &= self._end_of_string(at + 1)
         allowed = allowed and self._any_left()
-        if not any(each.begun >= 0 for each in self._open):
+        if not any(each.begun >= 0 or each.value >= 0 for each in self._open):
             self._text = b""
         return allowed
 
@@ -151,12 +160,15 @@ class JsonText:
             top.pending = False
             if top.differs:
                 top.begun = at
+        elif top is not None and top.value < 0 and not self._name_next and top.names.tell_by(top.name):
+            top.value = at
         if byte == _QUOTE:
             self._quoted, self._is_name = True, self._name_next
             if self._is_name and top is not None:
                 top.begun, top.pending = at, False
         elif byte in _OPENING:
-            self._open.append(_Container(self._below(), is_object=byte == _OPENING[0]))
+            place = self._below()
+            self._open.append(_Container(place, self._places.names(place), is_object=byte == _OPENING[0]))
             self._name_next = byte == _OPENING[0]
         return True
 
@@ -169,18 +181,22 @@ class JsonText:
             return self._end_of_item(top, end)
         name, top.begun = self._text[top.begun : end], -1
         self._name_next = self._is_name = False
-        again = name in top.used
-        top.used |= {name}
+        again = name in top.names.used
+        top.name, top.names = name, top.names.after(name)
         if top.place is not None:
-            top.below = top.place.members.get(_loaded(name), top.place.others)
+            top.below = top.place.members.get(loaded(name), top.place.others)
         return not again
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
-        """End the item of an array, if one has begun."""
-        if top is None or top.begun < 0 or top.is_object:
+        """End the item of an array or the value of a member, if one has begun."""
+        if top is None:
+            return True
+        if top.value >= 0:
+            top.has_value(self._text[top.value : end])
+        if top.begun < 0 or top.is_object:
             return True
         text, top.begun = self._text[top.begun : end], -1
-        value = _hashable(_loaded(text))
+        value = _hashable(loaded(text))
         again = value in top.values
         top.values |= {value}
         top.used |= {text}
@@ -190,10 +206,7 @@ class JsonText:
         allowed = self._end_of_item(top, at)
         if top is not None:
             del self._open[-1]
-            watched = top.place and top.place.names
-            if top.is_object and watched:
-                missing = watched.required - {_loaded(name) for name in top.used} if watched.required else ()
-                allowed = allowed and not missing and len(top.used) >= watched.least
+            allowed = allowed and top.names.may_end
         above = self._open[-1] if self._open else None
         return self._end_of_item(above, at + 1) and allowed
 
@@ -202,7 +215,7 @@ class JsonText:
     @property
     def comes_again(self) -> bool:
         """Something could come again, or end too early."""
-        return any(each.used or each.place is not None for each in self._open)
+        return any(each.used or each.names.used or each.place is not None for each in self._open)
 
     @property
     def is_watched(self) -> bool:
@@ -219,6 +232,8 @@ class JsonText:
         if current is None or self._escaped:
             return []
         top, begun = current
+        if top.is_object:
+            return sorted(dead[len(begun) :] for dead in top.names.dead if dead.startswith(begun) and dead != begun)
         node = top.allowed()
         texts = None if node is None else self._places.texts(node)
         scalars = (used for used in top.used if used.startswith(begun) and used[0] not in _OPENING)
@@ -245,6 +260,8 @@ class JsonText:
         if current is None:
             return True
         top, begun = current
+        if top.is_object:
+            return top.names.any_left(begun)
         node = top.allowed()
         if node is None or not any(used.startswith(begun) for used in top.used):
             return True
@@ -254,14 +271,6 @@ class JsonText:
 
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
     return texts.any_left(begun.decode("utf-8", "ignore"), [used.decode() for used in top.used])
-
-
-def _loaded(text: bytes) -> Value:
-    """The value of a JSON text; where it is none, the text."""
-    try:
-        return json.loads(text)
-    except ValueError:  # of a text that another grammar has let through
-        return text
 
 
 def _hashable(value: Value) -> Value:

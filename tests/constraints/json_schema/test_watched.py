@@ -5,7 +5,6 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import pytest
 
 import sglang_lite as sgl
@@ -147,66 +146,9 @@ def test_members_come_in_any_order_each_once_and_all_that_have_to(name):
                 assert not accepts(grammar, text.replace("}", ', "a": 1, "a": 1}'))
 
 
-NEEDS: dict[str, dict[str, Any]] = {
-    "one": {"not": {"additionalProperties": {"type": "null"}}},
-    "of a pattern": {"not": {"patternProperties": {"^x": {"type": "null"}}}, "required": ["a"]},
-    "listed or not": {"properties": {"a": {"type": ["null", "integer"]}, "b": True}, "minProperties": 1,
-                      "not": {"patternProperties": {"^[ax]": {"type": "integer"}}}},
-    "closed": {"properties": {"a": True, "b": True, "x1": {"type": "string"}}, "additionalProperties": False,
-               "not": {"patternProperties": {"^[bx]": {"type": "null"}}}},
-    "two": {"allOf": [{"not": {"patternProperties": {"^x": {"type": "null"}}}},
-                      {"not": {"patternProperties": {"1$": {"type": "integer"}}}}]},
-    "many required": {"not": {"patternProperties": {"^x": {"type": "null"}}}, "minProperties": 2},
-    "of alternatives": {"oneOf": [{"patternProperties": {"^x": {"type": "null"}}, "required": ["a"]},
-                                  {"patternProperties": {"^[xa]": {"type": "integer"}}, "required": ["b"]}]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NEEDS)
-def test_members_of_a_pattern_that_have_to_come_come_in_any_order(name):
-    schema = {"type": "object", **NEEDS[name]}
-    constraint, oracle = json_schema(schema, order="any"), jsonschema.Draft202012Validator(schema)
-    grammar, refusal = compiled(constraint)
-    assert refusal is None
-    for names in (order for count in range(4) for order in itertools.permutations(["a", "b", "x1", "x2"], count)):
-        for values in itertools.product((1, None, "s"), repeat=len(names)):
-            value = dict(zip(names, values))
-            assert accepts(grammar, json.dumps(value)) == oracle.is_valid(value), value
-    assert not accepts(grammar, '{"a": 1, "b": 1, "x1": 1, "x1": null}')
-    for seed in range(10):
-        text, complete = walked(constraint, random.Random(seed))
-        assert not complete or oracle.is_valid(json.loads(text))
-
-
-def test_hundreds_of_members_come_in_any_order():
-    names = [f"p{i}" for i in range(400)]
-    members = {"properties": dict.fromkeys(names, {"type": "integer"}), "required": names[:300]}
-    grammar, _ = compiled(json_schema({"type": "object", **members, "additionalProperties": False}, order="any"))
-    random.Random(0).shuffle(names)
-    assert accepts(grammar, json.dumps(dict.fromkeys(names, 1)))
-    assert not accepts(grammar, json.dumps(dict.fromkeys([name for name in names if name != "p7"], 1)))
-    assert not accepts(grammar, json.dumps(dict.fromkeys(names, 1))[:-1] + ', "p399": 1}')
-
-
 def is_valid(constraint, text):
     try:
         parse_json(constraint, text)
         return True
     except ValueValidationError:
         return False
-
-
-@pytest.mark.parametrize(
-    ("schema", "problem"),
-    [
-        ({"properties": {f"p{i}": True for i in range(401)}}, "401 members; up to 400"),
-        ({"properties": MEMBERS, "required": ["a"], "maxProperties": 2}, "maxProperties"),
-        ({"not": {"patternProperties": {"^[xy]$": {"type": "null"}}}, "type": "object"}, "pattern that has few names"),
-        ({"allOf": [{"not": {"patternProperties": {f"^x{i}": False}}} for i in range(5)]}, "5 members of some pattern"),
-    ],
-)
-def test_what_can_not_come_in_any_order_is_refused_in_a_line(schema, problem):
-    with pytest.raises(ConstraintError, match=problem) as caught:
-        sgl.grammar.matches(json_schema(schema, order="any"), "{}")
-    assert caught.value.pointer == ""
-    assert "\n" not in caught.value.message
