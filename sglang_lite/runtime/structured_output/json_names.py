@@ -147,7 +147,7 @@ def _with_dead(
     return frozenset(each for each in dead if not each.startswith(name)) | {name}
 
 
-def loaded(text: bytes) -> Any:
+def loaded(text: bytes) -> Any:  # JSON
     """The value of a JSON text; where it is none, the text."""
     try:
         return json.loads(text)
