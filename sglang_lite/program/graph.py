@@ -212,11 +212,6 @@ class GraphRecord(Record, frozen=True):
             raise ParameterError("nodes", "there is no way, or a node is named that there is not.")
 
     @property
-    def branchings(self) -> tuple[int, ...]:
-        """Ids of the branchings."""
-        return tuple(i for i, node in enumerate(self.nodes) if isinstance(node.node, Branching))
-
-    @property
     def edges(self) -> tuple[Edge, ...]:
         """Edges by their targets."""
         found = dict.fromkeys(edge for way in self.ways for edge in self._order(way))

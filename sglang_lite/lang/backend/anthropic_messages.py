@@ -15,6 +15,7 @@ from sglang_lite.lang.backend.remote_api import (
     PartialAnswer,
     PartialCall,
     Question,
+    Reader,
     Tool,
     Tools,
 )
@@ -136,16 +137,13 @@ def _source(image: Image, model: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-class MessagesReader:
+class MessagesReader(Reader):
     """Reader of the events of a message, or of several of which each continues the one before."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._sample = PartialAnswer(thoughts="")
         self.samples = {0: self._sample}
-        self.usage = Usage()
-        self.meta: dict[str, Any] = {}
-        self.failure = ""
-        self.paused = False
         self._start: Any = None  # usage at the start of the message
         self._first = 0  # its first block, after those of messages before it
 

@@ -17,6 +17,7 @@ from sglang_lite.lang.backend.remote_api import (
     PartialAnswer,
     PartialCall,
     Question,
+    Reader,
     Tool,
     Tools,
 )
@@ -142,15 +143,8 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
     return {"file_data": {"file_uri": part.url, "mime_type": kind}}
 
 
-class GenerateContentReader:
+class GenerateContentReader(Reader):
     """Reader of an answer, or of its pieces, which are of the same form."""
-
-    def __init__(self) -> None:
-        self.samples: dict[int, PartialAnswer] = {}
-        self.usage = Usage()
-        self.meta: dict[str, Any] = {}
-        self.failure = ""
-        self.paused = False
 
     def whole(self, said: Foreign) -> None:
         self.event(said)

@@ -16,11 +16,12 @@ from sglang_lite.lang.backend.remote_api import (
     PartialAnswer,
     PartialCall,
     Question,
+    Reader,
     Tool,
     Tools,
 )
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Delta, TokenLogprob, Usage
+from sglang_lite.protocol import Delta, TokenLogprob
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
@@ -123,15 +124,8 @@ def parameters(question: Question) -> dict[str, Json]:
     return asked | ({"extra_body": extra} if extra else {})
 
 
-class ChatReader:
+class ChatReader(Reader):
     """Reader of a chat completion, or of its chunks."""
-
-    def __init__(self) -> None:
-        self.samples: dict[int, PartialAnswer] = {}
-        self.usage = Usage()
-        self.meta: dict[str, Any] = {}
-        self.failure = ""
-        self.paused = False
 
     def whole(self, said: Foreign) -> None:
         self.event(said)

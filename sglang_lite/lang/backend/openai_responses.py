@@ -19,11 +19,12 @@ from sglang_lite.lang.backend.remote_api import (
     PartialAnswer,
     PartialCall,
     Question,
+    Reader,
     Tool,
     Tools,
 )
 from sglang_lite.lang.results import as_dicts
-from sglang_lite.protocol import Delta, Message, Usage
+from sglang_lite.protocol import Delta, Message
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
@@ -128,15 +129,8 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
     ]
 
 
-class ResponsesReader:
+class ResponsesReader(Reader):
     """Reader of a response, or of its events. The last event has the whole response."""
-
-    def __init__(self) -> None:
-        self.samples: dict[int, PartialAnswer] = {}
-        self.usage = Usage()
-        self.meta: dict[str, Any] = {}
-        self.failure = ""
-        self.paused = False
 
     def whole(self, said: Foreign) -> None:
         self.samples = {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import Delta, Prompt, SamplingParams, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign
@@ -142,7 +143,7 @@ class PartialAnswer:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Reader of one answer, whole or in events.
 
     Attributes:
@@ -153,15 +154,18 @@ class Reader(Protocol):
         paused: the model wants to be asked again, with what it has said, to continue.
     """
 
-    samples: dict[int, PartialAnswer]
-    usage: Usage
-    meta: dict[str, Any]
-    failure: str
-    paused: bool
+    def __init__(self) -> None:
+        self.samples: dict[int, PartialAnswer] = {}
+        self.usage = Usage()
+        self.meta: dict[str, Any] = {}
+        self.failure = ""
+        self.paused = False
 
+    @abstractmethod
     def whole(self, said: Foreign) -> None:
         """Reads an answer in one piece."""
 
+    @abstractmethod
     def event(self, said: Foreign) -> Sequence[Delta]:
         """Reads an event of a stream: what is new in it."""
 
