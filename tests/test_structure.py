@@ -2,7 +2,9 @@
 
 import ast
 import contextlib
+import functools
 import re
+import tomllib
 from pathlib import Path
 
 import sglang_lite
@@ -10,6 +12,11 @@ import sglang_lite
 PACKAGE = Path(sglang_lite.__file__).parent
 ROOT = Path(__file__).parent.parent
 PARTS = ("tests", "benchmarks", "examples")  # beside the package
+
+
+@functools.cache
+def parsed(file):
+    return ast.parse(file.read_text())
 
 
 def our_files():
@@ -25,7 +32,7 @@ def imports_of_files():
     files = {name.removesuffix(".__init__"): file for name, file in files.items()}
     found = {}
     for name, file in files.items():
-        tree = ast.parse(file.read_text())
+        tree = parsed(file)
         annotations = {
             inner
             for node in ast.walk(tree)
@@ -81,6 +88,33 @@ def test_the_map_of_the_tree_names_what_there_is():
     assert sorted(str(file.relative_to(PACKAGE)) for file in files - requests - named) == []
 
 
+def test_names_in_the_pages_for_readers_of_the_code_are_there():
+    """Files, and what is written as code outside of blocks."""
+    known = set(re.findall(r"\w+", "".join(file.read_text() for file in PACKAGE.rglob("*.py"))))
+    known |= {file.stem for file in (*ROOT.glob("*.toml"), *our_files())}
+    unknown = []
+    for page in ("architecture", "glossary"):
+        text = re.sub(r"```.*?```", "", (ROOT / f"docs/{page}.md").read_text(), flags=re.DOTALL)
+        for code in re.findall(r"`([^`\n]+)`", text):
+            roots = (ROOT, PACKAGE, PACKAGE / "runtime")
+            if re.fullmatch(r"[\w/]+/[\w.]+", code):
+                unknown += [] if any((root / code).exists() for root in roots) else [(page, code)]
+            else:
+                unknown += [(page, word) for word in re.findall(r"[A-Za-z_]\w{3,}", code) if word not in known]
+    assert unknown == []
+
+
+def test_the_readme_says_what_each_dependency_is_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["local"], *extras["server"], *extras["gateway"]]
+    names = {re.match(r"[\w-]+", each)[0] for each in needed}
+    readme = (ROOT / "README.md").read_text()
+    section = readme[readme.index("## Dependencies") :]
+    assert sorted(name for name in names - {"sglang-lite"} if not re.search(rf"\b{name}\b", section)) == []
+    assert sorted(page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name})" not in section) == []
+
+
 def test_long_counts_are_in_make_and_in_contributing():
     tests = (file.read_text() for file in (ROOT / "tests").rglob("*.py"))
     used = {found for text in tests for found in re.findall(r'environ\.get\("SGLANG_LITE_(\w+)"', text)}
@@ -126,7 +160,7 @@ def test_no_test_sleeps_or_looks_at_a_clock():
     found = {
         str(file.relative_to(tests)): lines
         for file in sorted(tests.rglob("*.py"))
-        if (lines := sorted(set(waits(ast.parse(file.read_text())))))
+        if (lines := sorted(set(waits(parsed(file)))))
     }
     assert {file: lines for file, lines in found.items() if file not in MAY_WAIT} == {}
     assert found.keys() == MAY_WAIT.keys()
@@ -142,7 +176,7 @@ def test_docstrings_begin_with_their_noun_or_verb():
     found = [
         f"{file.relative_to(PACKAGE)}: {docstring}"
         for file in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if OTHERWISE.match(docstring := ast.get_docstring(node) or "")
     ]
@@ -187,7 +221,7 @@ def test_no_object_reaches_into_another():
     found = [
         (str(file.relative_to(ROOT)), node.lineno, ast.unparse(node))
         for file in our_files()
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     ]
