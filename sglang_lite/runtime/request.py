@@ -139,6 +139,12 @@ class Request:
         return self.state in _ENDS
 
     @property
+    def only_scored(self) -> bool:
+        """True where its last token need not be computed: nothing is drawn after it, and its own log-probability comes
+        with the token before."""
+        return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
+
+    @property
     def look(self) -> Look:
         """Selection of its new tokens that the host must look at."""
         return self._look(self.output.matcher)

@@ -42,7 +42,7 @@ from sglang_lite.service_threads import serving
 logger = logging.getLogger("sglang_lite")
 
 # What a step waits for masks, at least and at most: in between as long as its forward took, as a row that is late costs
-# another one. Longer than that the other rows do not wait for it.
+# another one. Longer than that the other rows do not wait for it, nor longer than a stream beside it should.
 _PATIENCE = 0.0025
 _MOST_PATIENCE = 0.05
 _PAUSE_S = 0.002  # between plans where nothing runs, and programs that hold prefixes are expected to come back
@@ -274,7 +274,8 @@ class StepLoop:
         began = time.perf_counter()
         with self.span(_kind(batch)):
             forward = self.runner.forward(batch)
-        patience = min(max(time.perf_counter() - began, _PATIENCE), _MOST_PATIENCE)
+        took = time.perf_counter() - began
+        patience = max(min(took, self.scheduler.left(batch, took), _MOST_PATIENCE), _PATIENCE)
         return _Launched(forward, self.scheduler.launched(batch), patience)
 
     def _settle_before(self) -> None:

@@ -24,6 +24,9 @@ from sglang_lite.runtime.scheduler.batch import Batch
 _SAVED_TOKENS = 4096
 # Tokens that a group of decoding rows may read for nothing: about what another group takes.
 _PADDING = 512
+# Tokens that a row of several new ones may read in all, to be computed as so many decoding rows: about what it takes to
+# compute it by itself.
+_FEW_READ = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +63,50 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     ids = table.tokens[slots, positions]
     ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
+    first = last + 1 - counts
+    lengths = positions + 1  # what each token sees
+    alone: list[int] = []  # tokens that are computed by themselves
+    several: list[slice | NDArray[np.int64]] = []
     # A batch of one is faster as a row by itself.
     together = batch.singles if batch.singles > 1 and not one_by_one else 0
-    alone, several = _by_length(batch.ends[:together])
-    extends: list[ExtendRow] = []
-    for i in (*alone, *range(together, len(counts))):
-        start, end = int(last[i] + 1 - counts[i]), int(last[i] + 1)
-        read_at = table.token_slots(int(batch.slots[i]), 0, int(batch.ends[i]))
-        if one_by_one:
-            length = len(read_at) - (end - start) + 1
-            extends += [ExtendRow(t, t + 1, _read_at(read_at[: length + t - start])) for t in range(start, end)]
-        else:
-            extends.append(ExtendRow(start, end, _read_at(read_at)))
-    decode = tuple(_decode_group(batch, table, rows) for rows in several)
-    groups = () if one_by_one else _groups(batch, table, together, extends[len(alone) :])
+    extends = [
+        ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
+        for i in range(together, len(counts))
+    ]
+    groups: tuple[ExtendGroup, ...] = ()
+    if one_by_one:
+        alone, extends = list(range(len(rows))), []
+    else:
+        groups = _groups(batch, table, together, extends)
+        few = _few(batch, extends, groups)
+        extends = [row for row in extends if row.start not in few]
+        at = np.concatenate([np.arange(together), *(np.arange(start, end) for start, end in few.items())])
+        alone, several = _by_length(at, lengths[at])
+    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in alone]
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        plan=AttentionPlan(torch.from_numpy(store_at), decode, tuple(extends), groups),
+        plan=AttentionPlan(
+            torch.from_numpy(store_at),
+            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in several),
+            tuple(extends),
+            groups,
+        ),
         last=torch.from_numpy(last.astype(np.int64)),
     )
+
+
+def _few(batch: Batch, extends: list[ExtendRow], groups: tuple[ExtendGroup, ...]) -> dict[int, int]:
+    """First tokens of rows that read so little that their tokens are computed as decoding rows, with their ends. Keys
+    and values are stored before any are read, so a token sees those of its own step, too."""
+    if len(batch.slots) == 1:
+        return {}
+    grouped = {row.start for group in groups for row in group.rows}
+    return {
+        row.start: row.end
+        for row in extends
+        if (row.end - row.start) * row.length <= _FEW_READ and row.start not in grouped
+    }
 
 
 def _groups(batch: Batch, table: SlotTable, first: int, extends: list[ExtendRow]) -> tuple[ExtendGroup, ...]:
@@ -95,40 +122,52 @@ def _groups(batch: Batch, table: SlotTable, first: int, extends: list[ExtendRow]
     )
 
 
-def _read_at(slots: Ints) -> torch.Tensor | slice:
+def _read_at(table: SlotTable, slot: int, length: int) -> torch.Tensor | slice:
+    """Token slots of the first tokens of a slot."""
+    slots = table.token_slots(int(slot), 0, int(length))
     first, count = int(slots[0]), len(slots)
     if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
         return slice(first, first + count)
     return torch.from_numpy(slots)
 
 
-def _by_length(lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
-    """Decoding rows that are computed by themselves, and groups of those that are computed together.
+def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
+    """Tokens that are computed by themselves, and groups of those that are computed together.
 
-    Each row of a group is read as if it were as long as the longest, so one long row would cost as much as all rows
-    that long.
+    Each of a group is read as if it were as long as the longest, so one long one would cost as much as all that long.
+
+    Args:
+        lengths: how many tokens each of them sees.
     """
     longest = int(lengths.max(initial=0))
     if longest * len(lengths) - int(lengths.sum()) <= _PADDING:
-        return [], [slice(0, len(lengths))] if len(lengths) else []
+        if len(tokens) and int(tokens[-1]) == len(tokens) - 1:
+            return [], [slice(0, len(tokens))]
+        return [], [tokens] if len(tokens) else []
     groups: list[list[int]] = []
     padding = longest = 0
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[row])
+    for i in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[i])
         padding += longest - length
         if not groups or padding > _PADDING:
             groups.append([])
             padding, longest = 0, length
-        groups[-1].append(row)
+        groups[-1].append(int(tokens[i]))
     alone = [group[0] for group in groups if len(group) == 1]
     return alone, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
 
 
-def _decode_group(batch: Batch, table: SlotTable, rows: slice | NDArray[np.int64]) -> DecodeGroup:
-    lengths = batch.ends[rows]
+def _decode_group(
+    table: SlotTable, tokens: slice | NDArray[np.int64], in_slots: Ints, lengths: NDArray[np.int64]
+) -> DecodeGroup:
+    """Tokens that are computed together.
+
+    Args:
+        in_slots, lengths: of each of them its slot, and how many of that it sees.
+    """
     longest = int(lengths.max())
     size = table.page_size
-    pages: Ints = table.pages[batch.slots[rows], : -(-longest // size)]
+    pages: Ints = table.pages[in_slots, : -(-longest // size)]
     if size > 1:
         slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
         pages = slots.reshape(len(lengths), -1)[:, :longest]
@@ -136,5 +175,5 @@ def _decode_group(batch: Batch, table: SlotTable, rows: slice | NDArray[np.int64
     if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
         pages = np.where(np.arange(longest) < lengths[:, None], pages, pages[:, :1])
     read_at = torch.from_numpy(np.ascontiguousarray(pages))
-    tokens = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-    return DecodeGroup(tokens, DecodeRows(read_at, torch.from_numpy(lengths.copy()), ragged))
+    places = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens)
+    return DecodeGroup(places, DecodeRows(read_at, torch.from_numpy(lengths.copy()), ragged))

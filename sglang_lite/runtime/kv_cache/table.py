@@ -14,8 +14,8 @@ class SlotTable:
         tokens: int32 [slots, longest]; the first `known` are known.
         pages: int32 [slots, longest / page_size]; the first `held` are the request's, what is beyond is stale but a
             valid page.
-        length: tokens that there are; the last one may have been drawn without its id being known yet.
-        known: tokens whose ids are known.
+        length: tokens that are to be computed; the last one may have been drawn without its id being known yet.
+        known: tokens whose ids are known: one more where the last is only scored.
         computed: tokens that have keys and values, or will have when the steps that were launched are done.
         limit: length at which the request ends.
         look: uint8, which new tokens the host must look at: a `Look` of runtime/request.py.

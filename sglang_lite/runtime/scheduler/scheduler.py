@@ -6,9 +6,10 @@ back what came of it. A batch may be planned while the tokens of the one before 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TypeAlias
 
@@ -128,15 +129,19 @@ class Scheduler:
     def _budget(self, decoding: list[Request]) -> int:
         """Tokens of prompts that a step may take beside these rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
-        if self._pace is None or not any(r.output.stream for r in decoding):
-            return most
-        return min(most, self._pace.room(len(decoding)))
+        return most if self._pace is None or not _streams(decoding) else min(most, self._pace.room(len(decoding)))
 
     def took(self, batch: Batch, seconds: float) -> None:
         """Learns how long a step has taken."""
-        decoding = batch.requests[: batch.decoding]
-        if self._pace is not None and len(batch.requests) > batch.decoding and any(r.output.stream for r in decoding):
+        prompts = len(batch.requests) > batch.decoding
+        if self._pace is not None and prompts and _streams(batch.requests[: batch.decoding]):
             self._pace.took(batch.tokens, seconds)
+
+    def left(self, batch: Batch, seconds: float) -> float:
+        """Seconds that a step should take at most from now on, so many after its beginning, for its streams."""
+        if self._pace is None or not _streams(batch.requests[: batch.decoding]):
+            return math.inf
+        return self._pace.left(seconds)
 
     def launched(self, batch: Batch) -> list[int]:
         """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
@@ -384,9 +389,12 @@ class Scheduler:
             self._alone = admitted[0].id if alone else -1
 
     def _start(self, request: Request) -> None:
-        self.store.table.limit[request.slot] = request.limit
-        self.store.table.look[request.slot] = request.look
-        self.store.table.paced[request.slot] = Pace.AT_ONCE if request.paced else Pace.NONE
+        table, slot = self.store.table, request.slot
+        table.limit[slot] = request.limit
+        if request.only_scored and table.computed[slot] < request.limit - 1:
+            table.length[slot] = table.limit[slot] = request.limit - 1
+        table.look[slot] = request.look
+        table.paced[slot] = Pace.AT_ONCE if request.paced else Pace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)
@@ -452,6 +460,11 @@ def _computes(prefilling: list[Request], tokens: Ints, matched: int, namespace: 
             for other in prefilling
         )
     )
+
+
+def _streams(decoding: Iterable[Request]) -> bool:
+    """True where somebody reads the tokens of one of these rows as they come."""
+    return any(request.output.stream for request in decoding)
 
 
 def _slots(requests: object) -> Ints:

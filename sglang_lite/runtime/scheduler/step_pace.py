@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-TARGET_S = 0.1  # that a step beside a stream should take at most
+TARGET_S = 0.08  # that a step beside a stream should take at most: what comes between two steps is not in it
 _FIRST = 32  # tokens: about so long on two cores, with a model of 135M parameters
 _LEAST = 16  # tokens of prompts in any step, so that they get on beside many decoding rows
 
 
 class StepPace:
     """Bound of the tokens of a step in which a row decodes that is streamed. It follows how long such steps have taken:
-    one that was too long lowers it in proportion, one that used it up in half the time doubles it.
+    one that was too long lowers it in proportion, one that used it up in less raises it so, at most to twice as many.
 
     Args:
         most: tokens in any step.
@@ -25,7 +25,12 @@ class StepPace:
 
     def took(self, tokens: int, seconds: float) -> None:
         """Learns from a step with tokens of prompts beside a stream."""
+        fit = tokens * TARGET_S / max(seconds, 1e-6)
         if seconds > TARGET_S:
-            self._bound = max(_LEAST, min(self._bound, int(tokens * TARGET_S / seconds)))
-        elif tokens >= self._bound and seconds < TARGET_S / 2:
-            self._bound = min(self._most, 2 * self._bound)
+            self._bound = max(_LEAST, min(self._bound, int(fit)))
+        elif tokens >= self._bound:
+            self._bound = int(min(fit, 2 * self._bound, self._most))
+
+    def left(self, seconds: float) -> float:
+        """Seconds that a step may still take, so many after its beginning."""
+        return max(TARGET_S - seconds, 0.0)

@@ -4,8 +4,9 @@ A decision's questions are forks of one prefix: what the input says is computed 
 run together after it. Each choice is written as JSON, a text in quotation marks or `true`, and the model was told to
 answer so. No JSON text or boolean is the beginning of another one, so the sum of the log-probabilities of a choice's
 tokens is that of answering with this choice and nothing more, however long it is and whatever else it resembles: it is
-not divided by the length. The softmax of these sums over the choices is the model's own distribution, on the condition
-that it answers with one of them. Nothing is calibrated beyond that.
+not divided by the length. A quotation mark that all choices begin with would add the same to each sum, and is left out.
+The softmax of these sums over the choices is the model's own distribution, on the condition that it answers with one of
+them. Nothing is calibrated beyond that.
 """
 
 from __future__ import annotations
@@ -70,10 +71,12 @@ class _Frame:
 
     def branch(self, asked: Options) -> tuple[Node, ...]:
         """The nodes of a question."""
+        # A quotation mark that all choices begin with is computed with the question, once.
+        begun = '"' if all(each.startswith('"') for each in asked.written) else ""
         # A generation of no token: the question is computed once, before its choices need it.
         read = Gen(None, SamplingParams(max_tokens=0), held=True)
-        choice = Select(None, asked.written, method=None, special=False)
-        return (Text(asked.text, special=False), *self.after, read, choice)
+        choice = Select(None, tuple(each[len(begun) :] for each in asked.written), method=None, special=False)
+        return (Text(asked.text, special=False), *self.after, Text(begun, special=False), read, choice)
 
 
 def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:

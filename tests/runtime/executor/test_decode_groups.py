@@ -24,18 +24,19 @@ LENGTHS = {
 PARTS = {tuple(LENGTHS["all alike"]): 1, tuple(LENGTHS["one long among short ones"]): 2, tuple(LENGTHS["one"]): 1}
 
 
-def planned(lengths, page_size, **options):
-    """The inputs of a step in which each row decodes, and how many token slots there are."""
+def planned(lengths, page_size, new=1, **options):
+    """The inputs of a step in which each row decodes, or has so many new tokens; and how many token slots there are."""
     table = SlotTable(len(lengths), 2000, page_size)
     pages = -(-2000 // page_size)
     order = np.random.default_rng(1).permutation(len(lengths) * pages)
     table.pages[:, :pages] = order.reshape(len(lengths), pages)
     ends = np.array(lengths, dtype=np.int32)
     rows, nothing = len(lengths), np.zeros(0, dtype=np.int32)
+    starts = ends - new
     batch = Batch(
-        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=ends - 1, ends=ends,
-        decoding=rows, singles=rows, samples=np.ones(rows, dtype=bool), unknown=np.zeros(rows, dtype=bool), fresh=(),
-        copies=(nothing, nothing),
+        step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=starts, ends=ends,
+        decoding=0, singles=int((ends - starts == 1).sum()), samples=np.ones(rows, dtype=bool),
+        unknown=np.zeros(rows, dtype=bool), fresh=(), copies=(nothing, nothing),
     )  # fmt: skip
     return build_cpu_inputs(batch, table, np.zeros(rows, dtype=np.int32), **options), len(order) * page_size
 
@@ -67,3 +68,31 @@ def test_little_is_read_for_nothing(lengths, page_size):
     rows = [np.arange(len(lengths))[group.tokens] for group in plan.decode]
     rows += [np.arange(row.start, row.end) for row in plan.extends]
     assert sorted(np.concatenate(rows).tolist()) == list(range(len(lengths)))
+
+
+NEW = {
+    "short prompts beside decoding rows": ([30, 40, 700, 2, 3, 9], [1, 1, 1, 2, 3, 5]),
+    "short prompts beside a stream": ([700, 2, 2, 2], [1, 2, 2, 2]),
+    "short prompts alone": ([2, 2, 3], [2, 2, 3]),
+    "beside a long prompt": ([20, 900, 4, 40], [1, 600, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("lengths", "new"), NEW.values(), ids=NEW)
+def test_rows_of_few_new_tokens_are_computed_like_decoding_rows(lengths, new, page_size):
+    torch.manual_seed(0)
+    new = np.array(new, dtype=np.int32)
+    together, slots = planned(lengths, page_size, new)
+    alone, _ = planned(lengths, page_size, new, one_by_one=True)
+    k, v = (torch.randn(KV_HEADS, slots, DIM) for _ in range(2))
+    q = torch.randn(int(new.sum()), HEADS, DIM)
+    seen, expected = (attention(q, KVCache((k,), (v,)), 0, each.plan, scale=0.25) for each in (together, alone))
+    assert (seen - expected).norm(dim=(1, 2)).le(1e-5 * expected.norm(dim=(1, 2))).all()
+    by_itself = {int(row.end - row.start) for row in together.plan.extends}
+    assert by_itself <= {1, 600}  # a long row
+
+
+def test_a_row_of_few_new_tokens_without_others_is_computed_by_itself():
+    (row,) = planned([5], 1, np.array([5], dtype=np.int32))[0].plan.extends
+    assert (row.start, row.end) == (0, 5)

@@ -1,5 +1,7 @@
 """Steps beside a stream are short: counted in tokens."""
 
+import math
+
 import pytest
 
 from sglang_lite.protocol import SamplingParams
@@ -37,7 +39,7 @@ def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
     assert first_step_with_a_prompt(stream=False) == 200
 
 
-@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 2, 16), (TARGET_S * 0.7, 32), (TARGET_S * 0.3, 64)])
+@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 2, 16), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
 def test_the_bound_follows_how_long_steps_take(seconds, room):
     pace = StepPace(512)
     pace.took(32, seconds)
@@ -59,3 +61,15 @@ def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
     pace = StepPace(512)
     pace.took(31, 0.0)
     assert pace.room(0) == 32
+
+
+@pytest.mark.parametrize(("stream", "left"), [(True, pytest.approx(TARGET_S / 4)), (False, math.inf)])
+def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream, left):
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    engine.start([1, 2, 3], LONG, stream=stream)
+    while not engine.scheduler.decoding:
+        engine.step()
+    batch = engine.scheduler.plan()
+    assert batch is not None
+    assert engine.scheduler.left(batch, TARGET_S * 0.75) == left
+    assert engine.scheduler.left(batch, TARGET_S * 2) == (0 if stream else left)
