@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench.add_argument(
         "--shape",
         default="llama-3.1-8b",
-        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b; small: on CPUs, too",
+        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
     )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3)

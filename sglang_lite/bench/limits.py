@@ -49,7 +49,8 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
     """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
     read once, a shared prefix once for all rows."""
     layers, hidden = spec.layers, spec.hidden_size
-    attended = sum(layer.attention.heads * layer.attention.key_size for layer in layers)
+    pair = sum(layer.attention.pair_products for layer in layers)
+    seeing = 2 * sum(layer.attention.decode_products for layer in layers)
     active = sum(layer.attention.numbers(hidden) + _fed(layer.feed_forward, hidden, 1) for layer in layers)
     head = spec.vocab_size * hidden
     size, matmul = bits // 8, rates.matmul * 16 / bits  # products are as much faster as their numbers are smaller
@@ -65,7 +66,7 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
     seen = np.concatenate(
         ([shared * shared], own * (own + 2 * work.shared))
     )  # pairs of tokens, halved by causality below
-    attention = 2 * attended * float(seen.sum())
+    attention = pair * float(seen.sum())
     tokens = int(shared + own.sum())
     prompts = max(2 * active * tokens / matmul + attention / rates.matmul, weights(tokens) / rates.copy)
     steps = 0.0
@@ -73,7 +74,8 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
         alive = new > step
         rows = int(alive.sum())
         read = (own[alive] + step).sum() + work.shared * bool(rows)
-        steps += max(weights(rows) / rates.copy, flops * rows / matmul) + token * read / rates.copy
+        steps += max(weights(rows) / rates.copy, flops * rows / matmul)
+        steps += read * max(token / rates.copy, seeing / rates.matmul)
     return float(prompts + steps)
 
 

@@ -11,7 +11,15 @@ from tokenizers import Tokenizer as Backend
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -34,11 +42,22 @@ def _spec(
     )  # fmt: skip
 
 
+def _deepseek_v2_lite() -> ModelSpec:
+    rope = RopeSpec(rotary_dim=64, interleaved=True)
+    attention = LatentSpec(16, 512, None, 128, 64, 128, 192**-0.5, rope)
+    experts = LayerSpec(attention, ExpertsSpec(64, 6, 1408, shared_size=2 * 1408))
+    return ModelSpec(
+        architecture="deepseek_v2", vocab_size=102_400, hidden_size=2048, max_positions=16384, rms_eps=1e-6,
+        layers=(LayerSpec(attention, DenseSpec(10944)), *(experts,) * 26),
+    )  # fmt: skip
+
+
 SHAPES = {
     "llama-3.1-8b": _spec(4096, 32, 32, 14336, 128_256),
     "qwen3-0.6b": _spec(1024, 28, 16, 3072, 151_936, qk_norm=True, tied=True),
     "qwen3-14b": _spec(5120, 40, 40, 17408, 151_936, qk_norm=True),
     "qwen3-30b-a3b": _spec(2048, 48, 32, ExpertsSpec(128, 8, 768, normalise=True), 151_936, qk_norm=True, kv_heads=4),
+    "deepseek-v2-lite": _deepseek_v2_lite(),
     "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
 ON_CPUS = {"small": 16}  # and how many times shorter texts are there: else it takes too long
@@ -49,17 +68,29 @@ def hf_config(name: str) -> dict[str, object]:
     spec = SHAPES[name]
     family = spec.architecture
     attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
-    experts: dict[str, object] = {}
-    if isinstance(feed_forward, ExpertsSpec):
-        experts = {
-            "num_experts": feed_forward.count, "num_experts_per_tok": feed_forward.top_k,
-            "moe_intermediate_size": feed_forward.size, "norm_topk_prob": feed_forward.normalise,
+    others: dict[str, object] = {"num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size}
+    if isinstance(attention, LatentSpec):
+        others = {
+            "num_key_value_heads": attention.heads, "kv_lora_rank": attention.rank,
+            "q_lora_rank": attention.query_rank, "qk_nope_head_dim": attention.nope_size,
+            "qk_rope_head_dim": attention.rope_size, "v_head_dim": attention.value_size,
+        }  # fmt: skip
+    sparse = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    if sparse:
+        experts = sparse[0]
+        others |= {
+            "num_experts": experts.count, "num_experts_per_tok": experts.top_k, "moe_intermediate_size": experts.size,
+            "norm_topk_prob": experts.normalise,
+        }  # fmt: skip
+    if len(sparse) < len(spec.layers) and sparse:
+        others |= {
+            "n_routed_experts": sparse[0].count, "n_shared_experts": sparse[0].shared_size // sparse[0].size,
+            "first_k_dense_replace": len(spec.layers) - len(sparse),
         }  # fmt: skip
     return {
-        "architectures": [f"{family.title().replace('_', '')}ForCausalLM"], "model_type": family, **experts,
+        "architectures": [f"{family.title().replace('_', '')}ForCausalLM"], "model_type": family, **others,
         "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "intermediate_size": feed_forward.size,
         "num_hidden_layers": len(spec.layers), "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads, "head_dim": attention.key_size,
         "hidden_act": feed_forward.activation, "max_position_embeddings": spec.max_positions,
         "rms_norm_eps": spec.rms_eps, "rope_theta": attention.rope.theta, "tie_word_embeddings": spec.tied_embeddings,
     }  # fmt: skip
@@ -70,18 +101,19 @@ def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
     without meaning.
 
     Args:
-        fp8: weights, keys and values in 8 bits; else bfloat16.
+        fp8: weights, keys and values in 8 bits, but latents; else bfloat16.
     """
     spec, device, kind = SHAPES[name], torch.device("cpu"), Decoder
+    kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         device, kind = torch.device("cuda:0"), GpuDecoder
     with torch.inference_mode():
         model = kind(
-            spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=fp8), device, spec.max_positions
+            spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=kv_fp8), device, spec.max_positions
         )
-    if fp8:
+    if kv_fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
     return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
 

@@ -42,6 +42,7 @@ SMALL = {
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
     "head.py": ["--rows", "1", "--new", "1", "--rounds", "1"],
     "host_step.py": ["--rows", "4", "--steps", "2"],
+    "latent_attention.py": ["--help"],  # it needs a GPU
     "mixed_requests.py": ["--help"],  # test_mixed_requests.py runs it, with a small model
     "masks.py": ["--rows", "2", "--steps", "2", "--threads", "1", "--constraints", "regex"],
     "openmp.py": ["--help"],  # test_openmp.py runs it, with a small model

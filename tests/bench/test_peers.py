@@ -22,7 +22,7 @@ from sglang_lite.cli import main
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.read_config import spec_from_config
-from sglang_lite.runtime.models.spec import DenseSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from tests.runtime.scripted import tokenizer
 
@@ -52,9 +52,10 @@ def install(tmp_path, monkeypatch):
 def test_a_peer_gets_a_config_of_our_shape(name, tmp_path):
     ours, theirs = SHAPES[name], spec_from_config(hf_config(name), "config.json")
     (rope,), (read,) = ours.ropes, theirs.ropes
-    assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", ours.layers[0].attention.key_size)
-    attention = replace(ours.layers[0].attention, rope=read)
-    assert theirs == replace(ours, layers=(replace(ours.layers[0], attention=attention),) * len(ours.layers))
+    turned = rope.rotary_dim or ours.layers[0].attention.key_size
+    assert (read.theta, read.kind, read.rotary_dim) == (rope.theta, "default", turned)
+    layers = tuple(replace(layer, attention=replace(layer.attention, rope=read)) for layer in ours.layers)
+    assert theirs == replace(ours, layers=layers)
     (tmp_path / "config.json").write_text(json.dumps(hf_config(name)))
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.architectures == [type(config).__name__.replace("Config", "ForCausalLM")]
@@ -154,6 +155,7 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd):
 
     def load_shape(name, *, fp8):
         layer = SHAPES[name].layers[0]
+        assert isinstance(layer.attention, AttentionSpec)
         attention = replace(layer.attention, heads=2, kv_heads=1, key_size=8, value_size=8)
         layer = replace(layer, attention=attention, feed_forward=DenseSpec(16))
         spec = replace(SHAPES[name], vocab_size=10_001, hidden_size=16, max_positions=64, layers=(layer,))

@@ -39,6 +39,8 @@ class AttentionRequirements:
         most_rows: decoded in one step.
         most_chunks: pieces of a shared prefix; 0 where none is shared.
         sinks: each head has a score more, whose weight goes to no value.
+        latent: numbers of a key that are its value, too, the first ones of one plane that all heads read; 0 where
+            values are stored apart.
     """
 
     heads: int
@@ -50,6 +52,7 @@ class AttentionRequirements:
     most_rows: int
     most_chunks: int
     sinks: bool = False
+    latent: int = 0
 
 
 class Attend(Protocol):
@@ -70,7 +73,7 @@ class Attend(Protocol):
         """
         Args:
             q: [T, heads, head_dim], multiplied by the scales of their keys where the cache has such.
-            out: [T, heads, head_dim] (written).
+            out: [T, heads, head_dim] (written; of latents the first `latent` numbers of each head).
             scale, window, softcap, sinks: as `reference.attention.attention`; sinks where the model needs them.
         """
         ...

@@ -28,8 +28,8 @@ class FlashAttention:
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
-        if needs.sinks:
-            return "it knows no attention sinks"
+        if needs.sinks or needs.latent:
+            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):

@@ -31,8 +31,8 @@ class FlashInferAttention:
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
-        if needs.sinks:
-            return "it knows no attention sinks"
+        if needs.sinks or needs.latent:
+            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):

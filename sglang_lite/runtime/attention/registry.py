@@ -20,9 +20,13 @@ OWN = ("triton", "torch")  # the fastest first; the last one runs everything
 PACKAGES = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *OWN))
 
 
-def _backend(name: str) -> type[AttentionBackend]:
+def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
     """The class of a backend, imported when it is asked for."""
     match name:
+        case "triton" if needs.latent:
+            from sglang_lite.runtime.attention.latent import LatentAttention
+
+            return LatentAttention
         case "triton":
             from sglang_lite.runtime.attention.triton import TritonAttention
 
@@ -52,16 +56,16 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
     if name == "auto":
         refused = {}
         for name in OWN:
-            reason = _backend(name).refuses(needs)
+            reason = _backend(name, needs).refuses(needs)
             if reason is None:
                 break
             refused[name] = reason
         for other, reason in refused.items():
             logger.warning("attention_backend: %r, the slower path, as %r can't: %s.", name, other, reason)
-    elif (reason := _backend(name).refuses(needs)) is not None:
-        able = [other for other in (*OWN, *PACKAGES) if _backend(other).refuses(needs) is None]
+    elif (reason := _backend(name, needs).refuses(needs)) is not None:
+        able = [other for other in (*OWN, *PACKAGES) if _backend(other, needs).refuses(needs) is None]
         raise ParameterError(
             "attention_backend", f"{name!r} can't run this model: {reason}.",
             hint=f"These can: {', '.join(map(repr, able))}.",
         )  # fmt: skip
-    return _backend(name)(needs)
+    return _backend(name, needs)(needs)

@@ -40,6 +40,7 @@ from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
+from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.request import Look, not_finite
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -281,6 +282,7 @@ class GpuRunner:
             most_rows=self._most_decoded,
             most_chunks=MOST_CHUNKS if self._model.shares_prefixes else 0,
             sinks=spec.sinks,
+            latent=spec.rank if isinstance(spec, LatentSpec) else 0,
         )
 
     # --------------------------------------------------------------------------------------- preparation

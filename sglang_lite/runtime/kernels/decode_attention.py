@@ -83,7 +83,7 @@ def split_work(
 
 
 @triton.jit
-def _merge(acc_buffer, ml_buffer, part, m, total, acc, G: tl.constexpr, DIM: tl.constexpr):
+def merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
     """Adds a part's results, which another program has stored (so that they are not in this one's L1 cache)."""
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
@@ -153,12 +153,12 @@ def _decode(
             acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
             for i in range(first, first + count):
                 part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
+                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
     if last:
         if PREFIX:
             for i in range(0, tl.load(prefix_chunks + row)):
                 part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = _merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
+                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
         if SCALED:
             acc *= tl.load(v_scales + kv_head)
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)

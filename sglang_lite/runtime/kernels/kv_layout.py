@@ -30,7 +30,6 @@ class KVLayout:
 
     @property
     def alike(self) -> Plane | None:
-        """The plane that all layers have, for keys as for values, where that is so."""
-        planes = set(self.layers)
-        first = self.layers[0][0] if self.layers else None
-        return first if planes == {(first, first)} else None
+        """The plane that all layers have, for keys as for values or as both, where that is so."""
+        first = set(self.layers[0]) if self.layers else set()
+        return first.pop() if len(first) == 1 and len(set(self.layers)) == 1 else None

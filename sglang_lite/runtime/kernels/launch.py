@@ -62,6 +62,26 @@ def attention_launch(
     return None
 
 
+@functools.cache
+def latent_launch(card: Card, *, size: int, item: int, queries: int, divisible: bool) -> Launch | None:
+    """The launch of a kernel of latent attention; None: no program finds room. Not measured yet: chosen by what is
+    compiled for an H200.
+
+    Args:
+        size: of a latent with its turned part.
+        item: bytes of an element.
+        queries: that a program is to have; fewer where there is no room, if it is `divisible`.
+    """
+    if item == 4:
+        wanted = Launch(_LEAST if divisible else queries, 16, 4, 2)
+    else:
+        wanted = Launch(queries, 64, 4, 2) if queries < 64 else Launch(queries, 32, 8, 3)
+    for launch in _smaller(wanted, divisible=divisible):
+        if _shared(launch, size, item, planes=1) <= card.shared and _registers(launch) <= card.registers:
+            return launch
+    return None
+
+
 def padded(dim: int) -> int:
     """Size of a head as kernels pad it."""
     power: int = triton.next_power_of_2(dim)
@@ -106,9 +126,9 @@ def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
     return tried
 
 
-def _shared(launch: Launch, dim: int, item: int) -> int:
+def _shared(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
     """Bytes of shared memory, at most: tests/runtime/kernels/test_compiled.py holds it against what is compiled."""
-    return (2 * launch.stages * launch.tokens + launch.queries) * dim * item
+    return (planes * launch.stages * launch.tokens + launch.queries) * dim * item
 
 
 def _registers(launch: Launch) -> int:

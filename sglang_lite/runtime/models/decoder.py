@@ -17,10 +17,11 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
+from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer, WeightReader
-from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
@@ -62,7 +63,8 @@ class Decoder:
             self.layers.append(reader.layer(i))
             _return_freed_memory()
         self.norm = reader.norm()
-        source.finish()
+        behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
+        source.finish(tuple(f"model.layers.{i}." for i in behind))
         self.kv_scales: KVScales | None = None  # of caches in 8 bits; `load` finds them, with this model
 
     @property
@@ -137,6 +139,10 @@ class Decoder:
         cache: KVCache,
     ) -> torch.Tensor:
         spec = layer.spec.attention
+        if isinstance(spec, LatentSpec):
+            assert layer.latent is not None
+            out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
+            return layer.output(out.view(len(x), -1).to(x.dtype))
         turned = spec.heads + spec.kv_heads
         qk, v = layer.qkv(x).split_with_sizes((turned * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":

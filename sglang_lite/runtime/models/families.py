@@ -28,7 +28,8 @@ class Family:
         biases: of queries, keys and values; of attention's output; of the feed-forward. A constant, or a field's name.
         slides: the layers that have a window, where the config has no `layer_types`; None: no layer has one.
         turns: the layers whose queries and keys are turned by their positions, by index and window.
-        interleaved: pairs that are turned together lie side by side.
+        interleaved: pairs that are turned together lie side by side. A constant, or a field's name.
+        latent: attention is latent, by DeepSeek's names of fields.
         layer_ropes: layers with a window have rope parameters of their own.
         rope_aliases: types of rope under other names.
         activations: of which the name in a config means another one.
@@ -45,7 +46,8 @@ class Family:
     norms: Literal["before", "after", "both"] = "before"
     slides: Callable[[Config, int], bool] | None = None
     turns: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
-    interleaved: bool = False
+    interleaved: bool | str = False
+    latent: bool = False
     layer_ropes: bool = False
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
@@ -140,15 +142,55 @@ def _gpt_oss_experts(config: Config, layer: int) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _glm4_experts(config: Config, layer: int) -> dict[str, Any] | None:
-    if layer < config["first_k_dense_replace"]:
+def _deepseek2_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    if layer < config["first_k_dense_replace"] or layer % config["moe_layer_freq"]:
         return None
+    limited = config["topk_method"] == "group_limited_greedy"
+    if not limited and config["topk_method"] != "greedy":
+        raise ValueError(f"topk_method {config['topk_method']!r} is not supported")
+    if config.get("norm_topk_prob"):
+        raise ValueError("norm_topk_prob is not supported")
+    return {
+        "count": _count(config, "n_routed_experts"), "size": config["moe_intermediate_size"],
+        "groups": config["n_group"] if limited else 1, "kept_groups": config["topk_group"] if limited else 1,
+        "scale": float(config["routed_scaling_factor"]),
+        "shared_size": config["moe_intermediate_size"] * (config["n_shared_experts"] or 0),
+    }  # fmt: skip
+
+
+def _glm4_lite_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None and len(kinds) != config["num_hidden_layers"]:
+        raise ValueError(f"mlp_layer_types {kinds} don't fit {config['num_hidden_layers']} layers")
+    dense = layer < config["first_k_dense_replace"] if kinds is None else kinds[layer] != "sparse"
+    return None if dense else _sigmoid_experts(config, layer)
+
+
+def _glm4_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return None if layer < config["first_k_dense_replace"] else _sigmoid_experts(config, layer)
+
+
+def _sigmoid_experts(config: Config, layer: int) -> dict[str, Any]:
     return {
         "count": _count(config, "n_routed_experts"), "size": config["moe_intermediate_size"], "scoring": "sigmoid",
         "groups": config["n_group"], "kept_groups": config["topk_group"], "group_top": 2, "correction": True,
         "normalise": config["norm_topk_prob"], "scale": float(config["routed_scaling_factor"]),
         "shared_size": config["moe_intermediate_size"] * config["n_shared_experts"],
     }  # fmt: skip
+
+
+def _drafting(config: Config) -> dict[str, Any]:
+    return {"draft_layers": config.get("num_nextn_predict_layers") or 0}
+
+
+def _minicpm3_layer(config: Config) -> dict[str, Any]:
+    depth = config["scale_depth"]
+    return {"residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"])}
+
+
+def _minicpm3_model(config: Config) -> dict[str, Any]:
+    base, hidden = config["dim_model_base"], config["hidden_size"]
+    return {"embedding_scale": float(config["scale_emb"]), "logit_scale": (base or hidden) / hidden}
 
 
 _GEMMA = {
@@ -165,6 +207,13 @@ _GLM_EOS = [151_329, 151_336, 151_338]
 _ALL = ("attention_bias", "attention_bias", "mlp_bias")  # biases
 _ATTENTION = ("attention_bias", "attention_bias", False)
 _NOT_SPLIT = dict.fromkeys(("expert_gate", "expert_up", "expert_down"), "")
+_LATENT = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+_SHARED_EXPERTS = {
+    "shared_gate": "mlp.shared_experts.gate_proj", "shared_up": "mlp.shared_experts.up_proj",
+    "shared_down": "mlp.shared_experts.down_proj",
+}  # fmt: skip
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 
@@ -304,8 +353,40 @@ FAMILIES: Mapping[str, Family] = {
          "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         biases=("attention_bias", False, False),
         attention=lambda c: {"qk_norm": "head" if c.get("use_qk_norm") else ""}, experts=_glm4_experts,
-        names={"shared_gate": "mlp.shared_experts.gate_proj", "shared_up": "mlp.shared_experts.up_proj",
-               "shared_down": "mlp.shared_experts.down_proj"},
+        model=_drafting, names=_SHARED_EXPERTS,
+    ),
+    "deepseek_v2": Family(
+        ("DeepseekV2ForCausalLM",),
+        {**_LATENT, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+         "first_k_dense_replace": 0, "moe_layer_freq": 1, "topk_method": "greedy", "routed_scaling_factor": 1.0},
+        biases=_ATTENTION, interleaved=True, latent=True, experts=_deepseek2_experts, names=_SHARED_EXPERTS,
+    ),
+    "deepseek_v3": Family(
+        ("DeepseekV3ForCausalLM",),
+        {**_LATENT, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
+         "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "norm_topk_prob": True,
+         "routed_scaling_factor": 2.5, "rope_interleave": True},
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model=_drafting, experts=_glm4_experts,
+        names=_SHARED_EXPERTS,
+    ),
+    "glm4_moe_lite": Family(
+        ("Glm4MoeLiteForCausalLM",),
+        {**_LATENT, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5,
+         "n_routed_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_experts_per_tok": 4,
+         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
+         "routed_scaling_factor": 1.8, "rope_interleave": True},
+        biases=_ATTENTION, interleaved="rope_interleave", latent=True, model=_drafting, experts=_glm4_lite_experts,
+        names=_SHARED_EXPERTS,
+    ),
+    "youtu": Family(
+        ("YoutuForCausalLM",), {**_LATENT, "rope_interleave": True, "tie_word_embeddings": True}, biases=_ATTENTION,
+        interleaved="rope_interleave", latent=True,
+    ),
+    "minicpm3": Family(
+        ("MiniCPM3ForCausalLM",),
+        {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        biases=_ALL, latent=True, layer=_minicpm3_layer, model=_minicpm3_model,
     ),
 }  # fmt: skip
 ARCHITECTURES = {name: family for family, row in FAMILIES.items() for name in row.architectures}

@@ -13,13 +13,15 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
+from sglang_lite.runtime.models.layers.latent import made_queries
 from sglang_lite.runtime.models.reader import Layer
-from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
 
 
 class GpuDecoder(Decoder):
@@ -39,17 +41,13 @@ class GpuDecoder(Decoder):
         self._plain = all(map(_is_plain, spec.layers))
 
     @property
-    def attention(self) -> AttentionSpec:
+    def attention(self) -> AttentionSpec | LatentSpec:
         return self.spec.layers[0].attention
 
     @property
     def widest(self) -> int:
         hidden = self.spec.hidden_size
-        return max(
-            hidden * 6 + (s.heads + 2 * s.kv_heads) * s.key_size * 2 + _held(layer.feed_forward, hidden)
-            for layer in self.spec.layers
-            for s in (layer.attention,)
-        )
+        return max(hidden * 6 + layer.attention.held + _held(layer.feed_forward, hidden) for layer in self.spec.layers)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -112,8 +110,12 @@ class GpuDecoder(Decoder):
     def _qkv(
         self, layer: Layer, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Queries, keys and values of a layer side by side, and what they have yet to be multiplied with."""
+        """First product of a layer's attention, and what it has yet to be multiplied with."""
         product, spec = matrix(layer.qkv), layer.spec.attention
+        if isinstance(spec, LatentSpec):
+            rows = self._in_norm(layer.input_norm, x, residual, scales, eight=False)
+            assert isinstance(rows, torch.Tensor)
+            return product(rows), None
         whole = spec.qk_norm == "whole"
         rows = self._in_norm(layer.input_norm, x, residual, scales, eight=product.takes_fp8 and not whole)
         if not whole:
@@ -174,13 +176,39 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attend: Attend,
     ) -> torch.Tensor:
-        """Outputs of the heads [T, heads * head_dim] of a layer's QKV product."""
+        """Outputs of the heads [T, heads * head_dim] of the first product of a layer's attention."""
         spec = layer.spec.attention
+        if isinstance(spec, LatentSpec):
+            return self._attend_latents(index, layer, spec, qkv, plan, cache, attend)
         norms = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
         q = rope_store(qkv, *norms, self.spec.rms_eps, self.ropes[layer.rope].tables, plan, cache, index, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         attend(q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks)
         return out.view(len(qkv), -1)
+
+    def _attend_latents(
+        self,
+        index: int,
+        layer: Layer,
+        spec: LatentSpec,
+        product: torch.Tensor,
+        plan: DevicePlan,
+        cache: KVCache,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """`_attend` of a layer with latents: queries go into the latent, and what they bring comes out of it."""
+        weights = layer.latent
+        assert weights is not None
+        q = made_queries(spec, weights, product[:, : -spec.key_size])
+        absorbed = q.new_empty((len(q), spec.heads, spec.key_size))
+        weights.keys.into(q[..., : spec.nope_size], absorbed[..., : spec.rank])
+        rope = self.ropes[layer.rope].tables
+        latent_store(product, q, absorbed, weights.norm, spec.norm_eps, rope, plan, cache, index)
+        seen = torch.empty_like(absorbed)
+        attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
+        out = q.new_empty((len(q), spec.heads, spec.value_size))
+        weights.values.into(seen[..., : spec.rank], out)
+        return out.view(len(q), -1)
 
 
 def _held(spec: FeedForwardSpec, hidden: int) -> int:
@@ -193,4 +221,5 @@ def _held(spec: FeedForwardSpec, hidden: int) -> int:
 def _is_plain(layer: LayerSpec) -> bool:
     """True for layers whose norms, activations and sums the products of a single row compute beside."""
     dense = isinstance(layer.feed_forward, DenseSpec)
-    return dense and layer.norms == "before" and layer.residual_scale == 1.0 and layer.attention.qk_norm != "whole"
+    whole = isinstance(layer.attention, AttentionSpec) and layer.attention.qk_norm == "whole"
+    return dense and layer.norms == "before" and layer.residual_scale == 1.0 and not whole

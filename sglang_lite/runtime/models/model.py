@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Device
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.spec import AttentionSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 
 Cache: TypeAlias = Any  # of keys and values: each model's own, which its runner passes through
 
@@ -84,7 +84,7 @@ class DeviceModel(Model, Protocol):
     def kv_layout(self) -> KVLayout: ...
 
     @property
-    def attention(self) -> AttentionSpec:
+    def attention(self) -> AttentionSpec | LatentSpec:
         """A layer's attention: heads and sizes are those of all layers."""
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sglang_lite.runtime.models.families import FAMILIES, Family
-from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,12 @@ _NAMES: Mapping[str, str] = {
     "q_norm": "self_attn.q_norm",
     "k_norm": "self_attn.k_norm",
     "sinks": "self_attn.sinks",
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+    "kv_b": "self_attn.kv_b_proj",
     "o": "self_attn.o_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -106,18 +112,35 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
 
 def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[Parameter]:
     a = layer.attention
-    sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
     if layer.norms != "after":
         yield names.vector("input_norm", hidden)
+    yield from _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
+    yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
+    if layer.norms != "before":
+        yield names.vector("attention_out_norm", hidden)
+
+
+def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Parameter]:
+    sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
     yield from names.matrices(sizes, hidden, bias=a.qkv_bias)
     if a.qk_norm:
         for role in ("q", "k"):
             yield names.vector(f"{role}_norm", a.key_size if a.qk_norm == "head" else sizes[role])
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
-    yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
-    if layer.norms != "before":
-        yield names.vector("attention_out_norm", hidden)
+
+
+def _of_latents(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Parameter]:
+    queries = a.heads * a.query_size
+    if a.query_rank is None:
+        yield from names.matrices({"q": queries}, hidden, bias=False)
+    else:
+        yield from names.matrices({"q_a": a.query_rank}, hidden, bias=a.bias)
+        yield names.vector("q_a_norm", a.query_rank)
+        yield from names.matrices({"q_b": queries}, a.query_rank, bias=False)
+    yield from names.matrices({"kv_a": a.key_size}, hidden, bias=a.bias)
+    yield names.vector("kv_a_norm", a.rank)
+    yield from names.matrices({"kv_b": a.heads * (a.nope_size + a.value_size)}, a.rank, bias=False)
 
 
 def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from sglang_lite.runtime.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
+    LatentSpec,
     LayerSpec,
     ModelSpec,
     RopeSpec,
@@ -100,6 +102,8 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
     head_dim = config.get("head_dim") or hidden_size // heads
+    if family.latent:
+        head_dim = config["qk_rope_head_dim"]  # of which a config may say that it is the head's
     if head_dim < 1:
         raise ValueError(f"hidden_size {hidden_size} is too small for {heads} attention heads")
     qkv_bias, output_bias, mlp_bias = (
@@ -108,10 +112,11 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias)
     rope, local = _ropes(family, config, head_dim)
     changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, **family.attention(config)}
+    latent = _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
     layers = []
     for i, window in enumerate(_windows(family, config)):
         turned = NO_ROPE if not family.turns(config, i, window) else rope if window is None else local
-        attention = AttentionSpec(
+        attention = latent or AttentionSpec(
             heads, kv_heads, head_dim, head_dim, rope=turned, window=window, qkv_bias=qkv_bias,
             output_bias=output_bias, **changes,
         )  # fmt: skip
@@ -119,6 +124,19 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         feed_forward = dense if fields is None else _experts(config, {"activation": dense.activation, **fields})
         layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer(config)))
     return tuple(layers)
+
+
+def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) -> LatentSpec:
+    heads, nope, turned = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    if rope.rotary_dim != turned:
+        raise ValueError("partial_rotary_factor is not supported with latent attention")
+    stretch, weight = rope.params.get("factor", 1.0), rope.params.get("mscale_all_dim") or 0.0
+    amplitude = 1.0 if rope.kind == "default" or stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
+    return LatentSpec(
+        heads, config["kv_lora_rank"], config["q_lora_rank"], nope, turned,
+        config["v_head_dim"] or config["hidden_size"] // heads, (nope + turned) ** -0.5 * amplitude**2, rope, bias=bias,
+        output_bias=output_bias,
+    )  # fmt: skip
 
 
 def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
@@ -186,7 +204,8 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
             raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"{rotary_dim} numbers of a head can't be turned in pairs")
-    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, family.interleaved)
+    interleaved = config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
+    return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved)
 
 
 def _windows(family: Family, config: Config) -> tuple[int | None, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,6 +11,7 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
+from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.linear import (
     DenseLinear,
     Float32Linear,
@@ -24,10 +25,10 @@ from sglang_lite.runtime.models.layers.linear import (
     stacked_rows,
     stacked_shape,
 )
-from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart
+from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart, latent_queries_apart
 from sglang_lite.runtime.models.parameters import Parameter, Place, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
-from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
 from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
@@ -44,6 +45,8 @@ class Layer:
 
     Attributes:
         rope: index of its rotary table.
+        qkv: first product of attention: queries, keys and values; of latent attention queries or what they are made
+            of, the latent, and the keys' turned part.
     """
 
     spec: LayerSpec
@@ -53,6 +56,7 @@ class Layer:
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     sinks: torch.Tensor | None
+    latent: LatentMatrices | None
     output: Linear
     post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
@@ -116,15 +120,16 @@ class WeightReader:
         spec = self.spec.layers[index]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         norms = {role: self._norm(p) for (role, _), p in table.items() if role.endswith("norm")}
-        sinks = table.get(("sinks", None))
+        sinks, attention = table.get(("sinks", None)), spec.attention
         layer = Layer(
             spec=spec,
-            rope=self._ropes.index(spec.attention.rope),
+            rope=self._ropes.index(attention.rope),
             input_norm=norms.get("input_norm"),
-            qkv=self._linear(table, ("q", "k", "v"), order=halves_apart(spec.attention)),
+            qkv=self._linear(table, _first_roles(attention), order=halves_apart(attention)),
             q_norm=norms.get("q_norm"),
             k_norm=norms.get("k_norm"),
             sinks=None if sinks is None else self._vector(sinks).float().to(self.device),
+            latent=self._latent(table, attention, norms) if isinstance(attention, LatentSpec) else None,
             output=self._linear(table, ("o",)),
             post_attention_norm=norms.get("attention_out_norm"),
             mlp_norm=norms.get("mlp_norm"),
@@ -137,6 +142,19 @@ class WeightReader:
         )
         self._stacks.clear()
         return layer
+
+    def _latent(self, table: Table, spec: LatentSpec, norms: Mapping[str, torch.Tensor]) -> LatentMatrices:
+        p = self.precision
+        whole = stacked([self._take(table["kv_b", None])], torch.float32).view(spec.heads, -1, spec.rank)
+        keys, values = whole.to(self.device, p.compute).split_with_sizes((spec.nope_size, spec.value_size), 1)
+        low = spec.query_rank is not None
+        return LatentMatrices(
+            query_norm=norms.get("q_a_norm"),
+            queries=self._linear(table, ("q_b",), order=latent_queries_apart(spec)) if low else None,
+            norm=norms["kv_a_norm"],
+            keys=HeadProduct(keys.contiguous(), one_path=p.one_path),
+            values=HeadProduct(values.transpose(1, 2).contiguous(), one_path=p.one_path),
+        )
 
     # ------------------------------------------------------------------------------------------- tensors
 
@@ -191,8 +209,11 @@ class WeightReader:
         return self._make(parts, bias)
 
     def _bias(self, table: Table, roles: tuple[str, ...], expert: int | None = None) -> torch.Tensor | None:
-        biases = [self._vector(p) for role in roles if (p := table.get((f"{role}_bias", expert))) is not None]
-        return torch.cat(biases) if biases else None
+        biases = [table.get((f"{role}_bias", expert)) for role in roles]
+        if not any(biases):
+            return None
+        sizes = [table[role, expert].shape[0] for role in roles]
+        return torch.cat([torch.zeros(n) if p is None else self._vector(p).float() for n, p in zip(sizes, biases)])
 
     def _feed_forward(
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
@@ -320,3 +341,9 @@ class WeightReader:
                     "computed row by row, which is slow.", outputs, inputs, self.precision.compute,
                 )  # fmt: skip
         return linear if self._one_path[outputs, inputs] else RowByRow(linear)
+
+
+def _first_roles(spec: AttentionSpec | LatentSpec) -> tuple[str, ...]:
+    if isinstance(spec, AttentionSpec):
+        return "q", "k", "v"
+    return "q" if spec.query_rank is None else "q_a", "kv_a"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.models.config_fields import Json
@@ -64,9 +64,94 @@ class AttentionSpec:
     def planes(self) -> tuple[Plane, ...]:
         return Plane(self.kv_heads, self.key_size), Plane(self.kv_heads, self.value_size)
 
+    @property
+    def pair_products(self) -> int:
+        """Multiplications for a token that another one sees."""
+        return self.heads * (self.key_size + self.value_size)
+
+    @property
+    def decode_products(self) -> int:
+        """`pair_products` where few tokens are new."""
+        return self.pair_products
+
+    @property
+    def held(self) -> int:
+        """Numbers of a token that its computation holds at once."""
+        return (self.heads + 2 * self.kv_heads) * self.key_size * 2
+
     def numbers(self, hidden: int) -> int:
         """Numbers of its matrices."""
         return hidden * (self.heads + self.kv_heads) * (self.key_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Latent attention of a layer (DeepSeek-V2, arXiv:2405.04434): all heads' keys and values are products of one
+    vector a token, the latent. It alone is cached, beside a part of the keys that is turned and that heads share.
+
+    Attributes:
+        rank: numbers of a latent.
+        query_rank: numbers of a vector of which queries are products; None: they are products of what comes in.
+        nope_size, rope_size: numbers of a head's query that are not turned, and that are.
+        value_size: numbers of a head's value.
+        scale: factor of the scores.
+        bias: of the products that make latents.
+        norm_eps: of the norms of latents.
+    """
+
+    heads: int
+    rank: int
+    query_rank: int | None
+    nope_size: int
+    rope_size: int
+    value_size: int
+    scale: float
+    rope: RopeSpec
+    bias: bool = False
+    output_bias: bool = False
+    norm_eps: float = 1e-6
+    kv_heads: ClassVar[int] = 1  # as attention finds them in the cache
+    window: ClassVar[None] = None
+    sinks: ClassVar[bool] = False
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of a token in the cache: the latent, which is its value there, too, and the turned part."""
+        return self.rank + self.rope_size
+
+    @property
+    def query_size(self) -> int:
+        return self.nope_size + self.rope_size
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return (Plane(1, self.key_size),)
+
+    @property
+    def pair_products(self) -> int:
+        """Multiplications for a token that another one sees, by keys and values."""
+        return self.heads * (self.query_size + self.value_size)
+
+    @property
+    def decode_products(self) -> int:
+        """Multiplications for a token that another one sees, by latents."""
+        return self.heads * (self.key_size + self.rank)
+
+    @property
+    def held(self) -> int:
+        """Numbers of a token that its computation holds at once."""
+        made = (self.query_rank or 0) + self.key_size
+        return made + self.heads * (self.query_size + 2 * self.key_size + self.value_size)
+
+    def numbers(self, hidden: int) -> int:
+        """Numbers of its matrices."""
+        queries = self.heads * self.query_size
+        made = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
+        return (
+            made
+            + hidden * self.key_size
+            + self.heads * (self.rank * (self.nope_size + self.value_size) + self.value_size * hidden)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +231,7 @@ class LayerSpec:
         residual_scale: factor of what is added.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentSpec
     feed_forward: FeedForwardSpec
     norms: Literal["before", "after", "both"] = "before"
     residual_scale: float = 1.0
@@ -166,6 +251,7 @@ class ModelSpec:
         norm_offset: 1.0 where RMSNorm multiplies by (1 + weight).
         embedding_scale, logit_scale: factors of embeddings and logits.
         logit_softcap: logits become softcap * tanh(logits / softcap).
+        draft_layers: layers that a checkpoint may have behind its own to draft tokens with; they are left out.
     """
 
     architecture: str
@@ -181,10 +267,16 @@ class ModelSpec:
     logit_softcap: float | None = None
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+    draft_layers: int = 0
 
     @property
     def kv_layout(self) -> KVLayout:
         return KVLayout(tuple(layer.attention.planes for layer in self.layers))
+
+    @property
+    def latent(self) -> bool:
+        """True where some layer's attention is latent."""
+        return any(isinstance(layer.attention, LatentSpec) for layer in self.layers)
 
     @property
     def ropes(self) -> list[RopeSpec]:

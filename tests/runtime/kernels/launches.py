@@ -16,6 +16,8 @@ from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
@@ -181,12 +183,30 @@ def around(dtype: torch.dtype) -> None:
     draw(logits, rows, rows, sampling, plan.drawn, rows, masks=masks, mask_rows=rows, softcap=30.0)
 
 
+def latents(dtype: torch.dtype) -> None:
+    """Latent attention of DeepSeek's sizes, of a model with few heads and of one with many."""
+    rank, turned = 512, 64
+    plane = empty(1, 64 * PAGE, rank + turned, dtype=dtype)
+    cache, tables = KVCache((plane,), (plane,)), (empty(64, turned), empty(64, turned))
+    of = Attention(rank + turned, dtype, dtype)
+    for heads in (16, 128):
+        plan = of.plan(8, 8)
+        q, out = (empty(8, heads, rank + turned, dtype=dtype) for _ in range(2))
+        product, norm = empty(8, 3648, dtype=dtype), empty(rank, dtype=dtype)
+        latent_store(product, empty(8, heads, 192, dtype=dtype), q, norm, 1e-6, tables, plan, cache, 0)
+        partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 2), empty(0), empty(0))
+        work = Work(ints(140, 4), ints(8, 2), partials)
+        latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
+        latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)
+
+
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
     "products fp8": products_fp8,
     "experts": experts,
     "experts fp8": lambda dtype: experts(dtype, FLOAT8),
     "around": around,
+    "latents": latents,
 }
 
 

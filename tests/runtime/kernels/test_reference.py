@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,42 @@ def prefilled_on_hopper(run):
     return out
 
 
+class Latents(Rows):
+    """Sequences of latents with turned keys, in random pages."""
+
+    def __init__(self, lengths, heads, rank, turned):
+        super().__init__(lengths, (heads, 1), rank + turned)
+        self.cache = KVCache(self.cache.k, self.cache.k)
+
+
+def latents_stored(run):
+    rows, heads = Latents([9, 30], 5, 24, 8), 5
+    plan, q, absorbed = rows.plan(0, [0, 1], [8, 28]), normal(2, heads, 20), normal(2, heads, 32)
+    run(normal(2, 11 + 32), q, absorbed, normal(24), 1e-5, (normal(32, 8), normal(32, 8)), plan, rows.cache, 0)
+    return absorbed, rows.cache.k
+
+
+def latents_decoded(run):
+    results = []
+    for heads, lengths in ((5, [70, 1, 33]), (72, [20])):  # in one block of heads and in two
+        rows = Latents(lengths, heads, 24, 8)
+        plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
+        work, out = worked(rows, plan), torch.zeros(len(lengths), heads, 32, device=DEVICE)
+        counters = torch.zeros(len(lengths), 2, dtype=torch.int32, device=DEVICE)
+        work = replace(work, partials=replace(work.partials, counters=counters))
+        run(normal(len(lengths), heads, 32), rows.cache, 0, plan, work, out, rank=24, scale=0.3)
+        results += [out, counters]
+    return results
+
+
+def latents_prefilled(run):
+    rows = Latents([50, 9], 5, 24, 8)
+    plan = rows.plan(0, [1] * 2 + [0] * 20, [7, 8, *range(30, 50)], [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)])
+    out = torch.zeros(22, 5, 32, device=DEVICE)
+    run(normal(22, 5, 32), rows.cache, 0, plan, out, rank=24, scale=0.3)
+    return out
+
+
 def drawn(run):
     """Rows of all kinds: greedy, drawn, filtered, masked, and broken ones."""
     count, size = 8, 4200
@@ -362,7 +399,8 @@ CASES = {
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
-    "experts_down": down_by_tiles, "experts_sum": summed,
+    "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
+    "latent_decode": latents_decoded, "latent_prefill": latents_prefilled,
 }  # fmt: skip
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import (
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
     Gemma2ForCausalLM,
@@ -72,6 +75,15 @@ GEMMA3 = GEMMA | dict(
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.3, logits_scaling=2.0)
 EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24)
+LATENT = dict(
+    num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10
+)
+DEEPSEEK = LATENT | dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
+                         first_k_dense_replace=1, routed_scaling_factor=1.7)  # fmt: skip
+MSCALE = YARN | dict(mscale=0.8, mscale_all_dim=0.6)
+MINICPM3 = LATENT | dict(scale_emb=3, scale_depth=1.4, dim_model_base=16, rope_parameters=dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.5, 2.0, 2.0], long_factor=[1.0, 3.0, 9.0, 9.0],
+    original_max_position_embeddings=256))  # fmt: skip
 
 FAMILIES: dict[str, Any] = {
     "llama-2": (LlamaForCausalLM, dict(num_key_value_heads=4)),
@@ -114,17 +126,27 @@ FAMILIES: dict[str, Any] = {
     "glm4-moe": (Glm4MoeForCausalLM, dict(
         head_dim=16, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=24,
         routed_scaling_factor=1.7, first_k_dense_replace=1, use_qk_norm=True)),
+    "deepseek-v2": (DeepseekV2ForCausalLM, DEEPSEEK | dict(topk_method="group_limited_greedy", attention_bias=True)),
+    "deepseek-v2-lite": (DeepseekV2ForCausalLM, DEEPSEEK | dict(q_lora_rank=None, rope_parameters=MSCALE)),
+    "deepseek-v3": (DeepseekV3ForCausalLM, DEEPSEEK | dict(rope_parameters=MSCALE)),
+    "deepseek-v3-halves": (DeepseekV3ForCausalLM, DEEPSEEK | dict(
+        q_lora_rank=None, attention_bias=True, rope_interleave=False, n_shared_experts=2, norm_topk_prob=False)),
+    "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", DEEPSEEK | dict(v_head_dim=24)),
+    "youtu": ("YoutuForCausalLM", LATENT),
+    "minicpm3": ("MiniCPM3ForCausalLM", MINICPM3),
 }  # fmt: skip
 
 
 # Of the later families, those that reach kernels in a way that no other does.
-OTHER_KERNELS = ("olmo3", "granite", "qwen2-moe")
+OTHER_KERNELS = ("olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
     """(folder, transformers' model)"""
     model, changes = FAMILIES[request.param]
+    if isinstance(model, str):  # one of the newest
+        model = getattr(transformers, model, None) or pytest.skip(f"transformers {transformers.__version__} has none")
     reference = randomise(model(model.config_class(**SHAPE | changes)))
     return save(reference, tmp_path_factory.mktemp("model")), reference
 
@@ -133,12 +155,15 @@ def engine(folder: Path, **settings) -> sgl.Engine:
     return sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_running": 4, **settings}, in_process=True)
 
 
-def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:
+def asked(*, prompt: bool = True) -> SamplingParams:
     """Six more tokens, with the log-probabilities of the whole vocabulary at each position."""
-    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=VOCAB,
-                            logprob_start_len=1 if prompt else -1)  # fmt: skip
+    return SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=VOCAB,
+                          logprob_start_len=1 if prompt else -1)  # fmt: skip
+
+
+def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:
     future: Future = Future()
-    engine.submit(ids, params, sink=future.set_result)
+    engine.submit(ids, asked(prompt=prompt), sink=future.set_result)
     return future
 
 
@@ -192,6 +217,7 @@ def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
         ("qwen3", "torch"),
         ("gemma2", "torch"),
         ("gpt-oss", "torch"),
+        ("deepseek-v2", "torch"),
     ],
     indirect=["family"],
 )

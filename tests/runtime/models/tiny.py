@@ -33,6 +33,9 @@ def randomise(model: PreTrainedModel) -> PreTrainedModel:
                 tensor += 0.3 * noise
             else:
                 tensor.copy_(noise * 1.5 / tensor.shape[-1] ** 0.5)
+        for name, tensor in model.named_buffers():
+            if name.endswith("correction_bias"):
+                tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
     return model.eval()
 
 

@@ -167,7 +167,7 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
     keys = gather(k, flat, q.dtype).view(kv_heads * count, longest, dim)
-    values = gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
+    values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
     scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(how.scale)
@@ -190,7 +190,8 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     scale, window = how.scale, how.window
     explicit = how.softcap is not None or how.sinks is not None
     first = 0 if window is None else max(0, row.length - new - window + 1)  # what none of the new tokens sees
-    keys, values = row.read(k, first, q.dtype), row.read(v, first, q.dtype)
+    keys = row.read(k, first, q.dtype)
+    values = keys if v is k else row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
     if window is not None and length <= window:
         window = None

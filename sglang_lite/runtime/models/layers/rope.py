@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sglang_lite.runtime.models.spec import AttentionSpec, RopeSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, RopeSpec
 
 
 class RotaryTable:
@@ -61,15 +61,34 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((turned, x[..., dim:]), -1)
 
 
-def halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
-    """The order of the outputs of queries, keys and values that brings the halves of what turns apart, as `rotate`
+def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
+    """The order of the outputs of a layer's first product that brings the halves of what turns apart, as `rotate`
     takes them; None where they are."""
     if not spec.rope.interleaved:
         return None
+    if isinstance(spec, LatentSpec):
+        made = latent_queries_apart(spec) if spec.query_rank is None else torch.arange(spec.query_rank)
+        assert made is not None
+        return torch.cat((made, torch.arange(spec.rank) + len(made), _halves(spec.rope_size) + len(made) + spec.rank))
     turned, heads = spec.rope.rotary_dim or spec.key_size, spec.heads + spec.kv_heads
-    head = torch.cat((torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, spec.key_size)))
-    queries_keys = (torch.arange(heads).unsqueeze(1) * spec.key_size + head).flatten()
+    queries_keys = _of_heads(heads, spec.key_size, torch.cat((_halves(turned), torch.arange(turned, spec.key_size))))
     return torch.cat((queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys)))
+
+
+def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:
+    """`halves_apart` of the queries, whose last numbers turn."""
+    if not spec.rope.interleaved:
+        return None
+    head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
+    return _of_heads(spec.heads, spec.query_size, head)
+
+
+def _halves(turned: int) -> torch.Tensor:
+    return torch.cat((torch.arange(0, turned, 2), torch.arange(1, turned, 2)))
+
+
+def _of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
+    return (torch.arange(heads).unsqueeze(1) * size + head).flatten()
 
 
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:

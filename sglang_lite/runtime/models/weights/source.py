@@ -126,8 +126,11 @@ class WeightSource(ABC):
                     scales[int(match[1]), side] = scale.expand(kv_heads)
         return scales
 
-    def finish(self) -> None:
+    def finish(self, left_out: tuple[str, ...] = ()) -> None:
         """Says that all was taken but what `kv_scales` reads.
+
+        Args:
+            left_out: beginnings of the names of tensors that may be there and are not used.
 
         Raises:
             ModelError: tensors are left that the model does not know.
@@ -136,7 +139,7 @@ class WeightSource(ABC):
             logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
         left = sorted(
             n for n in self._left
-            if not (n.endswith(_IGNORABLE) or n.startswith(_VISION) or _KV_SCALE.fullmatch(n))
+            if not (n.endswith(_IGNORABLE) or n.startswith((*_VISION, *left_out)) or _KV_SCALE.fullmatch(n))
         )  # fmt: skip
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""

@@ -1,0 +1,89 @@
+"""Latent attention by kernels of this package: "triton" of models whose cache holds latents. Queries come absorbed.
+
+Prefill is absorbed, too: it takes up to 3.4 times the products of expanded keys and values (1,088 a pair of tokens and
+head against 320 in DeepSeek's models), but reads pages where they lie, with no room for what is expanded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.decode_attention import split_work
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.latent_attention import PAIRS, head_block, latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.launch import latent_launch
+
+_LEAST = 128  # tokens in a decoding program's share
+_MOST_PARTS = 32  # of a row, as one program merges them
+_WIDEST = 512  # latent that a program's registers have room for
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class LatentAttention:
+    captured = True
+    shares_prefixes = False
+
+    @staticmethod
+    def refuses(needs: AttentionRequirements) -> str | None:
+        if needs.latent > _WIDEST:
+            return f"latents of {needs.latent} elements are more than its {_WIDEST}"
+        if needs.cache != needs.compute:
+            return f"it reads no latents in {needs.cache}"
+        if needs.compute not in _TYPES:
+            return f"it does not compute in {needs.compute}"
+        card = card_of(needs.device)
+        for queries, divisible in ((head_block(needs.heads), False), (PAIRS, True)):
+            size, item = needs.head_dim, needs.compute.itemsize
+            if latent_launch(card, size=size, item=item, queries=queries, divisible=divisible) is None:
+                return f"latents find no room in the {card.shared:,} bytes of shared memory of a {card.name}"
+        return None
+
+    def __init__(self, needs: AttentionRequirements) -> None:
+        self._needs = needs
+        parts, device = self._items(needs.most_rows) * needs.heads, needs.device
+        blocks = -(-needs.heads // head_block(needs.heads))
+        nothing = torch.empty(0, device=device)  # no prefix is read for several rows
+        self._partials = Partials(
+            acc=torch.empty((parts, needs.latent), device=device),
+            ml=torch.empty((parts, 2), device=device),
+            counters=torch.zeros((needs.most_rows + 1, blocks), dtype=torch.int32, device=device),
+            prefix_acc=nothing,
+            prefix_ml=nothing,
+        )
+
+    def _items(self, rows: int) -> int:
+        return rows + min(card_of(self._needs.device).programs, _MOST_PARTS * rows)
+
+    def begin(self, plan: DevicePlan) -> Attend:
+        rows, device = plan.decoding, self._needs.device
+        work = Work(
+            items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
+            rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
+            partials=self._partials,
+        )
+        if rows:
+            split_work(plan.positions[:rows], plan.slots, None, work.items, work.rows, least=_LEAST)
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+            sinks: torch.Tensor | None = None,
+        ) -> None:
+            assert window is None, "no latent attention has one"
+            assert softcap is None, "likewise"
+            assert sinks is None, "likewise"
+            if plan.decoding:
+                latent_decode(q, cache, layer, plan, work, out, rank=self._needs.latent, scale=scale)
+            if len(plan.blocks):
+                latent_prefill(q, cache, layer, plan, out, rank=self._needs.latent, scale=scale)
+
+        return attend

@@ -1,0 +1,273 @@
+"""Latent attention of new tokens over paged latents: queries are absorbed, so that all heads read one plane.
+
+    score = (absorbed[h, :rank] · latent + absorbed[h, rank:] · turned) * scale
+    out[h] = sum of softmax(score) latent
+
+A token's latent is its value, too: it is read once for both. Decoding is cut by tokens as in `decode_attention`, whose
+`split_work` gives each program a part of a row for a block of heads. Blocks of several new tokens give programs pairs
+of a token and a head.
+
+Matrix units multiply 64 rows at a time by few or many columns. So where a program has fewer than 64 queries, all is
+computed across: tokens and latents' numbers are the rows, queries the columns, and big operands stay in shared memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.decode_attention import merge
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launch import Launch, latent_launch, padded
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.softmax import page_of
+
+PAIRS = 64  # of a new token and a head, of a program
+
+
+@triton.jit
+def _load_queries(
+    q, at, there,
+    RANK: tl.constexpr, TURNED: tl.constexpr, ACROSS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Absorbed queries [M, BLOCK_R] and [M, BLOCK_T] at offsets [M]; across: [BLOCK_R, M] and [BLOCK_T, M]."""
+    r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
+    absorbed = tl.load(q + at[:, None] + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
+    turned = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
+    if ACROSS:
+        return tl.trans(absorbed), tl.trans(turned)
+    else:
+        return absorbed, turned
+
+
+@triton.jit
+def _attend_block(
+    q, q_turned, plane, page, token, there, seen, m, total, acc, scale,
+    RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, ACROSS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Adds a block of N tokens to the running results of M queries.
+
+    Arguments as `softmax.attend_block`. Across: q, q_turned, seen and acc are transposed.
+    """
+    TOKENS: tl.constexpr = 0 if ACROSS else 1  # axis of the scores
+    r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
+    offset = (page.to(tl.int64) * PAGE + token % PAGE) * (RANK + TURNED)
+    at_latents = plane + offset[:, None] + r[None, :]
+    at_turned = plane + offset[:, None] + (RANK + t)[None, :]
+    if MASKED:
+        latents = tl.load(at_latents, mask=there[:, None] & (r < RANK)[None, :], other=0.0)
+        turned = tl.load(at_turned, mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
+    elif RANK < BLOCK_R or TURNED < BLOCK_T:
+        latents = tl.load(at_latents, mask=(r < RANK)[None, :], other=0.0)
+        turned = tl.load(at_turned, mask=(t < TURNED)[None, :], other=0.0)
+    else:
+        latents = tl.load(at_latents)
+        turned = tl.load(at_turned)
+    if ACROSS:
+        scores = tl.dot(latents, q, input_precision="ieee")
+        scores = tl.dot(turned, q_turned, scores, input_precision="ieee")
+    else:
+        scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
+        scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
+    scores *= scale * 1.4426950408889634
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(m, tl.max(scores, TOKENS))
+    shift = highest
+    if MASKED:  # a query may have seen nothing so far
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(m - shift)
+    weights = tl.exp2(scores - tl.expand_dims(shift, TOKENS))
+    total = total * shrink + tl.sum(weights, TOKENS)
+    acc *= tl.expand_dims(shrink, TOKENS)
+    if ACROSS:
+        acc = tl.dot(tl.trans(latents), weights.to(q.dtype), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(weights.to(q.dtype), latents, acc, input_precision="ieee")
+    return highest, total, acc
+
+
+@triton.jit
+def _decode(
+    q, plane, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, ACROSS: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    item = tl.program_id(1)
+    row = tl.load(work + item * 4)
+    if row < 0:
+        return
+    start = tl.load(work + item * 4 + 1)
+    end = tl.load(work + item * 4 + 2)
+    pages = page_table + tl.load(work + item * 4 + 3).to(tl.int64) * pages_per_slot
+    first_head = tl.program_id(0) * BLOCK_H
+    h, n, r = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
+    is_head = first_head + h < HEADS
+    page = page_of(pages, start + n, end, PAGE)
+    first = tl.load(row_work + row * 2)
+    count = tl.load(row_work + row * 2 + 1)
+    target = (row.to(tl.int64) * HEADS + first_head + h) * (RANK + TURNED)
+    queries, turned = _load_queries(q, target, is_head, RANK, TURNED, ACROSS, BLOCK_R, BLOCK_T)
+    m = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_R, BLOCK_H) if ACROSS else (BLOCK_H, BLOCK_R), tl.float32)
+    clear = start + (end - start) // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
+            ACROSS, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+        page = ahead
+    if clear < end:
+        there = clear + n < end
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, clear + n, there, tl.expand_dims(there, 1 if ACROSS else 0), m, total, acc,
+            scale, RANK, TURNED, PAGE, True, ACROSS, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+    inside = is_head[:, None] & (r < RANK)[None, :]
+    if ACROSS:
+        acc = tl.trans(acc)
+    last = True
+    if count > 1:
+        part = (item * HEADS + first_head + h).to(tl.int64)
+        tl.store(acc_buffer + part[:, None] * RANK + r[None, :], acc, mask=inside)
+        tl.store(ml_buffer + part * 2, m, mask=is_head)
+        tl.store(ml_buffer + part * 2 + 1, total, mask=is_head)
+        tl.debug_barrier()  # all threads have stored before one tells
+        counter = counters + row * tl.num_programs(0) + tl.program_id(0)
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+        if last:
+            tl.store(counter, 0)
+            m = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+            total = tl.zeros((BLOCK_H,), tl.float32)
+            acc = tl.zeros((BLOCK_H, BLOCK_R), tl.float32)
+            for i in range(first, first + count):
+                part = (i * HEADS + first_head + h).to(tl.int64)
+                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK)
+    if last:
+        tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _prefill(
+    q, plane, out, blocks, page_table, pages_per_slot, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    block = blocks + tl.program_id(0) // PARTS * 4
+    pair = tl.program_id(0) % PARTS * BLOCK_M + tl.arange(0, BLOCK_M)
+    first = tl.load(block).to(tl.int64)
+    pairs = tl.load(block + 1) * HEADS
+    lowest = tl.program_id(0) % PARTS * BLOCK_M
+    if lowest >= pairs:
+        return
+    pages = page_table + tl.load(block + 2).to(tl.int64) * pages_per_slot
+    position = tl.load(block + 3)
+    n, r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
+    real = pair < pairs
+    target = (first * HEADS + pair) * (RANK + TURNED)
+    queries, turned = _load_queries(q, target, real, RANK, TURNED, False, BLOCK_R, BLOCK_T)
+    at_position = position + pair // HEADS
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    clear = (position + lowest // HEADS) // BLOCK_N * BLOCK_N  # tokens that all queries see need no mask
+    end = position + (tl.minimum(lowest + BLOCK_M, pairs) - 1) // HEADS + 1
+    page = page_of(pages, n, end, PAGE)
+    for at in range(0, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
+            False, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+        page = ahead
+    for at in range(clear, end, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        token = at + n
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, token, token < end, token[None, :] <= at_position[:, None], m, total, acc,
+            scale, RANK, TURNED, PAGE, True, False, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+        page = ahead
+    total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
+    inside = real[:, None] & (r < RANK)[None, :]
+    tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def head_block(heads: int) -> int:
+    """Heads of a row that a decoding program has."""
+    return 16 if heads <= 16 else 32 if heads <= 32 else 64
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: Work,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    scale: float,
+) -> None:
+    """Attention of the plan's decoding rows.
+
+    Args:
+        q: absorbed queries [T, heads, rank + turned], contiguous, of which the first `plan.decoding` are used.
+        work: what `decode_attention.split_work` made of their tokens; of its partials, the counters are by row and
+            block of heads.
+        out: of the shape of q, of which the first `rank` numbers of each head are written.
+
+    Reads each latent once for each block of heads.
+    """
+    rows, heads, size = plan.decoding, *q.shape[1:]
+    block, partials = head_block(heads), work.partials
+    blocks = triton.cdiv(heads, block)
+    assert rows * blocks <= partials.counters.numel()
+    assert len(work.items) * heads * rank <= partials.acc.numel()
+    _decode[(blocks, len(work.items))](
+        q, cache.k[layer], out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
+        partials.acc, partials.ml, partials.counters, scale,
+        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, ACROSS=block < 64, BLOCK_H=block,
+        **_blocks(rank, size - rank), **_launch(q, block, divisible=False).options, **overlapped(q.device),
+    )  # fmt: skip
+
+
+def latent_prefill(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    scale: float,
+) -> None:
+    """Causal attention of the plan's blocks of new tokens. Arguments as `latent_decode`."""
+    heads, size = q.shape[1:]
+    launch = _launch(q, PAIRS, divisible=True)
+    parts = triton.cdiv(plan.block_size * heads, launch.queries)
+    _prefill[(len(plan.blocks) * parts,)](
+        q, cache.k[layer], out, plan.blocks, plan.page_table, plan.page_table.shape[1], scale,
+        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, PARTS=parts, BLOCK_M=launch.queries,
+        **_blocks(rank, size - rank), **launch.options,
+    )  # fmt: skip
+
+
+def _blocks(rank: int, turned: int) -> dict[str, int]:
+    return {"BLOCK_R": padded(rank), "BLOCK_T": padded(turned)}
+
+
+def _launch(q: torch.Tensor, queries: int, *, divisible: bool) -> Launch:
+    launch = latent_launch(
+        card_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries, divisible=divisible
+    )
+    assert launch is not None, "refused"
+    return launch

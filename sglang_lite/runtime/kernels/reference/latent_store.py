@@ -1,0 +1,32 @@
+"""Torch twin of `kernels.latent_store`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+from sglang_lite.runtime.kernels.reference.rope_store import turned_heads
+
+
+def latent_store(
+    product: torch.Tensor,
+    q: torch.Tensor,
+    absorbed: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    plan: DevicePlan,
+    cache: KVCache,
+    layer: int,
+) -> None:
+    rank, (cos, sin) = len(norm), (table[plan.positions].float().unsqueeze(1) for table in rope)
+    size = cos.shape[2]
+    latent, key = product[:, -rank - size :].float().split((rank, size), 1)
+    latent = F.rms_norm(latent, norm.shape, norm.float(), eps)
+    stored = torch.cat((latent, turned_heads(key.unsqueeze(1), cos, sin).squeeze(1)), 1)
+    plane = cache.k[layer][0]
+    plane[token_slots(plan, plan.slots, plan.positions)] = stored.to(plane.dtype)
+    absorbed[..., rank:] = turned_heads(q[..., -size:], cos, sin)

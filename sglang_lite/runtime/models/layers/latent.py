@@ -1,0 +1,168 @@
+"""Latent attention (DeepSeek-V2, arXiv:2405.04434) and its matrices; the CPU's computation.
+
+    latent = norm(x A)                       of a token: cached, beside turned, a part of its key that all heads share
+    key_h, value_h = (latent K_h, turned), latent V_h                           of head h
+    score = q_h · key_h = (q_nope_h K_h^T) · latent + q_rope_h · turned
+
+Two ways give the same. Absorbed: queries are multiplied into the latent, and what latents, weighed, add up to is
+multiplied by V_h: attention over one key-value head, whose values are the first numbers of its keys. Expanded: keys and
+values of all heads are made of the latents that are seen. A pair of tokens then takes fewer products (320 a head where
+absorbed it is 1,088, in DeepSeek's models), but every token that is seen takes products of its own, so that rows of
+few new tokens are absorbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows, attention
+from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.rope import rotate
+from sglang_lite.runtime.models.spec import LatentSpec
+
+_AT_ONCE = 1 << 24  # numbers of expanded keys and values
+
+
+class HeadProduct:
+    """A product of each head's numbers with a matrix of its own.
+
+    Args:
+        weight: [heads, inputs, outputs].
+        one_path: a row is computed by itself, so that it does not depend on others.
+    """
+
+    def __init__(self, weight: torch.Tensor, *, one_path: bool) -> None:
+        self.weight, self._one_path = weight, one_path
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, heads, outputs] of x [T, heads, inputs]."""
+        if self._one_path and len(x) > 1:
+            return torch.cat([self(x[i : i + 1]) for i in range(len(x))])
+        return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the product of x to out [T, heads, outputs]."""
+        torch.bmm(x.transpose(0, 1), self.weight, out=out.transpose(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LatentMatrices:
+    """Weights of a layer's latent attention, but for its first product and its last.
+
+    Attributes:
+        query_norm, queries: of the vector that queries are made of; None where the first product gives queries.
+        norm: of the latent [rank].
+        keys: of queries with the latent, [heads, nope_size, rank].
+        values: of latents, [heads, rank, value_size].
+    """
+
+    query_norm: torch.Tensor | None
+    queries: Linear | None
+    norm: torch.Tensor
+    keys: HeadProduct
+    values: HeadProduct
+
+
+def made_queries(spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor) -> torch.Tensor:
+    """Queries [T, heads, nope_size + rope_size] of the first product's [T, …]."""
+    if matrices.queries is not None:
+        assert matrices.query_norm is not None
+        first = matrices.queries(F.rms_norm(first, matrices.query_norm.shape, matrices.query_norm, spec.norm_eps))
+    return first.view(len(first), spec.heads, spec.query_size)
+
+
+def latent_attention(
+    spec: LatentSpec,
+    matrices: LatentMatrices,
+    product: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    plan: AttentionPlan,
+    cache: KVCache,
+    layer: int,
+) -> torch.Tensor:
+    """Stores the new tokens' latents, and attends to all that they see.
+
+    Args:
+        product: [T, …]: queries or what they are made of, the latent, and the turned part before it is turned.
+        cos, sin: of the tokens' positions, as `rotate` takes them.
+
+    Returns:
+        Outputs of the heads [T, heads, value_size].
+    """
+    first, latent, turned = product.split_with_sizes((product.shape[1] - spec.key_size, spec.rank, spec.rope_size), 1)
+    q_nope, q_rope = made_queries(spec, matrices, first).split_with_sizes((spec.nope_size, spec.rope_size), 2)
+    q_rope = rotate(q_rope, cos, sin)
+    latent = F.rms_norm(latent, matrices.norm.shape, matrices.norm, spec.norm_eps)
+    stored = torch.cat((latent, rotate(turned.unsqueeze(1), cos, sin).squeeze(1)), 1)
+    plane = cache.k[layer]
+    plane[0].index_copy_(0, plan.store_at, stored.to(plane.dtype))
+    expanded = [row for row in plan.extends if _expands(spec, row)]
+    out = product.new_empty((len(product), spec.heads, spec.value_size))
+    at = _others(expanded, len(product))
+    if isinstance(at, slice) or len(at):
+        q = product.new_empty((len(product), spec.heads, spec.key_size))
+        q[at] = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
+        seen = attention(q, cache, layer, _without_expanded(spec, plan), scale=spec.scale)
+        out[at] = matrices.values(seen[at][..., : spec.rank])
+    for row in expanded:
+        q = torch.cat((q_nope[row.start : row.end], q_rope[row.start : row.end]), 2)
+        out[row.start : row.end] = _expanded(spec, matrices, q, plane, row)
+    return out
+
+
+def _expands(spec: LatentSpec, row: ExtendRow) -> bool:
+    """True for a row that takes fewer products if keys and values are made of its latents."""
+    new = row.end - row.start
+    pairs = new * (row.length - (new - 1) / 2)
+    a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
+    return new > 1 and pairs * (spec.decode_products - spec.pair_products) > (row.length - new) * a_token
+
+
+def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
+    """Tokens of the batch, but for those of some rows."""
+    if not expanded:
+        return slice(None)
+    others = torch.ones(tokens, dtype=torch.bool)
+    for row in expanded:
+        others[row.start : row.end] = False
+    return others.nonzero().squeeze(1)
+
+
+def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
+    return replace(
+        plan,
+        extends=tuple(row for row in plan.extends if not _expands(spec, row)),
+        groups=tuple(group for group in plan.groups if not any(_expands(spec, row) for row in group.rows)),
+    )
+
+
+def _expanded(
+    spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, plane: torch.Tensor, row: ExtendRow
+) -> torch.Tensor:
+    """Attention of a row's new tokens, q [tokens, heads, query_size], some heads at a time.
+
+    Returns:
+        [tokens, heads, value_size].
+    """
+    keys, values = matrices.keys.weight, matrices.values.weight
+    latents, turned = row.read(plane, 0, keys.dtype)[0].split_with_sizes((spec.rank, spec.rope_size), 1)
+    own = ExtendRow(0, len(q), slice(0, row.length))
+    wide = max(spec.query_size, spec.value_size)  # torch is fast where keys and values have one size
+    step = max(1, _AT_ONCE // (2 * wide * row.length))
+    parts = []
+    for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):
+        k = latents @ keys[heads].transpose(1, 2)
+        k = torch.cat((k, turned.expand(len(k), -1, -1)), 2)
+        k, v, queries = (_padded(x, wide) for x in (k, latents @ values[heads], q[:, heads]))
+        parts.append(attend_rows(queries, k, v, own, Scoring(spec.scale))[..., : spec.value_size])
+    return torch.cat(parts, 1)
+
+
+def _padded(x: torch.Tensor, size: int) -> torch.Tensor:
+    return F.pad(x, (0, size - x.shape[-1]))
