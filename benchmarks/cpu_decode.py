@@ -130,7 +130,7 @@ def main() -> None:
         done = subprocess.run([sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True)
         for batch, prefill, step in json.loads(done.stdout.splitlines()[-1]):
             _, few, many = SYSTEMS[name]
-            moved = WEIGHTS * (few if batch <= 3 else many) / step
+            moved = WEIGHTS * (few if batch <= 5 else many) / step
             print(
                 f"{name:24}{batch:6}{batch * 100 / prefill:15,.0f}{step * 1e3:11.1f}{batch / step:8,.0f}"
                 f"{moved / 1e9:14.1f}{moved / bandwidth:10.0%}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -10,9 +11,12 @@ from statistics import median
 
 import torch
 
+from sglang_lite.runtime.openmp import USERS_OWN
+
 
 def describe(threads: int | None = None) -> str:
-    """One line: processor, threads (torch's number, unless another is used), versions."""
+    """One line: processor, threads (torch's number, unless another is used) and how they wait, where the environment
+    says so and not the engine, versions."""
     try:
         with open("/proc/cpuinfo") as file:
             name = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
@@ -25,7 +29,8 @@ def describe(threads: int | None = None) -> str:
         except PackageNotFoundError:
             continue
     threads = threads or torch.get_num_threads()
-    return f"{name}, {threads} threads, Python {platform.python_version()}, {', '.join(versions)}"
+    waiting = "".join(f" ({name}={os.environ[name]})" for name in USERS_OWN if name in os.environ)
+    return f"{name}, {threads} threads{waiting}, Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:

@@ -21,13 +21,13 @@ from pathlib import Path
 logger = logging.getLogger("sglang_lite")
 
 SPINS = 2_000
-_USERS_OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+USERS_OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def bound_spinning() -> bool:
     """Loads torch's GNU OpenMP, where it has one, unless the user has set how its threads wait. False: torch has loaded
     it already, with its default."""
-    if any(name in os.environ for name in _USERS_OWN):
+    if any(name in os.environ for name in USERS_OWN):
         return True
     if "torch" in sys.modules:
         return False

@@ -288,8 +288,9 @@ def test_flush_is_called_after_its_sinks_and_seldom(own):
         if sum(isinstance(event, Generation) for event in events) == 4:
             done.set()
 
-    for _ in range(4):
-        own.submit("ab", params, sink=events.append, flush=flush, stream=True)
+    with stopped(*processes.children()):  # so that they begin together
+        for _ in range(4):
+            own.submit("ab", params, sink=events.append, flush=flush, stream=True)
     assert done.wait(120)
     assert flushes == sorted(set(flushes))  # each has something new
     assert flushes[-1] == len(events)

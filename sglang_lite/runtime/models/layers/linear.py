@@ -27,7 +27,7 @@ class DenseLinear:
 
 
 # Up to this many rows a product only waits for weights, and half-size ones win although they are unpacked on the way.
-_FEW_ROWS = 3
+_FEW_ROWS = 5
 
 
 class Bf16Linear:
