@@ -63,6 +63,8 @@ class JsonSchema(Variant, frozen=True):
             pattern of what stands inside of brackets and braces and around commas and colons.
         order: of members in generated text: "schema" that of the schema, "any" any.
         integers: "whole" are written without a fraction; "decimal" may have one of zeros.
+        sets: JSON Pointers of arrays that spell sets: an item may come twice, but is not generated twice where masks
+            can watch that.
     """
 
     schema: str
@@ -72,6 +74,7 @@ class JsonSchema(Variant, frozen=True):
     whitespace: str = "json"
     order: Literal["schema", "any"] = "schema"
     integers: Literal["whole", "decimal"] = "whole"
+    sets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _must_be_text(self, "schema", "whitespace")
@@ -85,6 +88,7 @@ class JsonSchema(Variant, frozen=True):
             if value not in possible:
                 raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
         _make_tuple(self, "separators", str)
+        _make_tuple(self, "sets", str)
         if [each.strip(" \t\r\n") for each in self.separators] != [",", ":"]:
             raise ConstraintError(
                 f"json_schema: separators are a comma and a colon with blanks, not {self.separators!r}."

@@ -66,11 +66,13 @@ class Context(Protocol):
 
     Attributes:
         assert_format: `format` is a demand, not a remark.
+        sets: JSON Pointers of arrays that spell sets.
     """
 
     document: Document
     algebra: Algebra
     assert_format: bool
+    sets: frozenset[str]
 
     def values(self, formula: Formula, seen: bool = False) -> ValueSet: ...
     def below(self, place: Place, *steps: str | int) -> Formula: ...
@@ -197,6 +199,7 @@ def _array(context: Context, schema: Schema, place: Place, seen: bool) -> ValueS
         contains,
         place.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
         (None if rest in schema else len(first), also) if seen else (0, ()),
+        place.pointer if place.pointer in context.sets else None,
     )
     return replace(ANY_VALUE, arrays=(shape,))
 

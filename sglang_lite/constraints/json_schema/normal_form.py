@@ -11,7 +11,7 @@ from sglang_lite.constraints.json_schema.formulas import ValidAt
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.values import MAX_WORK
-from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.constraints.json_schema.watched import Watched, Watches
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.json_schema.writer import JsonWriter
@@ -79,10 +79,15 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
     checked: dict[str, str] = {}
     work = 0
     while True:
-        reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=frozenset(checked))
+        reader = SchemaReader(
+            document,
+            assert_format=constraint.format == "assert",
+            ignored=frozenset(checked),
+            sets=frozenset(constraint.sets),
+        )
         try:
             with within_limits("json_schema"):
-                writer = JsonWriter(reader, style, watched=watched)
+                writer = JsonWriter(reader, style, watches=Watches() if watched else None)
                 language = writer.language(ValidAt(document.start))
                 places = writer.places(ValidAt(document.start))
             return NormalForm(language, tuple(checked.items()), tuple(writer.open_at), places)

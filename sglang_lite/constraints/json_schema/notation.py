@@ -19,6 +19,7 @@ class Notation(Protocol):
         opening, closing: around the items of an array.
         comma: between them.
         any_order: members may come in any order.
+        plain: each number is spelt in one way.
         watches: takes shapes of which the masks watch what the grammar does not say; None where nobody does.
     """
 
@@ -27,6 +28,7 @@ class Notation(Protocol):
     closing: Node
     comma: Node
     any_order: bool
+    plain: bool
     watches: Watches | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
@@ -41,8 +43,16 @@ class Notation(Protocol):
         """The texts of an item."""
         ...
 
-    def different_item(self, formula: Formula, scalars: Node) -> Node:
-        """The texts of an item that has to differ from others, with its scalars spelt in one way."""
+    def different_item(self, formula: Formula) -> Node:
+        """The texts of an item that has to differ from others, its numbers spelt in one way."""
+        ...
+
+    def listed_texts(self, formula: Formula) -> Node:
+        """The texts of a formula's values, each spelt in one way, as a regular node.
+
+        Raises:
+            ConstraintError: of such values there is none, as some have names that are not listed, say.
+        """
         ...
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:

@@ -45,10 +45,18 @@ class SchemaReader:
         document: the schema.
         assert_format: `format` is a demand, not a remark.
         ignored: JSON Pointers of keywords to leave out; what they would have narrowed is `loose`.
+        sets: JSON Pointers of arrays that spell sets.
     """
 
-    def __init__(self, document: Document, *, assert_format: bool, ignored: frozenset[str] = frozenset()) -> None:
-        self.document, self.assert_format, self._ignored = document, assert_format, ignored
+    def __init__(
+        self,
+        document: Document,
+        *,
+        assert_format: bool,
+        ignored: frozenset[str] = frozenset(),
+        sets: frozenset[str] = frozenset(),
+    ) -> None:
+        self.document, self.assert_format, self._ignored, self.sets = document, assert_format, ignored, sets
         self.algebra = Algebra(self.empty)
         self._known: dict[tuple[Formula, bool], ValueSet] = {}
         self._empty: dict[Formula | frozenset[Formula], bool] = {}

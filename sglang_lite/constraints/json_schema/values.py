@@ -121,6 +121,8 @@ class ArrayShape:
         contains: more about their number.
         unique: the JSON Pointer of the keyword that forbids equal items; None where they may be equal.
         seen: how many items from the first on count as evaluated, None for all; and formulas whose items do.
+        set_at: the JSON Pointer of the array's schema where it spells a set, of which no item is written twice where
+            that can be told, though it may be.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -130,6 +132,7 @@ class ArrayShape:
     contains: tuple[Contains, ...] = ()
     unique: str | None = None
     seen: tuple[int | None, tuple[Formula, ...]] = (0, ())
+    set_at: str | None = None
 
     def item(self, index: int) -> Formula:
         return self.prefix[index] if index < len(self.prefix) else self.rest
@@ -345,7 +348,7 @@ class Algebra:
         (m, some), (n, more) = a.seen, b.seen
         seen = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
         contains = tuple(dict.fromkeys((*a.contains, *b.contains)))
-        return ArrayShape(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen)
+        return ArrayShape(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen, a.set_at or b.set_at)
 
 
 def _too_complex() -> ConstraintError:

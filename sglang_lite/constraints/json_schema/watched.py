@@ -24,12 +24,16 @@ MAX_PLACES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class DistinctItems:
-    """Items of an array that differ. `scalars`: texts of those that are scalars, of the first items and of the rest."""
+    """Items of an array that differ.
 
-    scalars: tuple[Node, ...]
+    Attributes:
+        texts: of the first items and of the rest, a value spelt in one way; of items that may be anything, the scalars.
+    """
+
+    texts: tuple[Node, ...]
 
     def at(self, index: int) -> Node:
-        return self.scalars[min(index, len(self.scalars) - 1)]
+        return self.texts[min(index, len(self.texts) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +159,16 @@ class _Places:
 
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
         watched = [shape for shape in arrays if shape in self._watches.items]
-        if watched and len(arrays) > 1:
-            raise ConstraintError(
-                "json_schema: that items are unique can't be enforced where there are alternatives of arrays.",
-                pointer=watched[0].unique,
-                hint="Put uniqueItems beside all of the alternatives, or: enforce='best_effort'.",
-            )
-        return self._watches.items[watched[0]] if watched else None
+        if len(arrays) == 1 and watched:
+            return self._watches.items[watched[0]]
+        for shape in watched:
+            if shape.unique is not None:
+                raise ConstraintError(
+                    "json_schema: that items are unique can't be enforced where there are alternatives of arrays.",
+                    pointer=shape.unique,
+                    hint="Put uniqueItems beside all of the alternatives, or: enforce='best_effort'.",
+                )
+        return None
 
     def _names(self, objects: Sequence[ObjectShape], *, several: bool, at: str) -> tuple[DistinctNames, ...]:
         """Names to watch, of each kind of objects.

@@ -51,26 +51,35 @@ def array_text(writer: Notation, shape: ArrayShape) -> Node:
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
     opening = EMPTY if writer.opening == EMPTY else writer.rule("[", lambda: writer.opening)
-    unique = shape.unique is not None and not _different(writer, shape)
-    if unique and (watched := _watched_items(writer, shape)) is not None:
-        return concat(opening, watched, writer.closing)
-    if shape.contains or unique:
-        return concat(
-            opening, _ArrayWriter(writer, shape, unique=unique).place(0, (0,) * len(shape.contains), frozenset())
-        )
-    return concat(opening, _items(writer, shape), writer.closing)
+    if shape.unique is not None:
+        return concat(opening, _different_items(writer, shape))
+    if shape.set_at is not None:
+        try:
+            return concat(opening, _different_items(writer, shape))
+        except ConstraintError:  # nothing but the asking for too many is a fault of a set
+            if writer.plain or shape.least > MAX_DISTINCT:
+                raise
+    return concat(opening, _any_items(writer, shape))
 
 
-def _watched_items(writer: Notation, shape: ArrayShape) -> Node | None:
-    """The items of an array whose masks watch that they differ; None where the grammar can say so.
+def _any_items(writer: Notation, shape: ArrayShape) -> Node:
+    """Items that need not differ, and the closing bracket."""
+    if shape.contains:
+        return _ArrayWriter(writer, shape, unique=False).place(0, (0,) * len(shape.contains), frozenset())
+    return concat(_items(writer, shape), writer.closing)
+
+
+def _different_items(writer: Notation, shape: ArrayShape) -> Node:
+    """Items that differ, as the grammar says or the masks watch, and the closing bracket.
 
     Raises:
         ConstraintError: the masks can't tell in time that no value is left.
     """
+    if _different(writer, shape):
+        return _any_items(writer, shape)
     places = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
-    sets = [writer.reader.values(formula) for formula in places]
     if not places or _few_values(writer, shape) is not None:
-        return None
+        return _ArrayWriter(writer, shape, unique=True).place(0, (0,) * len(shape.contains), frozenset())
     with _blame(shape):
         if writer.watches is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
@@ -78,26 +87,50 @@ def _watched_items(writer: Notation, shape: ArrayShape) -> Node | None:
             raise ConstraintError("json_schema: items that are unique and counted by contains can't be enforced.")
         if shape.least > MAX_DISTINCT:
             raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.")
-        scalars = tuple(map(_scalars, sets))
-        counts = [CountedTexts(node).count if node != NOTHING else 0 for node in scalars]
-        for i, values in enumerate(sets):
-            if (values.arrays or values.objects) and replace(values, loose=False) != ANY_VALUE:
-                raise ConstraintError(
-                    "json_schema: that items are unique can't be enforced for objects and arrays of a schema.",
-                    hint=_ADVICE,
-                )
-            if values.arrays or values.objects:
-                counts[i] = None
-        for i in range(min(shape.least, len(places))):
-            last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
-            count = counts[i]
-            if count is not None and count <= last:
-                if i >= len(shape.prefix) and not shape.prefix:
-                    return NOTHING
-                raise ConstraintError("json_schema: that the first items are unique can't be enforced.", hint=_ADVICE)
-    writer.watches.items[shape] = DistinctItems(scalars)
-    texts = dict(zip(places, scalars))
-    return _items(writer, shape, lambda formula: writer.different_item(formula, texts[formula]))
+        texts = tuple(_item_texts(writer, formula) for formula in places)
+        if not _enough(writer, shape, places, texts):
+            return NOTHING
+    writer.watches.items[shape] = DistinctItems(texts)
+    return concat(_items(writer, shape, writer.different_item), writer.closing)
+
+
+def _enough(writer: Notation, shape: ArrayShape, places: list[Formula], texts: tuple[Node, ...]) -> bool:
+    """Tells whether there are as many values as items are asked for.
+
+    Raises:
+        ConstraintError: the first items may use up the values of others.
+    """
+    for i in range(min(shape.least, len(places))):
+        last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
+        count = CountedTexts(texts[i]).count if texts[i] != NOTHING else 0
+        if count is None or count > last or _is_anything(writer.reader.values(places[i])):
+            continue
+        if shape.prefix:
+            raise ConstraintError("json_schema: that the first items are unique can't be enforced.", hint=_ADVICE)
+        return False
+    return True
+
+
+def _is_anything(values: ValueSet) -> bool:
+    return replace(values, loose=False) == ANY_VALUE
+
+
+def _item_texts(writer: Notation, formula: Formula) -> Node:
+    """The texts of items, each value spelt in one way; of items that may be anything, the scalars.
+
+    Raises:
+        ConstraintError: there are objects or arrays of which that can't be listed.
+    """
+    values = writer.reader.values(formula)
+    if _is_anything(values) or not (values.arrays or values.objects):
+        return _scalars(values)
+    try:
+        return writer.listed_texts(formula)
+    except ConstraintError as error:
+        why = error.message.removeprefix("json_schema: ")
+        raise ConstraintError(
+            f"json_schema: that items are unique can't be enforced for such objects and arrays: {why}", hint=_ADVICE
+        ) from error
 
 
 def _scalars(values: ValueSet) -> Node:
@@ -119,7 +152,7 @@ def _blame(shape: ArrayShape) -> Iterator[None]:
     try:
         yield
     except ConstraintError as error:
-        raise ConstraintError(error.message, pointer=shape.unique, hint=error.hint) from error
+        raise ConstraintError(error.message, pointer=shape.unique or shape.set_at, hint=error.hint) from error
 
 
 def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
@@ -128,10 +161,10 @@ def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], N
 
     def more(count: int) -> Node:
         """The items that are not in the prefix, after `count` others."""
-        rest = EMPTY if shape.rest is False else item_text(shape.rest)
         fewer, less = max(0, least - count), None if most is None else most - count
         if shape.rest is False or less == 0:
             return NOTHING if fewer else EMPTY
+        rest = item_text(shape.rest)
         if count:
             return repeat(concat(comma, rest), fewer, less)
         following = repeat(concat(comma, rest), max(0, fewer - 1), None if less is None else less - 1)
@@ -178,6 +211,8 @@ def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
             return None
         found |= dict.fromkeys(values)
     most = len(found) if shape.most is None else min(shape.most, len(found))
+    if most and len(found) >= MAX_SUBSETS:
+        return None
     return list(found) if sum(comb(len(found), count) for count in range(most + 1)) <= MAX_SUBSETS else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import lru_cache
 
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -21,14 +20,14 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
     texts_of,
 )
+from sglang_lite.constraints.json_schema.multiples import multiples
 from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
-from sglang_lite.protocol import ConstraintError
 
-MAX_ENDINGS = 1_000
-MAX_REMAINDERS = 7
+MAX_LISTED = 1_000  # numbers of a range one by one
 
-ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-2]?[0-9]{1,2})?")  # exponents that floats have
+# Exponents that floats have, up to 8 digits before.
+ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|-?(?:0|[1-9][0-9]{0,7})(?:\.[0-9]+)?[eE][+-]?[0-2]?[0-9]{1,2}")
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
@@ -81,13 +80,15 @@ def decimal_text(value: Fraction) -> str:
 
 def _piece(piece: NumberRange) -> Node:
     members = piece.members() or ()
-    if len(members) == 1 or (len(members) in range(1, MAX_ENDINGS) and piece.step != 1):
+    if len(members) == 1 or (len(members) in range(1, MAX_LISTED) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
     node = _range(piece)
+    ends = [abs(end) for end in (piece.low, piece.high) if end is not None]
+    digits = len(str(int(max(ends)))) if len(ends) == 2 else None
     if piece.step is not None and piece.step != 1:
-        node = intersection(node, _multiples(piece.step))
+        node = intersection(node, multiples(piece.step, digits))
     for each in piece.avoid:
-        node = intersection(node, Complement(_multiples(each)))
+        node = intersection(node, Complement(multiples(each, digits)))
     return node
 
 
@@ -192,84 +193,3 @@ def _digits_between(a: str, b: str) -> Node:
     if low <= high:
         options.append(concat(CharSet(((low, high),)), repeat(_DIGIT, rest, rest)))
     return concat(literal(prefix), alternation(options))
-
-
-# ----------------------------------------------------------------------------------------------- multiples
-
-
-def _multiples(step: Fraction) -> Node:
-    """Numbers that are multiples of `step`, with any zeros at the end of their fraction."""
-    places = 0
-    while (step * 10**places).denominator != 1:
-        places += 1
-    unit = int(step * 10**places)
-
-    def after_point(digits: int) -> Node:
-        return _divisible(unit // math.gcd(unit, 10 ** (places - digits)), digits)
-
-    fractions = [concat(after_point(digits), parse("0*")) for digits in range(1, places + 1)]
-    return concat(optional(literal("-")), alternation([concat(after_point(0), optional(parse(r"\.0+"))), *fractions]))
-
-
-def _divisible(number: int, after_point: int) -> Node:
-    """Digits, the last of them after a point, that without it make a multiple of `number`."""
-    rest = number
-    for prime in (2, 5):
-        while not rest % prime:
-            rest //= prime
-    node = _endings(number // rest, after_point)
-    if rest == 1:
-        return node
-    if rest > MAX_REMAINDERS or 10**after_point > MAX_ENDINGS:
-        raise ConstraintError(
-            f"multiples of {number} can't be told by a small automaton.",
-            hint=f"Supported: 2, 3, 5, {MAX_REMAINDERS}, and products of 2 and 5 and one of the others.",
-        )
-    if not after_point:
-        return intersection(node, _by_remainder(rest, 0))
-    shift = 10**after_point
-    after: dict[int, list[Node]] = {}  # by the remainder that the digits before must have
-    for value in range(shift):
-        before = next(r for r in range(rest) if not (r * shift + value) % rest)
-        after.setdefault(before, []).append(literal(f".{value:0{after_point}}"))
-    whole = [concat(_by_remainder(rest, before), alternation(digits)) for before, digits in after.items()]
-    return intersection(node, alternation(whole))
-
-
-def _endings(number: int, after_point: int) -> Node:
-    """Digits that make a multiple of a number that divides a power of ten: by the last digits."""
-    width = 0
-    while 10**width % number:
-        width += 1
-    if 10**width // number > MAX_ENDINGS:
-        raise ConstraintError(f"multiples of {number} have more than {MAX_ENDINGS:,} endings.")
-    some = Repeat(_DIGIT, 1, None)
-    endings = [str(value).zfill(width) for value in range(0, 10**width, number)] if width else [""]
-    if after_point and width <= after_point:
-        filling = repeat(_DIGIT, after_point - width, after_point - width)
-        return concat(some, literal("."), filling, alternation(map(literal, endings)))
-    if not width:
-        return some
-    cut = width - after_point
-    point = "." if after_point else ""
-    short = [literal(str(int(text[:cut])) + point + text[cut:]) for text in endings]
-    long = concat(_DIGITS, alternation(literal(text[:cut] + point + text[cut:]) for text in endings))
-    return alternation([*short, long])
-
-
-@lru_cache
-def _by_remainder(number: int, remainder: int) -> Node:
-    """Digits that leave a remainder: the automaton of remainders, its states taken out one by one."""
-    start, end = -1, number
-    edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (remainder, end): EMPTY}
-    for state in range(number):
-        for digit in range(10):
-            edge = state, (10 * state + digit) % number
-            edges[edge] = alternation([edges.get(edge, NOTHING), literal(str(digit))])
-    for gone in range(number - 1, -1, -1):
-        loop = repeat(edges.get((gone, gone), NOTHING), 0, None)
-        for a in (start, *range(gone)):
-            for b in (*range(gone), end):
-                round_about = concat(edges.get((a, gone), NOTHING), loop, edges.get((gone, b), NOTHING))
-                edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
-    return edges[start, end]

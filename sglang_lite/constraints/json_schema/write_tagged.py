@@ -67,7 +67,7 @@ class TaggedWriter:
     opening: Node = EMPTY
     closing: Node = EMPTY
     comma: Node = EMPTY
-    any_order = False
+    any_order = plain = False
     watches: Watches | None = None
 
     def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
@@ -94,7 +94,10 @@ class TaggedWriter:
         before, after = self._tags.item
         return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
 
-    def different_item(self, formula: Formula, scalars: Node) -> Node:
+    def different_item(self, formula: Formula) -> Node:
+        raise AssertionError("nobody watches what is between tags")
+
+    def listed_texts(self, formula: Formula) -> Node:
         raise AssertionError("nobody watches what is between tags")
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:

@@ -8,16 +8,17 @@ greedily (llguidance) reads exactly this language.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from sglang_lite.constraints.formal.grammars import pruned
+from sglang_lite.constraints.formal.grammars import pruned, regular
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
-from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape, ValueSet
+from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ObjectShape, ValueSet
 from sglang_lite.constraints.json_schema.watched import Watched, Watches
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
@@ -27,25 +28,53 @@ from sglang_lite.protocol import ConstraintError
 MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 
+@dataclass(slots=True)
+class _Rules:
+    """Rules that were asked for.
+
+    Attributes:
+        names: by what they are of.
+        numbers: of shapes in such keys.
+        to_do: those whose bodies are not worked out, by name.
+        open_at: JSON Pointers of objects with names that are not listed.
+    """
+
+    names: dict[Hashable, str] = field(default_factory=dict)
+    numbers: dict[ArrayShape | ObjectShape, int] = field(default_factory=dict)
+    to_do: deque[tuple[str, Callable[[], Node]]] = field(default_factory=deque)
+    open_at: dict[str, None] = field(default_factory=dict)
+
+
 class JsonWriter:
     """Writer of values as JSON in one style.
 
     Args:
         reader: of the schema.
         style: of the text.
-        watched: the masks watch what the grammar can't say.
+        watches: takes what the masks have to watch; None where they don't.
+        plain: each number is spelt in one way.
+        rules: those of another writer, to which this one's are added.
     """
 
-    def __init__(self, reader: SchemaReader, style: Style, *, watched: bool = False) -> None:
+    def __init__(
+        self,
+        reader: SchemaReader,
+        style: Style,
+        *,
+        watches: Watches | None = None,
+        plain: bool = False,
+        rules: _Rules | None = None,
+    ) -> None:
         self.reader = reader
         self.comma, self.any_order = style.comma, style.any_order
         self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
-        self.watches = Watches() if watched else None
-        self._style = style
-        self._names: dict[Hashable, str] = {}
-        self._numbers: dict[ArrayShape | ObjectShape, int] = {}
-        self._to_do: deque[tuple[str, Callable[[], Node]]] = deque()
-        self.open_at: dict[str, None] = {}  # JSON Pointers of objects with names that are not listed
+        self.watches, self.plain = watches, plain
+        self._style, self._rules = style, rules or _Rules()
+
+    @property
+    def open_at(self) -> Iterable[str]:
+        """JSON Pointers of objects with names that are not listed."""
+        return self._rules.open_at
 
     def language(self, formula: Formula) -> Language:
         """The texts of the values in a formula.
@@ -63,8 +92,8 @@ class JsonWriter:
             ConstraintError: no text is in it, or something can't be enforced, with its JSON Pointer.
         """
         rules: dict[str, Node] = {}
-        while self._to_do:
-            name, body = self._to_do.popleft()
+        while self._rules.to_do:
+            name, body = self._rules.to_do.popleft()
             rules[name] = body()
             if len(rules) > MAX_RULES:
                 raise ConstraintError(f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules.")
@@ -72,14 +101,15 @@ class JsonWriter:
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """A reference to the rule of a key. Its body is worked out later."""
-        if key not in self._names:
-            self._names[key] = f"v{len(self._names)}"
-            self._to_do.append((self._names[key], body))
-        return Ref(self._names[key])
+        key, names = (self.plain, key), self._rules.names
+        if key not in names:
+            names[key] = f"v{len(names)}"
+            self._rules.to_do.append((names[key], body))
+        return Ref(names[key])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
         """Number that stands for a shape in the keys of its rules."""
-        return self._numbers.setdefault(shape, len(self._numbers))
+        return self._rules.numbers.setdefault(shape, len(self._rules.numbers))
 
     def value(self, formula: Formula) -> Ref:
         """A reference to the texts of a formula's values."""
@@ -88,11 +118,24 @@ class JsonWriter:
     def item(self, formula: Formula) -> Node:
         return self.value(formula)
 
-    def different_item(self, formula: Formula, scalars: Node) -> Node:
-        def body() -> Node:
-            return alternation([scalars, *self.containers(self.reader.values(formula))])
+    def different_item(self, formula: Formula) -> Node:
+        if replace(self.reader.values(formula), loose=False) != ANY_VALUE:
+            plain = JsonWriter(self.reader, self._style, watches=self.watches, plain=True, rules=self._rules)
+            return plain.value(formula)
+        return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
 
-        return self.rule(("different", formula), body)
+    def listed_texts(self, formula: Formula) -> Node:
+        if self.any_order or self._style.gap != EMPTY:
+            raise ConstraintError("json_schema: their members or blanks may be written in several ways.")
+        if self.reader.empty(formula):
+            return NOTHING
+        writer = JsonWriter(self.reader, self._style, plain=True)
+        node = regular(writer.language(formula))
+        if writer.open_at:
+            raise ConstraintError("json_schema: they have members that are not listed.")
+        if node is None:
+            raise ConstraintError("json_schema: they nest without end, or are too large.")
+        return node
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
         before = concat(literal("{"), self._style.gap) if first else self.comma
@@ -107,15 +150,18 @@ class JsonWriter:
         with blame_formula(formula):
             values = self.reader.values(formula)
             if any(shape.listed().free_others() for shape in values.objects):
-                self.open_at[pointer_of(formula)] = None
-            return self._texts(values)
+                self._rules.open_at[pointer_of(formula)] = None
+            return self._texts(values, plain=self.plain)
 
-    def _texts(self, values: ValueSet) -> Node:
-        return alternation([self._scalars(values), *self.containers(values)])
+    def _texts(self, values: ValueSet, *, plain: bool) -> Node:
+        return alternation([self._scalars(values, plain=plain), *self.containers(values)])
 
-    def _scalars(self, values: ValueSet) -> Node:
+    def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
-        options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
+        if plain:
+            options += [booleans(values), write_numbers.plain_texts(values.numbers)]
+        else:
+            options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
         return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
 
     def places(self, formula: Formula) -> tuple[Watched, ...]:

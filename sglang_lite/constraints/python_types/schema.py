@@ -10,6 +10,7 @@ import datetime
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from functools import partial
@@ -26,7 +27,9 @@ from sglang_lite.protocol.anything import UserValue
 Json = dict[str, Any]
 CoreNode: TypeAlias = Any  # one of some fifty TypedDicts of pydantic, by its "type"
 
-_UNSAID = "x-checked-when-read"  # a keyword that is taken out again, with its pointer
+# Keywords that are taken out again, with their pointers.
+_UNSAID = "x-checked-when-read"
+_SET = "x-set"
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
 _STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
 _HANDFUL = 8  # scalars, of which a grammar tells whether they are different
@@ -48,8 +51,23 @@ _SOUND: dict[str, Json | None] = {
 }  # fmt: skip
 
 
-def schema_of(adapter: TypeAdapter[UserValue], name: str) -> tuple[Json, tuple[tuple[str, str], ...]]:
-    """The JSON schema of a type, and what it does not say: JSON Pointers into it, and why.
+@dataclass(frozen=True, slots=True)
+class SchemaOfType:
+    """JSON schema of a type.
+
+    Attributes:
+        schema: it.
+        unsaid: what it does not say, as JSON Pointers into it, and why.
+        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not tell apart.
+    """
+
+    schema: Json
+    unsaid: tuple[tuple[str, str], ...]
+    sets: tuple[str, ...]
+
+
+def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
+    """The JSON schema of a type.
 
     Args:
         adapter: of the type.
@@ -79,13 +97,14 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
         found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
-    by_name = {name: _marks_taken(schema)[0] for (name, _), schema in found.items()}
-    return {str(name): schema for name, schema in by_name.items()}, _marks_taken(shared)[0]
+    by_name = {name: _marks_taken(schema).schema for (name, _), schema in found.items()}
+    return {str(name): schema for name, schema in by_name.items()}, _marks_taken(shared).schema
 
 
-def _marks_taken(schema: Json) -> tuple[Json, tuple[tuple[str, str], ...]]:
+def _marks_taken(schema: Json) -> SchemaOfType:
     """A schema without the marks, and those by pointer."""
     unsaid: list[tuple[str, str]] = []
+    sets: list[str] = []
     queue = [("", schema)]
     for pointer, each in queue:
         if isinstance(each, dict):
@@ -93,12 +112,15 @@ def _marks_taken(schema: Json) -> tuple[Json, tuple[tuple[str, str], ...]]:
                 unsaid.append((pointer, each.pop(_UNSAID)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
                     each.update(each.pop("allOf")[0])  # which was put around alternatives
+            if each.pop(_SET, False):
+                sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
     reference = schema.get("$ref", "")
     if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # left so by the mark
         name = reference.removeprefix("#/$defs/")
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
-    return schema, tuple(unsaid)
+        sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
+    return SchemaOfType(schema, tuple(unsaid), tuple(sets))
 
 
 class TypeSchema(GenerateJsonSchema):
@@ -264,7 +286,7 @@ class TypeSchema(GenerateJsonSchema):
         return self._set(schema)
 
     def _set(self, schema: CoreNode) -> Json:
-        """A set may be written with an item twice, where a grammar can't tell."""
+        """The schema of a set. One may be written with an item twice, where nothing can tell."""
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
         least, most = schema.get("min_length", 0), schema.get("max_length")
         found: Json = {"type": "array", "items": items}
@@ -277,9 +299,10 @@ class TypeSchema(GenerateJsonSchema):
             found = _marked(found, "that items are hashable")
         if known.get("type") == "boolean" or len(known.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
             found["uniqueItems"] = True
-        elif least > 1:
+            return found
+        if least > 1:
             found = _marked(found, "the number of different items")
-        return found
+        return {**found, _SET: True}
 
     def dict_schema(self, schema: CoreNode) -> Json:
         return self._common_dict_schema(schema)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
 
+import msgspec
 from typing_extensions import TypedDict
 
 from sglang_lite.constraints.free_numbers import ENDS, PATTERNS
@@ -80,13 +81,15 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
         return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
     from sglang_lite.constraints.python_types.schema import schema_of  # pydantic takes a while to load
 
-    schema, checked = schema_of(_adapter(annotation), str(annotation))
+    found = schema_of(_adapter(annotation), str(annotation))
+    schema = found.schema
     if schema.get("type") == "integer":
         if "exclusiveMinimum" not in schema:
             schema.setdefault("minimum", -MAX_INT)
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
-    return ValueType(annotation, json_schema(schema), _reader(annotation, _load), checked=checked)
+    constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
+    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.unsaid)
 
 
 def number_text(number: Number) -> ValueType:

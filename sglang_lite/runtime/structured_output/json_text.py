@@ -7,7 +7,7 @@ their object ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names,
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
+_SHUT = (b'"', b"{", b"[")  # begin values that have an end of their own
 
 Value: TypeAlias = Any  # JSON, made hashable
 
@@ -39,11 +40,12 @@ class Places:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
-        """Tells whether up to the end of a text there are ways to others without end."""
+        """Tells whether up to the end of a text there are ways to others without end; True for what is not counted."""
         key = id(texts), text
         if key not in self._endless:
-            before = text[:-1] if text[:1] == b'"' else text
-            self._endless[key] = texts.count_behind(before.decode("utf-8", "ignore")) is None
+            before = text[:-1] if text[:1] in _SHUT else text
+            counts = [texts.count_behind(each.decode("utf-8", "ignore")) for each in (text, before)]
+            self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
     def names(self, place: Watched | None) -> Names:
@@ -91,7 +93,8 @@ class _Container:
         return twin
 
     def allowed(self) -> Node | None:
-        """The texts of scalar items, of which no other may come; None where any may."""
+        """The texts of items, of which no other may come; of items that may be anything, the scalars. None where any
+        may."""
         return None if self.place is None or self.place.items is None else self.place.items.at(self.count)
 
     def has_value(self, text: bytes) -> None:
@@ -228,16 +231,16 @@ class JsonText:
 
     def forbidden(self) -> list[bytes]:
         """Texts with which there would be nothing but names or items that came before."""
-        current = self._current()
-        if current is None or self._escaped:
+        if self._escaped:
             return []
-        top, begun = current
-        if top.is_object:
-            return sorted(dead[len(begun) :] for dead in top.names.dead if dead.startswith(begun) and dead != begun)
-        node = top.allowed()
-        texts = None if node is None else self._places.texts(node)
-        scalars = (used for used in top.used if used.startswith(begun) and used[0] not in _OPENING)
-        found = {self._dead_end(texts, top, begun, used) for used in scalars}
+        found: set[bytes] = set()
+        for top, begun in self._current():
+            if top.is_object:
+                found |= {dead[len(begun) :] for dead in top.names.dead if dead.startswith(begun) and dead != begun}
+                continue
+            node = top.allowed()
+            texts = None if node is None else self._places.texts(node)
+            found |= {self._dead_end(texts, top, begun, used) for used in top.used if used.startswith(begun)}
         return sorted(found - {b""})
 
     def _dead_end(self, texts: CountedTexts | None, top: _Container, begun: bytes, used: bytes) -> bytes:
@@ -247,30 +250,30 @@ class JsonText:
         ends = range(len(begun) + 1, len(used) + 1)
         return next((used[len(begun) : end] for end in ends if not _any_left(texts, used[:end], top)), b"")
 
-    def _current(self) -> tuple[_Container, bytes] | None:
-        """The container whose name or item is being written or has to come, and what there is of that."""
-        top = self._open[-1] if self._open else None
-        if top is None or (top.begun < 0 and not top.pending):
-            return None
-        return top, self._text[top.begun :] if top.begun >= 0 else b""
+    def _current(self) -> Iterator[tuple[_Container, bytes]]:
+        """Containers whose name or item is being written or has to come, and what there is of that."""
+        for each in self._open:
+            if each.begun >= 0:
+                yield each, self._text[each.begun :]
+        if self._open and self._open[-1].begun < 0 and self._open[-1].pending:
+            yield self._open[-1], b""
 
     def _any_left(self) -> bool:
-        """Tells whether some name or item that did not come can come where one has to."""
-        current = self._current()
-        if current is None:
-            return True
-        top, begun = current
+        """Tells whether names or items that did not come can come where some have to."""
+        return all(self._has_others(top, begun) for top, begun in self._current())
+
+    def _has_others(self, top: _Container, begun: bytes) -> bool:
         if top.is_object:
             return top.names.any_left(begun)
         node = top.allowed()
-        if node is None or not any(used.startswith(begun) for used in top.used):
-            return True
-        texts = self._places.texts(node)
+        texts = None if node is None or not top.used else self._places.texts(node)
         return texts is None or _any_left(texts, begun, top)
 
 
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
-    return texts.any_left(begun.decode("utf-8", "ignore"), [used.decode() for used in top.used])
+    """Tells whether a text that was not used begins so; True where such texts are not counted."""
+    beginning = begun.decode("utf-8", "ignore")
+    return texts.count_behind(beginning) == 0 or texts.any_left(beginning, [used.decode() for used in top.used])
 
 
 def _hashable(value: Value) -> Value:

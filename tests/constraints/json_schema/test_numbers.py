@@ -76,10 +76,32 @@ def test_numbers_are_decimals_as_they_are_written():
     assert accepts(texts((NumberRange(step=exact(0.01)),)), "19.99")
     assert accepts(texts(EVERY), "-1.5e+299")
     assert not accepts(texts(EVERY), "1e309")  # no float is as large
+    assert not accepts(texts(EVERY), f"{10**20}e299")
+    assert accepts(texts(EVERY), "12345678.5e299")
     assert not accepts(texts(WHOLE), "1.0")
+
+
+STEPPED = [
+    ("0.01", None, None), ("0.1", None, None), ("0.5", None, None), ("2.5", "0.5", None), ("0.25", "-3", "40"),
+    ("0.125", None, "7.3"), ("32", None, None), ("64", "0", "9999"), ("1000", None, None), ("21", "0", "999"), ("0.3", None, None),
+    ("0.7", "-20", "20"), ("9", "-500", "500"), ("0.9", "0", "100"), ("1.1", "0", "99.5"), ("2.7", "1", "50"), ("13", "0", "2000"),
+    ("256", "0", "99999"), ("0.0003", None, None), ("0.123", "0", "9.9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "low", "high"), STEPPED)
+def test_multiples_of_decimals_are_told_by_brute_force(step, low, high):
+    least, most = (None if end is None else Fraction(end) for end in (low, high))
+    piece = NumberRange(least, most, step=Fraction(step))
+    language = texts((piece,))
+    near = [Fraction(i, 40) for i in range(-400, 800)]
+    for value in (*near, *(k * Fraction(step) for k in range(-60, 200))):
+        assert accepts(language, decimal_text(value)) == (value in piece), value
 
 
 def test_multiples_that_need_a_large_automaton_are_refused():
     with pytest.raises(ConstraintError, match="multiples of 11"):
         texts((NumberRange(step=Fraction(11)),))
+    with pytest.raises(ConstraintError, match=r"multiples of 0\.0123"):
+        texts((NumberRange(Fraction(0), Fraction(10**9), step=Fraction("0.0123")),))
     assert accepts(texts((NumberRange(Fraction(0), Fraction(99), step=Fraction(11)),)), "88")

@@ -3,18 +3,32 @@
 import itertools
 import json
 import random
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
+from sglang_lite.constraints.python_types.value_type import value_type
 from sglang_lite.constraints.random_texts import sample
 from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.protocol import ConstraintError, InOrder, Regex, ValueValidationError
 from sglang_lite.runtime.structured_output.base import next_mask
 from tests.constraints.engine import accepts, compiled
 
+
+def p_set(least):
+    return Annotated[set[int], Field(min_length=least)]
+
+
+class Tagged(BaseModel):
+    tags: set[str]
+
+
 MANY = ["a", "ab", "abc", "b", "ba", "c", "ca", "d", "e", "f"]
+POINT = {
+    "type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", 10, 1]}}, "additionalProperties": False,
+}  # fmt: skip
 UNIQUE: dict[str, dict[str, Any]] = {
     "anything": {"uniqueItems": True},
     "strings": {"items": {"type": "string"}},
@@ -23,6 +37,19 @@ UNIQUE: dict[str, dict[str, Any]] = {
     "listed": {"items": {"enum": [*MANY, None, 1, 10, 100]}, "minItems": 12},
     "a pattern": {"items": {"type": "string", "pattern": "^[ab]{1,2}$|^c+$"}, "minItems": 5},
     "nested": {"items": {"type": ["boolean", "number", "null"]}, "prefixItems": [{"type": "string"}]},
+    "closed objects": {"items": POINT},
+    "a few closed objects": {"items": {**POINT, "required": ["a", "b"]}, "minItems": 6},
+    "tuples": {
+        "items": {
+            "type": "array",
+            "prefixItems": [{"type": "boolean"}, {"enum": ["a", "ab", 1]}],
+            "items": False,
+            "minItems": 2,
+        },
+        "minItems": 6,
+        "type": "array",
+    },
+    "objects or numbers": {"items": {"anyOf": [POINT, {"type": "number"}]}, "prefixItems": [{"const": 1}]},
 }
 
 
@@ -51,7 +78,7 @@ def walked(constraint, rng, steps=120):
 @pytest.mark.parametrize("name", UNIQUE)
 def test_no_way_through_the_masks_has_an_item_twice_or_gets_stuck(name):
     constraint = constraint_of(name)
-    for seed in range(15):
+    for seed in range(6):
         text, complete = walked(constraint, random.Random(seed))
         if complete:
             parse_json(constraint, text)
@@ -74,6 +101,10 @@ def test_samples_are_kept(name):
          ["[1, 1]", "[1, 1.0]", '[{"a": 1, "b": [2]}, {"b": [2], "a": 1}]', '["é", "\\u00e9"]', "[[], []]", "[null, null]"]),
         ("strings", ['["a", "ab", "b"]'], ['["a", "b", "a"]']),
         ("integers", ["[1, 12, 2, 0]"], ["[1, 12, 1]", "[0, 0]"]),
+        ("closed objects", ['[{"a": true}, {"a": true, "b": 1}, {"a": true, "b": 10}, {}]'],
+         ['[{"a": true}, {"a": true}]', "[{}, {}]", '[{"a": true, "b": 1}, {}, {"a": true, "b": 1}]']),
+        ("tuples", ['[[true, "a"], [true, "ab"], [true, 1], [false, 1], [false, "a"], [false, "ab"]]'], ["[[true, 1], [true, 1]]"]),
+        ("objects or numbers", ['[1, {"a": true}, 1.5, {}]'], ["[1, 1]", '[1, {}, {}]', "[1, 1.0]"]),
         ("nested", ['["a", 1, 1.5, null, true]'], ['["a", 1, 1]']),
     ],
 )  # fmt: skip
@@ -87,6 +118,9 @@ def test_unique_items(name, kept, refused):
     ("schema", "pointer", "problem"),
     [
         ({"items": {"type": "object"}}, "/uniqueItems", "objects and arrays"),
+        ({"items": {"type": "array", "items": {"type": "object"}}}, "/uniqueItems", "members that are not listed"),
+        ({"items": {"$ref": "#/$defs/tree"}, "$defs": {"tree": {"properties": {"a": {"$ref": "#/$defs/tree"}}, "type": "object",
+          "additionalProperties": False}}}, "/uniqueItems", "nest without end"),
         ({"items": {"enum": list(range(10_000))}}, "/uniqueItems", "more than 1,000 values"),
         ({"minItems": 10_000}, "/uniqueItems", "more than 1,000 different"),
         ({"anyOf": [{"items": {"type": "string"}}, {"items": {"type": "integer"}, "minItems": 3}]}, "/uniqueItems", "alternat"),
@@ -108,6 +142,35 @@ def test_inside_another_constraint_nothing_is_watched_so_that_it_is_refused():
     few = json_schema({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True})
     assert not sgl.grammar.matches(InOrder((Regex("a"), few)), "a[1, 1]")
     assert sgl.grammar.matches(InOrder((Regex("a"), few)), "a[2, 1]")
+
+
+@pytest.mark.parametrize("kind", [set[str], frozenset[int], set[float], set, p_set(3), set[tuple[bool, bool]], Tagged])
+def test_sets_of_python_types_are_generated_without_doubled_items(kind):
+    constraint = value_type(kind).constraint
+    for seed in range(6):
+        text, complete = walked(constraint, random.Random(seed))
+        if complete:
+            items = json.loads(text)
+            items = items if kind is not Tagged else items["tags"]
+            assert len({json.dumps(item) for item in items}) == len(items)
+            value_type(kind).parse(text)
+
+
+def test_a_set_may_be_written_with_an_item_twice_where_nothing_is_watched():
+    constraint = value_type(set[str]).constraint
+    assert constraint is not None
+    assert sgl.grammar.matches(constraint, '["a", "b"]')
+    assert not sgl.grammar.matches(constraint, '["a", "a"]')
+    assert sgl.grammar.matches(InOrder((Regex("a"), constraint)), 'a["a", "a"]')
+    assert sgl.grammar.validate(set[str], '["a", "a"]') == {"a"}
+    assert sgl.grammar.matches(set[str] | list[int], '["a", "b"]')
+
+
+def test_a_set_of_ten_thousand_items_is_refused_in_a_line_before_anything_runs():
+    with pytest.raises(ConstraintError, match="more than 1,000 different items") as caught:
+        sgl.grammar.matches(p_set(10_000), "[]")
+    assert caught.value.pointer == ""
+    assert "\n" not in caught.value.message
 
 
 # --------------------------------------------------------------------------------------------- members in any order

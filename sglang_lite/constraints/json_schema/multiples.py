@@ -1,0 +1,167 @@
+"""Multiples of a rational number as decimal digits.
+
+A step is a whole number over a power of ten, so that multiples are told by their digits without the point. Those of 2
+and 5 are told by the last digits, those of 3 and 7 by their remainders. Others have expressions of a sensible
+size only where the number of digits is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache, lru_cache
+
+from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
+    NOTHING,
+    CharSet,
+    Node,
+    Repeat,
+    alternation,
+    concat,
+    intersection,
+    literal,
+    optional,
+    repeat,
+)
+from sglang_lite.constraints.syntax.regex import parse
+from sglang_lite.protocol import ConstraintError
+
+MAX_ENDINGS = 5_000  # digits in the expression of the last digits
+MAX_BOUNDED = 20_000  # likewise of a bounded number of digits
+
+_DIGIT = CharSet(((48, 57),))
+_DIGITS = Repeat(_DIGIT, 0, None)
+_POINT = literal(".")
+
+
+@lru_cache(maxsize=256)
+def multiples(step: Fraction, most: int | None) -> Node:
+    """Numbers that are multiples of a step, with any zeros at the end of their fraction, and texts of no number.
+
+    Args:
+        step: more than 0, a finite decimal.
+        most: digits that a number has before its point at most, None without an end.
+
+    Raises:
+        ConstraintError: their expression would be too large.
+    """
+    places = 0
+    while (step * 10**places).denominator != 1:
+        places += 1
+    unit = rest = int(step * 10**places)
+    for prime in (2, 5):
+        while not rest % prime:
+            rest //= prime
+    primes = [prime for prime in (3, 7) if not rest % prime]
+    endless = math.prod(primes) == rest and _size_of_endings(unit // rest) <= MAX_ENDINGS
+    bounded = 0
+    if most is not None and (primes or not endless):
+        length = most + places
+        bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
+    if not endless and not bounded:
+        raise ConstraintError(
+            f"multiples of {float(step):g} can't be told by a small automaton.",
+            hint="Supported: products of 2 and 5 up to 64 over any power of ten, these times 3, 7 or 21, and others "
+            "between a minimum and a maximum of a few digits.",
+        )
+
+    def with_fraction(digits: int) -> Node:
+        number = unit // math.gcd(unit, 10 ** (places - digits))
+        if bounded:
+            return alternation(_bounded(number, 0, before + digits, digits) for before in range(1, bounded + 1))
+        return _endings(number // rest, 0, digits)
+
+    fractions = [concat(with_fraction(digits), parse("0*")) for digits in range(1, places + 1)]
+    sign = optional(literal("-"))
+    node = concat(sign, alternation([concat(with_fraction(0), optional(parse(r"\.0+"))), *fractions]))
+    for prime in () if bounded else primes:
+        node = intersection(node, concat(sign, _by_remainder(prime)))
+    return node
+
+
+# ------------------------------------------------------------------------------------------------- last digits
+
+
+def _size_of_endings(number: int) -> int:
+    size = 1
+    sizes = []
+    while number > 1:
+        common = math.gcd(10, number)
+        number //= common
+        sizes.append(min(10 // common, number))
+    for ways in reversed(sizes):
+        size = ways * (size + 1)
+    return size
+
+
+@cache
+def _endings(number: int, remainder: int, after: int) -> Node:
+    """Digits that leave a remainder by a number that divides a power of ten: by the last one and those before it."""
+    if number == 1:
+        return concat(_DIGITS, _POINT, repeat(_DIGIT, after, after)) if after > 0 else _DIGITS
+    common = math.gcd(10, number)
+    rest = number // common
+    inverse: int = pow(10 // common, -1, rest) if rest > 1 else 0
+    by_rest: dict[int, list[int]] = {}
+    for digit in range(remainder % common, 10, common):
+        before = (remainder - digit) // common * inverse % rest if rest > 1 else 0
+        by_rest.setdefault(before, []).append(48 + digit)
+    options: list[Node] = [EMPTY] if not remainder % number and after <= 0 else []
+    for before, digits in by_rest.items():
+        point = _POINT if after == 1 else EMPTY
+        last = CharSet(tuple((digit, digit) for digit in digits))
+        options.append(concat(_endings(rest, before, after - 1 if after > 0 else 0), point, last))
+    return alternation(options)
+
+
+# -------------------------------------------------------------------------------------------------- remainders
+
+
+@cache
+def _by_remainder(number: int) -> Node:
+    """Digits with points that without these make a multiple of a small number: the automaton of remainders, its states
+    taken out one by one."""
+    start, end = -1, number
+    edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (0, end): EMPTY}
+    for state in range(number):
+        for after in range(number):
+            codes = tuple((48 + d, 48 + d) for d in range(10) if (10 * state + d) % number == after)
+            edges[state, after] = concat(CharSet(codes), optional(_POINT))
+    for gone in range(number - 1, -1, -1):
+        loop = repeat(edges.get((gone, gone), NOTHING), 0, None)
+        for a in (start, *range(gone)):
+            for b in (*range(gone), end):
+                round_about = concat(edges.get((a, gone), NOTHING), loop, edges.get((gone, b), NOTHING))
+                edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
+    return edges[start, end]
+
+
+# ---------------------------------------------------------------------------------------------- a few digits
+
+
+def _size_of_bounded(number: int, length: int) -> int:
+    """Digits in the expression of so many digits that leave a remainder, at most."""
+    if length == 1:
+        return 1 + 10 // number
+    half = length // 2
+    ways: int = min(number, 10**half)
+    return ways * (_size_of_bounded(number, half) + _size_of_bounded(number, length - half))
+
+
+@cache
+def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
+    """So many digits that leave a remainder: half of them with each, and the others with what is left."""
+    if length == 1:
+        codes = tuple((48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder)
+        return CharSet(codes) if codes else NOTHING
+    right = length // 2
+    left, options = length - right, []
+    for first in range(number):
+        last = (remainder - first * 10**right) % number
+        point = _POINT if after == right else EMPTY
+        options.append(concat(
+            _bounded(number, first, left, max(0, after - right)), point,
+            _bounded(number, last, right, after if after < right else 0),
+        ))  # fmt: skip
+    return alternation(options)
