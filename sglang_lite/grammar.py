@@ -55,7 +55,7 @@ from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
-    from sglang_lite.runtime.structured_output.base import CompiledGrammar
+    from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
     from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -198,12 +198,15 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
     Raises:
         ConstraintError: a constraint that is not valid or can't be enforced; or a text that it does not allow.
     """
+    from sglang_lite.runtime.structured_output.ahead import ahead
+
     known = as_constraint(constraint)
     _must_be_text(text)
     with within_limits("the constraint"):
         matcher = ByteMatcher(known)
         matcher.push(text)
-        return matcher.ahead()
+        watched = _watching_matcher(known)
+        return matcher.ahead() if watched is None else ahead(watched, text)
 
 
 def describe(constraint: ConstraintLike) -> str:
@@ -274,6 +277,14 @@ def _tokenizer_at(path: Path) -> Tokenizer:
     from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
 
     return tokenizer_from_folder(path) if path.is_dir() else tokenizer_from_gguf(GgufFile(path).metadata, str(path))
+
+
+def _watching_matcher(constraint: Constraint) -> Matcher | None:
+    """A matcher of bytes that watches what no grammar says; None where there is nothing."""
+    from sglang_lite.runtime.structured_output.unique_names import DistinctGrammar
+
+    grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
+    return grammar.matcher() if isinstance(grammar, DistinctGrammar) else None
 
 
 def _first_mask(grammar: CompiledGrammar) -> None:

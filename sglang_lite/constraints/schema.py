@@ -45,7 +45,8 @@ def json_schema(
     try:
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConstraintError(f"json_schema: not a JSON document: {error}") from error
+        hint = "Give a schema as a dict or as text; a pydantic model has model_json_schema()."
+        raise ConstraintError(f"json_schema: not a JSON document: {error}", hint=hint) from error
     schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
     style_of(schema)  # so that a pattern that is none is refused here
     if resources:

@@ -56,6 +56,20 @@ def test_a_grammar_of_endless_forced_text_is_looked_at_only_so_far():
     assert len(complete(sgl.Regex("(abcd){5000}")).forced) == 10_000
 
 
+def test_what_masks_watch_is_told():
+    members = {f"p{i}": {"type": "null"} for i in range(12)}
+    closed = {"type": "object", "properties": members, "additionalProperties": False}
+    any_order = sgl.grammar.json_schema({**closed, "required": ["p3", "p11"]}, order="any")
+    assert complete(any_order, '{"p3": null').forced == ', "p'
+    assert complete(any_order, '{"p3": null, "p').follows == "012456789"
+    assert complete(any_order, '{"p11": null, "p1": null, "p1').forced == '0": null, "p'
+    assert complete(any_order, '{"p3": null, "p11": null').follows == ",}"
+    with pytest.raises(sgl.ConstraintError, match="has to come would be missing"):
+        complete(any_order, '{"p3": null}')
+    assert '"' not in complete(dict[str, int], '{"a": 1, "a').follows
+    assert complete(list[float], "[1, 1").complete is False
+
+
 @pytest.mark.parametrize("text", ["x", "yex", "yes!!"])
 def test_a_text_that_is_not_allowed_is_refused(text):
     with pytest.raises(sgl.ConstraintError, match="does not allow"):
