@@ -8,10 +8,9 @@ what they are made for. A real-world schema passes if it judges all of its insta
 are judged with formats as annotations and its remotes as resources, those of its optional parts with formats demanded;
 a refused schema's cases count as wrong. What of the optional parts is wrongly accepted is named by docs/constraints.md.
 
-Times are the processor's, one thread at work. Masks are timed before every token of every valid instance, written as it is
-generated. FILE is a
-`.tiktoken` file (Qwen's is in the PyPI package `dashscope`), padded to 151,936 tokens; without it the default model's
-49,152 are used.
+Times are the processor's, one thread at work. Masks are timed before every token of every valid instance, written as it
+is generated. FILE is a `.tiktoken` file (Qwen's is in the PyPI package `dashscope`), padded to 151,936 tokens; without
+it the default model's 49,152 are used.
 """
 
 from __future__ import annotations
