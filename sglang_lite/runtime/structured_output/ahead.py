@@ -10,7 +10,7 @@ _MAX_FORCED = 10_000  # bytes
 
 
 def ahead(matcher: Matcher, text: str) -> Completion:
-    """What may come behind a text that the grammar allows, as `ByteMatcher.ahead` tells it.
+    """Continuation of a text that the grammar allows, as `ByteMatcher.ahead` tells it.
 
     Args:
         matcher: at the start, with a token for every byte.
