@@ -98,7 +98,7 @@ def main() -> None:
             with patched if launch else nullcontext():
                 try:
                     took = milliseconds(heads, cache, plan, rows)
-                except triton.runtime.errors.OutOfResources as error:
+                except triton.TritonError as error:
                     print(f"{other:44}{str(error)[:60]}")
                     continue
             rate = read / took / 1e9

@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials,
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.latent_attention import PAIRS, head_block, latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill
 from sglang_lite.runtime.kernels.launch import latent_launch
 
 _LEAST = 128  # tokens in a decoding program's share
@@ -35,16 +35,14 @@ class LatentAttention:
         if needs.compute not in _TYPES:
             return f"it does not compute in {needs.compute}"
         card = card_of(needs.device)
-        for queries, divisible in ((head_block(needs.heads), False), (PAIRS, True)):
-            size, item = needs.head_dim, needs.compute.itemsize
-            if latent_launch(card, size=size, item=item, queries=queries, divisible=divisible) is None:
-                return f"latents find no room in the {card.shared:,} bytes of shared memory of a {card.name}"
+        if latent_launch(card, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS) is None:
+            return f"latents find no room in the {card.shared:,} bytes of shared memory of a {card.name}"
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
         parts, device = self._items(needs.most_rows) * needs.heads, needs.device
-        blocks = -(-needs.heads // head_block(needs.heads))
+        blocks = -(-needs.heads // 16)  # of heads, at most
         nothing = torch.empty(0, device=device)  # no prefix is read for several rows
         self._partials = Partials(
             acc=torch.empty((parts, needs.latent), device=device),

@@ -202,7 +202,7 @@ def _prefill(
 
 
 def head_block(heads: int) -> int:
-    """Heads of a row that a decoding program has."""
+    """Heads of a row that a decoding program is to have."""
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
@@ -228,7 +228,8 @@ def latent_decode(
     Reads each latent once for each block of heads.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
-    block, partials = head_block(heads), work.partials
+    launch, partials = _launch(q, head_block(heads)), work.partials
+    block = launch.queries
     blocks = triton.cdiv(heads, block)
     assert rows * blocks <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
@@ -236,7 +237,7 @@ def latent_decode(
         q, cache.k[layer], out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, scale,
         HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, ACROSS=block < 64, BLOCK_H=block,
-        **_blocks(rank, size - rank), **_launch(q, block, divisible=False).options, **overlapped(q.device),
+        **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
     )  # fmt: skip
 
 
@@ -252,7 +253,7 @@ def latent_prefill(
 ) -> None:
     """Causal attention of the plan's blocks of new tokens. Arguments as `latent_decode`."""
     heads, size = q.shape[1:]
-    launch = _launch(q, PAIRS, divisible=True)
+    launch = _launch(q, PAIRS)
     parts = triton.cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
         q, cache.k[layer], out, plan.blocks, plan.page_table, plan.page_table.shape[1], scale,
@@ -265,9 +266,7 @@ def _blocks(rank: int, turned: int) -> dict[str, int]:
     return {"BLOCK_R": padded(rank), "BLOCK_T": padded(turned)}
 
 
-def _launch(q: torch.Tensor, queries: int, *, divisible: bool) -> Launch:
-    launch = latent_launch(
-        card_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries, divisible=divisible
-    )
+def _launch(q: torch.Tensor, queries: int) -> Launch:
+    launch = latent_launch(card_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
     assert launch is not None, "refused"
     return launch

@@ -63,21 +63,24 @@ def attention_launch(
 
 
 @functools.cache
-def latent_launch(card: Card, *, size: int, item: int, queries: int, divisible: bool) -> Launch | None:
-    """The launch of a kernel of latent attention; None: no program finds room. Not measured yet: chosen by what is
-    compiled for an H200.
+def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
+    """The launch of a kernel of latent attention; None: no program finds room. Chosen by what is compiled, and not
+    measured yet.
 
     Args:
         size: of a latent with its turned part.
         item: bytes of an element.
-        queries: that a program is to have; fewer where there is no room, if it is `divisible`.
+        queries: that a program is to have; fewer where there is no room.
     """
     if item == 4:
-        wanted = Launch(_LEAST if divisible else queries, 16, 4, 2)
+        wanted = Launch(_LEAST, 16, 4, 2)
+    elif not card.copies:  # nor products whose operands lie in shared memory: registers overflow
+        wanted = Launch(min(queries, 32), 32, 8, 2)
     else:
         wanted = Launch(queries, 64, 4, 2) if queries < 64 else Launch(queries, 32, 8, 3)
-    for launch in _smaller(wanted, divisible=divisible):
-        if _shared(launch, size, item, planes=1) <= card.shared and _registers(launch) <= card.registers:
+    for launch in _smaller(wanted, divisible=True):
+        weights = 256 * launch.queries  # and whatever else changes its place between two products
+        if _shared(launch, size, item, planes=1) + weights <= card.shared and _registers(launch) <= card.registers:
             return launch
     return None
 

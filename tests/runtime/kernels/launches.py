@@ -194,7 +194,7 @@ def latents(dtype: torch.dtype) -> None:
         q, out = (empty(8, heads, rank + turned, dtype=dtype) for _ in range(2))
         product, norm = empty(8, 3648, dtype=dtype), empty(rank, dtype=dtype)
         latent_store(product, empty(8, heads, 192, dtype=dtype), q, norm, 1e-6, tables, plan, cache, 0)
-        partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 2), empty(0), empty(0))
+        partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), empty(0), empty(0))
         work = Work(ints(140, 4), ints(8, 2), partials)
         latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
         latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)

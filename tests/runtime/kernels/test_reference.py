@@ -242,8 +242,8 @@ def prefilled_on_hopper(run):
 class Latents(Rows):
     """Sequences of latents with turned keys, in random pages."""
 
-    def __init__(self, lengths, heads, rank, turned):
-        super().__init__(lengths, (heads, 1), rank + turned)
+    def __init__(self, lengths, heads, rank, turned, dtype=torch.float32):
+        super().__init__(lengths, (heads, 1), rank + turned, dtype)
         self.cache = KVCache(self.cache.k, self.cache.k)
 
 
@@ -256,14 +256,16 @@ def latents_stored(run):
 
 def latents_decoded(run):
     results = []
-    for heads, lengths in ((5, [70, 1, 33]), (72, [20])):  # in one block of heads and in two
-        rows = Latents(lengths, heads, 24, 8)
-        plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
-        work, out = worked(rows, plan), torch.zeros(len(lengths), heads, 32, device=DEVICE)
-        counters = torch.zeros(len(lengths), 2, dtype=torch.int32, device=DEVICE)
-        work = replace(work, partials=replace(work.partials, counters=counters))
-        run(normal(len(lengths), heads, 32), rows.cache, 0, plan, work, out, rank=24, scale=0.3)
-        results += [out, counters]
+    for dtype in (torch.float32, torch.float16):
+        for heads, lengths in ((5, [70, 1, 33]), (72, [20])):  # in one block of heads and in several
+            rows = Latents(lengths, heads, 24, 8, dtype)
+            plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
+            work, out = worked(rows, plan), torch.zeros(len(lengths), heads, 32, dtype=dtype, device=DEVICE)
+            counters = torch.zeros(len(lengths), 5, dtype=torch.int32, device=DEVICE)
+            work = replace(work, partials=replace(work.partials, counters=counters))
+            q = normal(len(lengths), heads, 32, dtype=dtype)
+            run(q, rows.cache, 0, plan, work, out, rank=24, scale=0.3)
+            results += [out, counters]
     return results
 
 
