@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from sglang_lite.protocol import Constraint, Ebnf, Lark, ParameterError, Regex, SglError
 from sglang_lite.version import __version__
@@ -19,12 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sglang-lite", description="Programs for language models.")
     parser.add_argument("--version", action="version", version=f"sglang-lite {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    models = commands.add_parser("models", help="the models that go by a short name")
-    actions = models.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("list", help="show them, as without an action")
-    pull = actions.add_parser("pull", help="fetch one into the cache folder")
-    pull.add_argument("name")
-    models.set_defaults(run=_models)
+    models = commands.add_parser(
+        "models",
+        help="tell how a model would run, before it is loaded; list or fetch those that go by a short name",
+        usage="sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]",
+    )
+    models.add_argument("name", nargs="*", metavar="NAME", help="as Engine's model; 1 if it is refused")
+    models.add_argument("--revision", help="branch, tag or commit of a hub's model")
+    models.add_argument("--json", action="store_true", help="as a JSON object")
+    models.set_defaults(run=partial(_models, models.error))
     grammar = commands.add_parser("grammar", help="what of a schema, regex or grammar is kept")
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="tell what is enforced and what is refused; 1 if it is refused")
@@ -106,16 +112,33 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(settings, engine)
 
 
-def _models(options: argparse.Namespace) -> int:
+def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> int:
     from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
 
-    if options.action == "pull":
-        print(resolve(options.name))
-    else:
-        for name, model in ALIASES.items():
-            there = (cache_folder() / "models" / name).exists()
-            print(f"{name:20} {model.description} ({model.file_bytes / 1e6:.0f} MB{', fetched' if there else ''})")
+    match options.name:
+        case [] | ["list"]:
+            for name, model in ALIASES.items():
+                there = (cache_folder() / "models" / name).exists()
+                print(f"{name:20} {model.description} ({model.file_bytes / 1e6:.0f} MB{', fetched' if there else ''})")
+        case ["pull", name]:
+            print(resolve(name, options.revision))
+        case [name] if name != "pull":
+            return _describe(name, options)
+        case _:
+            wrong("give a model's name, or list, or pull and a name.")
     return 0
+
+
+def _describe(name: str, options: argparse.Namespace) -> int:
+    """0: it can be loaded; 1: not."""
+    from sglang_lite.runtime.installed import check_installed
+
+    check_installed("a description")
+    from sglang_lite.runtime.description import describe
+
+    found = describe(name, options.revision)
+    print(json.dumps(asdict(found)) if options.json else found.as_text())
+    return 1 if found.refused else 0
 
 
 def _warm(options: argparse.Namespace) -> int:

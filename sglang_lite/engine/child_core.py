@@ -81,10 +81,10 @@ from sglang_lite.runtime.core.submission import (
 )
 from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text, reads_no_text
 from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
+from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
-from sglang_lite.runtime.tokens.from_folder import word_tokenizer_from_folder
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.wire.failure import as_failure
 
@@ -520,7 +520,8 @@ class _OpenProgram:
 def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
     """Specification of a model that reads texts, and any model's tokenizer."""
     if is_encoder(path):
-        return encoder_spec(path), word_tokenizer_from_folder(path)
+        spec = encoder_spec(path)
+        return spec, encoder_tokenizer(path, spec)
     return None, open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
 
 

@@ -1,35 +1,43 @@
-"""`Engine.encode`, `score_pairs` and `classify`: the calls of models that read texts and generate none."""
+"""`Engine.encode`, `score_pairs`, `classify` and `reward`: the calls of models that read texts and generate none."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.encoding.request import reads_no_text, tokenised
+from sglang_lite.runtime.encoding.request import Readable, are_ids, reads_no_text, tokenised
 from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
 
 _TEXTS = 4096  # that cross to the engine's process at a time
+Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 
 
 def encode(
-    self: Engine, prompt: str | Sequence[str], *, dimensions: int | None = None, truncate: bool = False
+    self: Engine,
+    prompt: Texts,
+    *,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    truncate: bool = False,
 ) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
     """Embeddings of texts, as the model's folder says how they are made (mean, first or last token; normalised).
 
     Args:
-        prompt: a text, or several.
+        prompt: a text, or several; token ids in place of a text are read as they are.
         dimensions: the first numbers of each vector alone, normalised again where the model normalises; None for all.
             For models that were trained so ("Matryoshka").
+        prompt_name: of the folder's prompts (`config_sentence_transformers.json`): that one goes before each text, an
+            instruction mostly. None for its default one, which most folders have not.
         truncate: cut texts that are longer than the model reads, instead of refusing them.
 
     Returns:
@@ -40,9 +48,22 @@ def encode(
         ParameterError: no texts; one is empty or too long; more dimensions than the model has.
         EngineClosedError: the engine is closed.
     """
-    single = isinstance(prompt, str)
+    return encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
+
+
+def encoded(
+    engine: Engine,
+    prompt: Texts,
+    dimensions: int | None = None,
+    *,
+    prompt_name: str | None = None,
+    truncate: bool = False,
+    field: str = "prompt",
+) -> Any:  # as `encode`'s
+    """`encode`, where the caller calls its prompt something else."""
+    texts, single = _several(prompt)
     started = time.perf_counter()
-    vectors, tokens = embeddings(self, [prompt] if isinstance(prompt, str) else prompt, dimensions, truncate=truncate)
+    vectors, tokens = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
     seconds = time.perf_counter() - started
     found = [
         {
@@ -59,9 +80,10 @@ def encode(
 
 def embeddings(
     engine: Engine,
-    texts: Sequence[str],
+    texts: Sequence[Readable],
     dimensions: int | None = None,
     *,
+    prompt_name: str | None = None,
     truncate: bool = False,
     field: str = "prompt",
 ) -> tuple[NDArray[np.float32], list[int]]:
@@ -78,7 +100,11 @@ def embeddings(
         raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
     if dimensions is not None and not 1 <= dimensions <= spec.width:
         raise ParameterError("dimensions", f"{dimensions} is not between 1 and {spec.width}, which the model has.")
-    vectors, tokens = _read(engine, texts, truncate=truncate, field=field)
+    if prompt_name is not None and prompt_name not in spec.prompts.named:
+        names = ", ".join(map(repr, spec.prompts.named)) or "none"
+        raise ParameterError("prompt_name", f"{prompt_name!r:.60} is none of the model's prompts ({names}).")
+    prompt = spec.prompts.default if prompt_name is None else spec.prompts.named[prompt_name]
+    vectors, tokens = _read(engine, texts, prompt=prompt, truncate=truncate, field=field)
     if dimensions is not None:
         vectors = vectors[:, :dimensions]
     if spec.normalise:
@@ -117,7 +143,7 @@ def pair_scores(
     return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
 
 
-def classify(self: Engine, prompt: str | Sequence[str], *, truncate: bool = False) -> Any:  # as `encode`'s
+def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as `encode`'s
     """Probabilities of a classifier's labels.
 
     Args:
@@ -131,12 +157,35 @@ def classify(self: Engine, prompt: str | Sequence[str], *, truncate: bool = Fals
         CapabilityError: the model has no labels.
         ParameterError, EngineClosedError: as `encode`.
     """
-    found = classes(self, [prompt] if isinstance(prompt, str) else prompt, truncate=truncate)[0]
-    return found[0] if isinstance(prompt, str) else found
+    texts, single = _several(prompt)
+    found = classes(self, texts, truncate=truncate)[0]
+    return found[0] if single else found
+
+
+def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as `encode`'s
+    """Numbers of a reward model, as it gives them: no sigmoid, no softmax.
+
+    Args:
+        prompt: a conversation as the model's chat template writes it, or several. In a text the template's special
+            tokens are text like any other: `engine.tokenizer.encode(text)` gives ids in which they are tokens.
+        truncate: as of `encode`.
+
+    Returns:
+        A number, or for a model of several labels a list of them; a list of those for several conversations.
+
+    Raises:
+        CapabilityError: the model gives embeddings.
+        ParameterError, EngineClosedError: as `encode`.
+    """
+    texts, single = _several(prompt)
+    labels = len(_classifier(self).labels)
+    found = _read(self, texts, truncate=truncate, field="prompt")[0].tolist()
+    numbers = [row[0] for row in found] if labels == 1 else found
+    return numbers[0] if single else numbers
 
 
 def classes(
-    engine: Engine, texts: Sequence[str], *, truncate: bool = False, field: str = "prompt"
+    engine: Engine, texts: Sequence[Readable], *, truncate: bool = False, field: str = "prompt"
 ) -> tuple[list[dict[str, Json]], list[int]]:
     """Labels of texts as `classify` gives them, and the tokens of each text."""
     classifier = _classifier(engine)
@@ -151,6 +200,12 @@ def classes(
         for row in shares
     ]
     return found, tokens
+
+
+def _several(prompt: Texts) -> tuple[Any, bool]:
+    """The texts of a prompt, each a text or ids, and whether it is one alone."""
+    single = isinstance(prompt, str) or are_ids(prompt)
+    return [prompt] if single else prompt, single
 
 
 def _spec(engine: Engine) -> EncoderSpec:
@@ -168,15 +223,18 @@ def _classifier(engine: Engine) -> Classifier:
 
 
 def _read(
-    engine: Engine, texts: Sequence[str] | Sequence[tuple[str, str]], *, truncate: bool, field: str
+    engine: Engine, texts: Sequence[Readable], *, truncate: bool, field: str, prompt: str = ""
 ) -> tuple[NDArray[np.float32], list[int]]:
     """The numbers of texts or pairs: float32 [N, width], and the tokens of each."""
     engine.core.check_wait("encode")
     spec = _spec(engine)
     requests = [
-        tokenised(texts[start : start + _TEXTS], engine.tokenizer, spec, truncate=truncate, field=field, first=start)
+        tokenised(
+            texts[start : start + _TEXTS], engine.tokenizer, spec, prompt=prompt, truncate=truncate, field=field,
+            first=start,
+        )
         for start in range(0, max(len(texts), 1), _TEXTS)
-    ]
+    ]  # fmt: skip
     futures = [engine.core.encode(request) for request in requests]
     try:
         found = [future.result() for future in futures]

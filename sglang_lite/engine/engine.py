@@ -314,6 +314,7 @@ class Engine:
     score_pairs = encoding.score_pairs
     rerank = sglang_score.rerank
     classify = encoding.classify
+    reward = encoding.reward
 
     def get_model_info(self) -> dict[str, object]:
         """Description of the model that runs."""

@@ -60,18 +60,29 @@ def open_checkpoint(path: Path, implementation: Implementation = "auto", *, toke
     return found
 
 
+def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | FallbackSpec:
+    """Reads what the GGUF file or folder at `path` says of its model, and nothing else. Raises as `open_checkpoint`."""
+    if path.is_file():
+        return _spec_of_gguf(GgufFile(path))
+    file = path / "config.json"
+    config = read_json(file)
+    native = implementation == "native" or (implementation == "auto" and is_native(config))
+    return spec_from_config(config, str(file)) if native else fallback_spec(config, str(file))
+
+
+def _spec_of_gguf(file: GgufFile) -> ModelSpec:
+    return spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
+
+
 def _from_gguf(path: Path) -> Checkpoint:
     file = GgufFile(path)
-    spec = spec_from_gguf(file.metadata, frozenset(file.tensors), str(path))
+    spec = _spec_of_gguf(file)
     tokenizer = tokenizer_from_gguf(file.metadata, str(path))
     return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
 def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bool) -> Checkpoint:
-    file = path / "config.json"
-    config = read_json(file)
-    native = implementation == "native" or (implementation == "auto" and is_native(config))
-    spec = spec_from_config(config, str(file)) if native else fallback_spec(config, str(file))
+    spec = read_spec(path, implementation)
     if needs_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
     else:

@@ -16,7 +16,6 @@ from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.encoding.spec import is_encoder
-from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.kv_scales import kv_scales
@@ -26,7 +25,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
-from sglang_lite.runtime.models.weights.fp8 import claims_scales, scale_block
+from sglang_lite.runtime.models.weights.fp8 import read_quantisation
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -172,25 +171,12 @@ def _source(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> We
         gguf = GgufSource(checkpoint.gguf, attention.heads, attention.kv_heads)
         return DummySource(pick_device(config)) if config.load_format == "dummy" else gguf
     path = checkpoint.path
-    file = path / "config.json"
-    content = read_json(file)
-    modelopt = path / "hf_quant_config.json"
-    if not content.get("quantization_config") and modelopt.exists():  # of files that Model Optimizer wrote
-        file = modelopt
-        quantisation = read_json(file).get("quantization")
-        if isinstance(quantisation, dict):
-            quantisation = {"quant_method": "modelopt", **quantisation}
-        content["quantization_config"] = quantisation
-    block = scale_block(content, str(file))
+    declared = read_quantisation(path)
     if config.load_format == "dummy":
         return DummySource(pick_device(config))
-    source = open_folder(path, block)
+    source = open_folder(path, declared.block)
     _check_format("safetensors" if isinstance(source, SafetensorsSource) else "bin", config, path)
-    if claims_scales(content) and not source.has_scales:
-        raise ModelError(
-            f"{file}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
-            hint="Remove quantization_config, if the checkpoint is not quantised.",
-        )
+    declared.check(source)
     return source
 
 

@@ -9,12 +9,17 @@ from pathlib import Path
 import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime import onednn
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.encoder import Encoder
-from sglang_lite.runtime.encoding.spec import encoder_spec
+from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec
+from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.models.memory_check import check_room, weight_bytes
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import open_folder
-from sglang_lite.runtime.tokens.from_folder import word_tokenizer_from_folder
+from sglang_lite.runtime.models.weights.fp8 import read_quantisation
+from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,14 +59,37 @@ def load_encoder(
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
         raise ParameterError(name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".')
+    dtype = encoder_dtype(config, device)
+    spec = encoder_spec(path)
+    tokenizer = encoder_tokenizer(path, spec)
+    if isinstance(spec.layers, ModelSpec):
+        if device.type != "cpu":
+            raise ModelError(
+                f"{path}: {spec.architecture} reads texts by a decoder's layers, and those run so on a CPU only.",
+                hint='Use device="cpu".',
+            )
+        onednn.bound_caches()
+        hint = "Take a smaller model or dtype."
+        check_room({"weights": weight_bytes(spec.layers, dtype.itemsize)}, device, str(path), hint)
+    with torch.inference_mode():
+        model = Encoder(spec, *_sources(config, path, spec, device), dtype, device, progress)
+    return LoadedEncoder(config.model, model, tokenizer)
+
+
+def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The format that a model which reads texts is computed in. Raises ParameterError: it can't be that."""
     if config.dtype not in ("auto", *_DTYPES):
         raise ParameterError("dtype", f"{config.dtype} is for models that generate text.", hint="Use float32.")
-    dtype = _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    spec = encoder_spec(path)
-    tokenizer = word_tokenizer_from_folder(path)
-    if tokenizer.vocab_size > spec.vocab_size:
-        raise ModelError(f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.")
-    source = DummySource(device) if config.load_format == "dummy" else open_folder(path)
-    with torch.inference_mode():
-        model = Encoder(spec, source, dtype, device, progress)
-    return LoadedEncoder(config.model, model, tokenizer)
+    return _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def _sources(
+    config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
+) -> tuple[WeightSource, list[WeightSource]]:
+    """Weights of a model, and of each of its dense layers."""
+    if config.load_format == "dummy":
+        return DummySource(device), [DummySource(device) for _ in spec.dense]
+    declared = read_quantisation(path)
+    source = open_folder(path, declared.block)
+    declared.check(source)
+    return source, [open_folder(layer.folder) for layer in spec.dense]

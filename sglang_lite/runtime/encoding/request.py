@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+Readable: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair, or token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +44,101 @@ class EncodeRequest:
 
 
 def tokenised(
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Sequence[Readable],
     tokenizer: Tokenizer,
     spec: EncoderSpec,
     *,
+    prompt: str = "",
     truncate: bool = False,
     field: str = "prompt",
     first: int = 0,
 ) -> EncodeRequest:
-    """The request of some texts, or pairs of texts, enclosed as the model wants them.
+    """The request of some texts, or pairs of texts, enclosed as the model wants them; token ids are read as they are.
 
     Args:
+        prompt: goes before each text, but before neither pairs nor ids.
         truncate: cut what is longer than the model's limit; of a pair the longer text.
         field, first: the parameter's name and the number of its first text here, for messages.
 
     Raises:
         ParameterError: no texts; one is none, empty, too long, or no Unicode.
     """
-    backend = tokenizer.backend
     if not texts:
         raise ParameterError(field, "has no texts.")
-    for index, each in enumerate(texts):
-        for text in each if isinstance(each, tuple) else (each,):
-            if not isinstance(text, str):
-                raise ParameterError(f"{field}[{first + index}]", f"{shown(text)} is no text.")
-            if not text.strip():
-                raise ParameterError(f"{field}[{first + index}]", "is an empty text.")
-    pairs = isinstance(texts[0], tuple)
-    sides = zip(*texts) if pairs else [[f"{spec.prompt}{text}" for text in texts]]
+    names = [f"{field}[{first + index}]" for index in range(len(texts))]
+    for each, name in zip(texts, names):
+        _check(each, name, spec)
+    tokens: list[tuple[Sequence[int], Sequence[int]]] = [([], [])] * len(texts)
+    for kind in (str, tuple, list):
+        mine = [index for index, each in enumerate(texts) if _kind(each) is kind]
+        if kind is list:
+            for index in mine:
+                ids = _limited(texts[index], names[index], spec.limit, truncate=truncate)
+                tokens[index] = ids, [0] * len(ids)
+        elif mine:
+            sides: Any = zip(*(texts[i] for i in mine)) if kind is tuple else [[f"{prompt}{texts[i]}" for i in mine]]
+            enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
+            for index, encoding in zip(mine, enclosed):
+                tokens[index] = encoding.ids, encoding.type_ids
+    return EncodeRequest(
+        np.fromiter((i for ids, _ in tokens for i in ids), np.int32),
+        np.fromiter((i for _, types in tokens for i in types), np.int32),
+        np.fromiter((len(ids) for ids, _ in tokens), np.int32),
+    )
+
+
+def are_ids(given: object) -> bool:
+    """True for token ids, and False for what stands for one text or for several of anything."""
+    return isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
+
+
+def _kind(given: Readable) -> type:
+    return str if isinstance(given, str) else list if are_ids(given) else tuple
+
+
+def _check(given: Readable, name: str, spec: EncoderSpec) -> None:
+    if are_ids(given):
+        for each in given:
+            if not 0 <= int(each) < spec.vocab_size:
+                raise ParameterError(name, f"{each} is no token id (0 to {spec.vocab_size - 1:,}).")
+        return
+    for text in given if isinstance(given, tuple) else (given,):
+        if not isinstance(text, str):
+            raise ParameterError(name, f"{shown(text)} is no text, and no list of token ids.")
+        if not text.strip():
+            raise ParameterError(name, "is an empty text.")
+
+
+def _limited(ids: Any, name: str, limit: int, *, truncate: bool) -> Sequence[int]:
+    if len(ids) > limit and not truncate:
+        raise _too_long(name, len(ids), limit)
+    found: Sequence[int] = ids[:limit]
+    return found
+
+
+def _too_long(name: str, tokens: int, limit: int) -> ParameterError:
+    return ParameterError(
+        name, f"has {tokens:,} tokens; the model reads {limit:,}.", hint="Shorten it, or use truncate=True."
+    )
+
+
+def _enclosed(
+    sides: Iterable[Sequence[str]], tokenizer: Tokenizer, limit: int, names: Sequence[str], *, truncate: bool
+) -> Iterator[Encoding]:
+    """Texts, or first and second texts of pairs, between the tokens that the tokenizer puts around them."""
+    backend = tokenizer.backend
     try:
         parts = [backend.encode_batch_fast(list(side), add_special_tokens=False) for side in sides]
     except TypeError:
-        raise ParameterError(field, "is no valid Unicode: it has unpaired surrogates.") from None
-    room = spec.limit - backend.num_special_tokens_to_add(pairs)
-    enclosed = []
-    for index, encodings in enumerate(zip(*parts)):
-        if sum(map(len, encodings)) > room:
+        raise ParameterError(names[0].partition("[")[0], "is no valid Unicode: it has unpaired surrogates.") from None
+    room = limit - backend.num_special_tokens_to_add(len(parts) == 2)
+    for name, encodings in zip(names, zip(*parts)):
+        length = sum(map(len, encodings))
+        if length > room:
             if not truncate:
-                raise ParameterError(
-                    f"{field}[{first + index}]",
-                    f"has {sum(map(len, encodings)) + spec.limit - room:,} tokens; the model reads {spec.limit:,}.",
-                    hint="Shorten it, or use truncate=True.",
-                )
+                raise _too_long(name, length + limit - room, limit)
             _cut(encodings, room)
-        enclosed.append(backend.post_process(*encodings))
-    return EncodeRequest(
-        np.fromiter((i for each in enclosed for i in each.ids), np.int32),
-        np.fromiter((i for each in enclosed for i in each.type_ids), np.int32),
-        np.fromiter(map(len, enclosed), np.int32),
-    )
+        yield backend.post_process(*encodings)
 
 
 def _cut(encodings: tuple[Encoding, ...], room: int) -> None:

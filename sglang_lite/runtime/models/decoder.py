@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ class Decoder:
         device: where it runs.
         max_positions: longest sequence that will be run.
         watch: goes through the numbers of the layers while they are read.
+        head: it gives logits; without, a head that a checkpoint has is left out.
 
     Raises:
         ModelError: a tensor is missing, misshapen or left over.
@@ -50,13 +52,15 @@ class Decoder:
         device: torch.device,
         max_positions: int,
         watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+        *,
+        head: bool = True,
     ) -> None:
         self.spec, self.precision, self.device = spec, precision, device
         self.max_positions = max_positions
         reader = WeightReader(spec, source, precision, device, fused=self.fused)
         # The largest tables first: what making them takes is free again before the layers come.
         self.ropes = reader.rotary_tables(max_positions)
-        self.embedding, self.head = reader.embedding_and_head()
+        self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
         self.layers: list[Layer] = []
         for i in watch(range(len(spec.layers))):
@@ -161,6 +165,11 @@ class Decoder:
         """Queries and keys side by side, of which the first so many are queries, each normalised."""
         q, k = qk[:, :queries], qk[:, queries:]
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
+
+
+def no_head(hidden: torch.Tensor) -> NoReturn:
+    """Head of a model that has none."""
+    raise AssertionError("a model without a head gives no logits")
 
 
 def _return_freed_memory() -> None:

@@ -84,7 +84,8 @@ class FallbackModel:
             part.__dict__["_sglang_lite"] = self
         with torch.inference_mode():
             self.layout = self._find_layout()
-            self._check()
+            if self.device.type != "meta":
+                self._check()
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:  # as the module's own
         """The layers; or what they are told to give, so that the head's own code runs for some rows alone."""
@@ -123,10 +124,13 @@ class FallbackModel:
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, step: _Step) -> torch.Tensor:
         self._step = step
+        # Where there are no numbers, transformers must not look for packed sequences in the positions.
+        mask = torch.ones_like(ids[None]) if ids.is_meta else None
         try:
             out = self._layers(
-                input_ids=ids[None].long(), position_ids=positions[None].long(), use_cache=False, return_dict=True
-            )
+                input_ids=ids[None].long(), position_ids=positions[None].long(), attention_mask=mask, use_cache=False,
+                return_dict=True,
+            )  # fmt: skip
         finally:
             self._step = None
         self._output = type(out)
@@ -166,7 +170,7 @@ class FallbackModel:
 
     def _find_layout(self) -> KVLayout:
         step = _Step(None, None)
-        self._run(torch.zeros(1), torch.zeros(1), step)
+        self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), step)
         if not step.planes:
             raise self._refusal("its attention can't be replaced")
         self._check_windows(step.windows)
@@ -235,6 +239,35 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, _no_mask)
 
 
+def outline(path: Path) -> tuple[int, KVLayout | None]:
+    """Size of the model in a folder, in numbers, and what a token of it takes, without any of its weights; None where
+    that shows only when they are there.
+
+    Raises:
+        ModelError: transformers has no such model, or it can't be run so.
+    """
+    register()
+    made = {"attn_implementation": NAME, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(config, **made)
+    except Exception as error:  # as below
+        raise _refused(path, error) from error
+    numbers = sum(tensor.numel() for tensor in module.parameters())
+    try:
+        return numbers, FallbackModel(module.eval(), str(path)).layout
+    except ModelError:
+        raise
+    except Exception:  # a choice by numbers, of experts for one, needs numbers
+        return numbers, None
+
+
+def _refused(path: Path, error: Exception) -> ModelError:
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {told}")
+
+
 def load_fallback(path: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool = False) -> FallbackModel:
     """Loads the folder at `path`. No code of the folder is run.
 
@@ -258,7 +291,4 @@ def load_fallback(path: Path, dtype: torch.dtype, device: torch.device, *, dummy
     except ModelError:
         raise
     except Exception as error:  # transformers' code and each model's raise many kinds
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ModelError(
-            f"{path}: there is no code of our own for it, and transformers' can't run it: {told}"
-        ) from error
+        raise _refused(path, error) from error

@@ -112,6 +112,11 @@ class WeightReader:
             return embedding, self._head(embedding if torch.equal(table, embedding) else table)
         return embedding, self._head(embedding)
 
+    def embedding_alone(self) -> torch.Tensor:
+        """The table of token embeddings, of a model whose head is not wanted."""
+        self.source.leave_out("lm_head.weight")
+        return stacked([self._take(self._of_model["embedding"])], self.precision.weights, self.device)
+
     def norm(self) -> torch.Tensor:
         """Weight of the norm before the head."""
         return self._norm(self._of_model["norm"])

@@ -13,8 +13,12 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_lite.protocol import DownloadError, ModelError
+
+if TYPE_CHECKING:
+    from huggingface_hub import SafetensorsRepoMetadata
 
 logger = logging.getLogger("sglang_lite")
 _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
@@ -57,12 +61,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "sglang_lite"
 
 
-def resolve(model: str, revision: str | None = None) -> Path:
+def resolve(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The GGUF file or Hugging Face folder that `model` names, fetched if need be.
 
     Args:
         model: an alias, a folder, a `.gguf` file, or a Hugging Face hub id.
         revision: branch, tag or commit of a hub id.
+        weights: those of a hub id too, and not only the files that describe it.
 
     Raises:
         ModelError: nothing of that name.
@@ -90,7 +95,7 @@ def resolve(model: str, revision: str | None = None) -> Path:
             raise ModelError(f"{path}: not a .gguf file.", hint="Give a .gguf file or a Hugging Face model folder.")
         return path
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-        return _from_hub(model, revision)
+        return _from_hub(model, revision, weights=weights)
     raise ModelError(
         f"model {model!r} is not an alias, an existing folder or file, or a hub id of the form owner/name.",
         hint=f"Aliases: {', '.join(ALIASES)}.",
@@ -203,15 +208,26 @@ def _sha256(path: Path) -> str:
 # -------------------------------------------------------------------------------------------------- the hub
 
 
-def _from_hub(model: str, revision: str | None) -> Path:
+def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | None:
+    """Headers of the safetensors files of a hub id; None where the hub does not give them."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().get_safetensors_metadata(model, revision=revision)
+    except Exception:  # as below; or other files are there, which may be in the cache
+        return None
+
+
+def _from_hub(model: str, revision: str | None, *, weights: bool) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     described = ["*.json", "*.jinja", "*.model", "*.txt"]
     try:
-        files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
-        weights = "*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin"
-        return Path(snapshot_download(model, revision=revision, allow_patterns=[*described, weights]))
+        if weights:
+            files = HfApi().model_info(model, revision=revision, timeout=20).siblings or []
+            described.append("*.safetensors" if any(f.rfilename.endswith(".safetensors") for f in files) else "*.bin")
+        return Path(snapshot_download(model, revision=revision, allow_patterns=described))
     except Exception as error:  # offline mode, HTTP and connection errors have no common base
         try:
             folder = Path(snapshot_download(model, revision=revision, local_files_only=True))

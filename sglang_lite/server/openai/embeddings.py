@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import encoding
 from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.encoding.request import are_ids
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
@@ -25,20 +26,23 @@ _NAMES = "It names the caller or the request, and no model sees it."
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's request of embeddings. `truncate` is ours."""
+    """OpenAI's request of embeddings. `truncate` and `prompt_name` are ours."""
 
-    input: str | list[str]
+    input: str | list[str | int | list[int]]
     model: str | None = None
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    prompt_name: str | None = None
     truncate: bool = False
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
     """SGLang's request of embeddings."""
 
-    text: str | list[str]
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
     truncate: bool = False
 
 
@@ -56,7 +60,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
 class ClassifyRequest(msgspec.Struct, kw_only=True):
     """Texts whose labels are wanted."""
 
-    input: str | list[str]
+    input: str | list[str | int | list[int]]
     model: str | None = None
     truncate: bool = False
 
@@ -73,7 +77,7 @@ async def embeddings(service: Service, call: Call) -> Response:
     service.check_model(body.model)
     read = partial(
         encoding.embeddings, service.engine, _texts(body.input, "input"), body.dimensions, truncate=body.truncate,
-        field="input",
+        prompt_name=body.prompt_name, field="input",
     )  # fmt: skip
     vectors, tokens = await service.ask(read, at_most_s=_LONGEST_S)
     if body.encoding_format == "base64":
@@ -87,8 +91,15 @@ async def embeddings(service: Service, call: Call) -> Response:
 async def encode(service: Service, call: Call) -> Response:
     """Gives embeddings in SGLang's shape."""
     body = call.read(ENCODE)
-    texts = body.text if isinstance(body.text, str) else _texts(body.text, "text")
-    read = partial(service.engine.encode, texts, dimensions=body.dimensions, truncate=body.truncate)
+    if (body.text is None) == (body.input_ids is None):
+        raise ParameterError("text", "is missing." if body.text is None else "and input_ids are both given.")
+    field = "input_ids" if body.text is None else "text"
+    given: Any = getattr(body, field)
+    _texts(given, field)
+    read = partial(
+        encoding.encoded, service.engine, given, body.dimensions, prompt_name=body.prompt_name, truncate=body.truncate,
+        field=field,
+    )  # fmt: skip
     return answer(await service.ask(read, at_most_s=_LONGEST_S))
 
 
@@ -96,7 +107,7 @@ async def rerank(service: Service, call: Call) -> Response:
     """Orders documents by a query."""
     body = call.read(RERANK)
     service.check_model(body.model)
-    documents = _texts(body.documents, "documents")
+    documents: list[str] = _texts(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is below 1.")
     pairs = [(body.query, document) for document in documents]
@@ -128,8 +139,8 @@ async def classify(service: Service, call: Call) -> Response:
     })  # fmt: skip
 
 
-def _texts(given: str | list[str], field: str) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
+def _texts(given: Any, field: str) -> list[Any]:  # each a text or token ids
+    texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MOST_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
     return texts

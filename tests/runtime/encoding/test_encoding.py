@@ -199,7 +199,7 @@ def test_dimensions_that_are_not_there_are_refused(tmp_path, dimensions):
         ("config.json", {"hidden_size": 34}, "can't be shared by 4 attention heads"),
         ("config.json", {"hidden_size": None}, "'hidden_size' is missing"),
         ("config.json", {"vocab_size": 99}, r"has shape \(15, 32\), the config says \(99, 32\)"),
-        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "modules of type 'Dense'"),
+        ("modules.json", [{"type": "sentence_transformers.models.LSTM"}], "modules of type 'LSTM'"),
         ("modules.json", 3, "no list of modules"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "no text of that name"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length"),

@@ -49,6 +49,27 @@ def test_openais_client_gets_the_engines_embeddings(running, form):
     assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("embed", 14, 14)
 
 
+def test_ids_are_read_in_place_of_texts(running):
+    engine, url = running["embed"]
+    expected = [engine.encode([4, 5])["embedding"], engine.encode([7])["embedding"]]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        found = client.embeddings.create(input=[[4, 5], [7]], model="embed")
+        one = client.embeddings.create(input=[4, 5], model="embed")
+    np.testing.assert_allclose([each.embedding for each in found.data], expected, atol=1e-6)
+    np.testing.assert_allclose([each.embedding for each in one.data], expected[:1], atol=1e-6)
+    found = httpx2.post(f"{url}/encode", json={"input_ids": [[4, 5], [7]]}).json()
+    np.testing.assert_allclose([each["embedding"] for each in found], expected, atol=1e-6)
+    for body, message in (
+        ({"input_ids": [99]}, "input_ids[0]: 99 is no token id (0 to 14)."),
+        ({"text": "the", "input_ids": [4]}, "text: and input_ids are both given."),
+        ({}, "text: is missing."),
+        ({"text": "the", "prompt_name": "query"}, "prompt_name: 'query' is none of the model's prompts (none)."),
+    ):
+        refused = httpx2.post(f"{url}/encode", json=body)
+        assert refused.status_code == 400
+        assert message in refused.text
+
+
 def test_sglangs_route_has_its_shape(running):
     engine, url = running["embed"]
     found = httpx2.post(f"{url}/encode", json={"text": "the sea"}).json()
@@ -84,7 +105,7 @@ def test_labels_are_the_engines(running):
         ("embed", "/v1/embeddings", {"input": ""}, "input[0]: is an empty text"),
         ("embed", "/v1/embeddings", {"input": []}, "input: has 0 texts"),
         ("embed", "/v1/embeddings", {"input": "sea " * 60}, "input[0]: has 62 tokens; the model reads 40"),
-        ("embed", "/v1/embeddings", {"input": [1, 2]}, "input"),
+        ("embed", "/v1/embeddings", {"input": [1, 99]}, "input[0]: 99 is no token id (0 to 14)"),
         ("embed", "/v1/embeddings", {"input": "a", "dimensions": 99}, "dimensions: 99 is not between 1 and 32"),
         ("embed", "/v1/embeddings", {"input": "a", "model": "other"}, "'other' is not served"),
         ("embed", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),

@@ -13,7 +13,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource, canonical
 
 
 def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSource:
@@ -25,16 +25,19 @@ def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSou
     Raises:
         ModelError: no weights, a shard that is missing, or a file that is damaged.
     """
-    for stem, suffix, reader in (
-        ("model", "safetensors", SafetensorsSource),
-        ("pytorch_model", "bin", TorchSource),
-    ):
+    kind, files = weight_files(folder)
+    return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, block)
+
+
+def weight_files(folder: Path) -> tuple[str, set[Path]]:
+    """The format of the weights, "safetensors" or "bin", and their files. Raises ModelError as `open_folder`."""
+    for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"
         if index.exists():
-            return reader(folder, _shards(index), block)
+            return suffix, _shards(index)
         if single.exists():
-            return reader(folder, {_regular(single)}, block)
+            return suffix, {_regular(single)}
     raise ModelError(
         f"{folder}: no weights found.",
         hint="Supported: model.safetensors, pytorch_model.bin (sharded too), or a .gguf file given by its path.",
@@ -84,8 +87,10 @@ class _FolderSource(WeightSource):
                 if name in stored:
                     raise ModelError(f"{file}: {name} is in {stored[name].name}, too.")
                 stored[name] = file
-        # Vision-language models keep the decoder's tensors under `language_model.` or `model.language_model.`
-        self._stored_as = {name.replace("language_model.", "", 1): name for name in stored}
+        self._stored_as = {canonical(name): name for name in stored}
+        if len(self._stored_as) < len(stored):
+            twice = next(name for name in stored if self._stored_as[canonical(name)] != name)
+            raise ModelError(f"{stored[twice]}: {twice} and {self._stored_as[canonical(twice)]} are the same tensor.")
         super().__init__(str(folder), {name: stored[stored_as] for name, stored_as in self._stored_as.items()})
 
     @abstractmethod
@@ -151,16 +156,25 @@ class TorchSource(_FolderSource):
     """Reads pickled tensors with `weights_only=True`: no code of the file is run."""
 
     def _names(self, file: Path) -> list[str]:
-        return list(self._load(file))
+        return list(pickled_tensors(file))
 
     def _read(self, name: str, file: Path) -> Weight:
-        return self._load(file)[self._stored_as[name]].clone()
+        return pickled_tensors(file)[self._stored_as[name]].clone()
 
-    def _load(self, file: Path) -> dict[str, torch.Tensor]:
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # torch raises many types for a file that is no checkpoint
-            raise ModelError(f"{file}: can't be read as tensors: {error}") from error
-        if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-            raise ModelError(f"{file}: can't be read as tensors: it is no dict of tensors.")
-        return content
+
+def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """The tensors of a `.bin` file.
+
+    Args:
+        device: "meta" for tensors without numbers, of which none is read.
+
+    Raises:
+        ModelError: it has something else, or is damaged.
+    """
+    try:
+        content = torch.load(file, map_location=device, weights_only=True, mmap=True)
+    except Exception as error:  # torch raises many types for a file that is no checkpoint
+        raise ModelError(f"{file}: can't be read as tensors: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ModelError(f"{file}: can't be read as tensors: it is no dict of tensors.")
+    return content

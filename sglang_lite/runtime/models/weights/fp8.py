@@ -9,14 +9,57 @@ by row as they come.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.config_fields import Json
-from sglang_lite.runtime.models.weights.source import Encoded, Weight
+from sglang_lite.runtime.models.config_fields import Json, read_json
+from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
 BLOCK = 128  # rows and columns of experts' matrices that have a scale in common
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """Format of a folder's matrices, as its files say.
+
+    Attributes:
+        source: the file that says it, for messages.
+        block: rows and columns of a matrix that have a scale in common, where scales are by blocks.
+        scales: matrices have them.
+    """
+
+    source: str
+    block: tuple[int, int] | None
+    scales: bool
+
+    def check(self, source: WeightSource) -> None:
+        """Raises ModelError: there are no scales, although there should be."""
+        if self.scales and not source.has_scales:
+            raise ModelError(
+                f"{self.source}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
+                hint="Remove quantization_config, if the checkpoint is not quantised.",
+            )
+
+
+def read_quantisation(folder: Path) -> Quantisation:
+    """Reads `config.json`, and `hf_quant_config.json` of a folder that Model Optimizer wrote.
+
+    Raises:
+        ModelError: as `scale_block`.
+    """
+    file = folder / "config.json"
+    content = read_json(file)
+    modelopt = folder / "hf_quant_config.json"
+    if not content.get("quantization_config") and modelopt.exists():
+        file = modelopt
+        quantisation = read_json(file).get("quantization")
+        if isinstance(quantisation, dict):
+            quantisation = {"quant_method": "modelopt", **quantisation}
+        content["quantization_config"] = quantisation
+    return Quantisation(str(file), scale_block(content, str(file)), claims_scales(content))
 
 
 def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:

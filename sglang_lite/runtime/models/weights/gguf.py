@@ -45,7 +45,7 @@ class GgufSource(WeightSource):
     """
 
     def __init__(self, file: GgufFile, num_heads: int, num_kv_heads: int) -> None:
-        self._tensors = {_hugging_face_name(name, str(file.path)): tensor for name, tensor in file.tensors.items()}
+        self._tensors = {hugging_face_name(name, str(file.path)): tensor for name, tensor in file.tensors.items()}
         interleaved = file.metadata["general.architecture"] == "llama"
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if interleaved else {}
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
@@ -82,7 +82,7 @@ class _Rows(Encoded):
         return torch.from_numpy(dequantize(data, GGMLQuantizationType[self._kind]))
 
 
-def _hugging_face_name(name: str, label: str) -> str:
+def hugging_face_name(name: str, label: str) -> str:
     if name in _TOP_LEVEL:
         return _TOP_LEVEL[name]
     parts = name.split(".")

@@ -23,6 +23,8 @@ _IGNORABLE = ("rotary_emb.inv_freq", "embeddings.position_ids", ".input_scale", 
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
 # The parts of a vision-language model that see.
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+# Of a decoder that was saved without its head: its names lack what stands before them in a whole model.
+_WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -63,6 +65,13 @@ class Blocks4(Encoded):
 Weight: TypeAlias = torch.Tensor | Encoded
 
 
+def canonical(name: str) -> str:
+    """The name that a tensor of a folder goes by here. Vision-language models keep the decoder's under
+    `language_model.` or `model.language_model.`; a decoder without a head has no `model.` before its names."""
+    name = name.replace("language_model.", "", 1)
+    return f"model.{name}" if name.startswith(_WITHOUT_HEAD) else name
+
+
 class WeightSource(ABC):
     """A checkpoint, read one tensor at a time.
 
@@ -101,6 +110,10 @@ class WeightSource(ABC):
                 hint="Use the unquantised checkpoint, or a GGUF file.",
             )
         return weight
+
+    def leave_out(self, name: str) -> None:
+        """Counts a tensor as taken that the model has no use for, where there is one of that name."""
+        self._left.pop(name, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
         """Divisors of keys and values in 8 bits: float32 [kv_heads] by layer and "k" or "v", of those for

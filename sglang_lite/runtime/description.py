@@ -1,0 +1,256 @@
+"""Description of a model before it is loaded: how it would run, what it takes, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from sglang_lite.protocol import SglError
+from sglang_lite.runtime.checkpoint import open_checkpoint, read_spec
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.encoding.bert import Bert
+from sglang_lite.runtime.encoding.bert_spec import BertSpec
+from sglang_lite.runtime.encoding.load import encoder_dtype
+from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
+from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.load import pick_device, precision
+from sglang_lite.runtime.models.config_fields import read_json
+from sglang_lite.runtime.models.fallback_config import FallbackSpec
+from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
+from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.weights.fp8 import read_quantisation
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
+from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Description of a model; None stands for what is not known.
+
+    Attributes:
+        path: its file or folder.
+        architecture: as its file names it.
+        runs: by code of our own, or by transformers'; "" where it is refused.
+        why: reason of that.
+        serves: "generate", "embed", "score", "classify", "reward".
+        stored_bytes: of its weights, as they are stored.
+        formats: of them, by their bytes.
+        loaded_bytes: of its weights, as they are computed with.
+        dtype, device: that they are computed in.
+        cache_bytes: of a token's keys and values; 0 for a model that keeps none.
+        context_length: tokens of a sequence, or of a text that is read.
+        refused: reasons, each with the part it is about.
+    """
+
+    path: str
+    architecture: str | None = None
+    runs: Literal["native", "transformers", ""] = ""
+    why: str = ""
+    serves: tuple[str, ...] = ()
+    stored_bytes: int | None = None
+    formats: tuple[str, ...] = ()
+    loaded_bytes: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    cache_bytes: int | None = None
+    context_length: int | None = None
+    refused: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """The description as lines of a name and what is known."""
+        stored, loaded = _megabytes(self.stored_bytes), _megabytes(self.loaded_bytes)
+        formats = f" ({', '.join(self.formats)})" if self.formats else ""
+        kind = f" ({self.dtype} on {self.device})" if self.dtype else ""
+        keeps = "not known before it is loaded" if self.cache_bytes is None else f"{self.cache_bytes:,} bytes a token"
+        lines = {
+            "path": self.path,
+            "model": self.architecture or "not named",
+            "runs": {"native": "by our own code", "transformers": "by transformers' code", "": "not"}[self.runs]
+            + (f": {self.why}" if self.why else ""),
+            "serves": ", ".join(self.serves) or "nothing",
+            "weights": f"{stored} stored{formats}; {loaded} loaded{kind}",
+            "cache": "none" if self.cache_bytes == 0 else keeps,
+            "context": "not known" if self.context_length is None else f"{self.context_length:,} tokens",
+        }
+        shown = [*lines.items(), *(("refused", reason) for reason in self.refused)]
+        return "\n".join(f"{name:8} {text}" for name, text in shown)
+
+
+def describe(model: str, revision: str | None = None) -> Description:
+    """Describes a model by its config and the headers of its weights, of which none is read. Of a hub's model the
+    weights are not fetched.
+
+    Args:
+        model, revision: as `Engine` takes them.
+
+    Raises:
+        ModelError, DownloadError: there is none of that name, or its files could not be fetched.
+    """
+    path = resolve(model, revision, weights=False)
+    found = _Inquiry(path, EngineConfig.make(model=model, revision=revision))
+    refused = []
+    # All are made, as each may refuse another part.
+    for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
+        try:
+            step()
+        except SglError as error:
+            refused.append(str(error))
+    return replace(found.known, refused=tuple(refused), serves=() if refused else found.known.serves)
+
+
+class _Inquiry:
+    """Inquiry about a model, step by step.
+
+    Attributes:
+        known: so far.
+    """
+
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        self.path, self._config = path, config
+        self.known = Description(str(path), _architecture(path))
+        self._headers: Headers | None = None
+        self._spec: ModelSpec | EncoderSpec | FallbackSpec | None = None
+
+    def _learn(self, **facts: Any) -> None:
+        self.known = replace(self.known, **facts)
+
+    def read_headers(self, model: str, revision: str | None) -> None:
+        repository = None if Path(model).exists() or model in ALIASES else hub_headers(model, revision)
+        found = read_headers(self.path) if repository is None else headers_of_hub(repository, self.path)
+        sizes: Counter[str] = Counter()
+        for header in found.values():
+            sizes[header.format] += header.size
+        self._headers = found
+        self._learn(stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common()))
+
+    def read_spec(self) -> None:
+        if is_encoder(self.path):
+            spec = encoder_spec(self.path)
+            self._spec = spec
+            self._learn(
+                architecture=spec.architecture, runs="native", why="it reads texts and generates none",
+                serves=_served(spec), cache_bytes=0, context_length=spec.limit,
+            )  # fmt: skip
+            return
+        self._spec = found = read_spec(self.path)
+        native = isinstance(found, ModelSpec)
+        why = f"the family {found.architecture}" if native else "there is none of our own for it; on a CPU only"
+        self._learn(
+            architecture=self.known.architecture or found.architecture, why=why,
+            runs="native" if native else "transformers", serves=("generate", "score"),
+            context_length=found.max_positions,
+        )  # fmt: skip
+
+    def read_tokenizer(self) -> None:
+        if isinstance(self._spec, EncoderSpec):
+            encoder_tokenizer(self.path, self._spec)
+        elif self._spec is not None:
+            open_checkpoint(self.path)
+
+    def fit(self) -> None:
+        """Looks whether the weights fit the model, and how large it gets."""
+        match self._spec:
+            case EncoderSpec():
+                self._fit_encoder(self._spec)
+            case ModelSpec():
+                self._fit_decoder(self._spec)
+            case FallbackSpec():
+                self._fit_fallback()
+
+    def _source(self) -> HeaderSource | None:
+        if self._headers is None:
+            return None
+        source = HeaderSource(str(self.path), self._headers)
+        if self.path.is_dir():
+            read_quantisation(self.path).check(source)
+        return source
+
+    def _fit_decoder(self, spec: ModelSpec) -> None:
+        device = pick_device(self._config)
+        formats = precision("auto", device)
+        self._learn(
+            device=str(device), dtype=_name(formats.compute),
+            cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
+        )  # fmt: skip
+        if (source := self._source()) is not None:
+            _take_all(spec, source)
+            kept = source.in_8_bits if formats.keep_fp8 else 0
+            self._learn(loaded_bytes=(source.numbers - kept) * formats.weights.itemsize + kept)
+
+    def _fit_encoder(self, spec: EncoderSpec) -> None:
+        device = pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
+        dtype = encoder_dtype(self._config, device)
+        self._learn(device=str(device), dtype=_name(dtype))
+        if (source := self._source()) is None:
+            return
+        _take_encoder(spec, source)
+        more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
+        self._learn(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
+
+    def _fit_fallback(self) -> None:
+        from sglang_lite.runtime.models.fallback import outline  # and all of transformers' models
+
+        device = torch.device("cpu")
+        formats = precision("auto", device)
+        numbers, layout = outline(self.path)
+        self._learn(
+            device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers * formats.compute.itemsize,
+            cache_bytes=None if layout is None else layout.numbers * formats.compute.itemsize,
+        )  # fmt: skip
+
+
+def _architecture(path: Path) -> str | None:
+    """Architecture that a file names, whatever else is in it."""
+    if path.is_file():
+        name = GgufFile(path).metadata.get("general.architecture")
+    else:
+        names = read_json(path / "config.json").get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+    return name if isinstance(name, str) else None
+
+
+def _served(spec: EncoderSpec) -> tuple[str, ...]:
+    if spec.classifier is None:
+        return ("embed",)
+    return ("score", "classify", "reward") if len(spec.classifier.labels) == 1 else ("classify", "reward")
+
+
+def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
+    """Takes each tensor of a decoder. Raises ModelError: one is missing, over, or of another shape."""
+    taken: set[str] = set()
+    for parameter in parameters(spec):
+        there = (place for place in parameter.places if place.name in taken or source.has(place.name))
+        place = next(there, parameter.places[0])
+        if place.name not in taken:
+            source.take(place.name, place.shape)
+            taken.add(place.name)
+    for name in ("lm_head.weight", "rope_freqs.weight"):  # where they are there besides
+        source.leave_out(name)
+    source.finish()
+
+
+def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
+    """Takes each tensor of a model that reads texts. Raises as `_take_all`."""
+    hidden, head = spec.layers.hidden_size, spec.classifier
+    for name, outputs in () if head is None else ((head.inner, hidden), (head.outer, len(head.labels))):
+        for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):
+            if name and (part == "weight" or (head and head.bias)):
+                source.take(f"{name}.{part}", shape)
+    if isinstance(spec.layers, BertSpec):
+        Bert(spec.layers, source, torch.float32, torch.device("meta"), iter)
+    else:
+        _take_all(spec.layers, source)
+
+
+def _megabytes(count: int | None) -> str:
+    return "size not known" if count is None else f"{count / 1e6:,.1f} MB"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

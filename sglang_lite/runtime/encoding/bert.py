@@ -1,0 +1,127 @@
+"""Encoders of BERT's family (Devlin et al. 2018, arXiv:1810.04805), over texts that lie one after another, unpadded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from sglang_lite.runtime.encoding.bert_spec import BertSpec
+from sglang_lite.runtime.encoding.lengths import equal_lengths, positions
+from sglang_lite.runtime.encoding.products import Product, Weights
+from sglang_lite.runtime.models.weights.source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    qkv: Product
+    output: Product
+    attention_norm: _Norm
+    up: Product  # with its activation
+    down: Product
+    norm: _Norm
+
+
+class Bert:
+    """
+    Args:
+        spec: its shape.
+        source: of its weights.
+        dtype, device: of weights and activations.
+        progress: gets the layers that are loaded and gives them back one by one.
+
+    Raises:
+        ModelError: a tensor is missing, over, or of another shape.
+    """
+
+    def __init__(
+        self,
+        spec: BertSpec,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[Iterable[int]], Iterable[int]],
+    ) -> None:
+        self._spec, self._device = spec, device
+        weights = _BertWeights(spec, source, dtype, device)
+        hidden = spec.hidden_size
+        self._words = weights.matrix("embeddings.word_embeddings", spec.vocab_size, hidden)
+        self._positions = weights.matrix("embeddings.position_embeddings", spec.max_positions, hidden)
+        self._types = weights.matrix("embeddings.token_type_embeddings", spec.type_vocab_size, hidden)
+        self._norm = weights.norm("embeddings.LayerNorm")
+        self._layers = [weights.layer(f"encoder.layer.{i}.") for i in progress(range(spec.num_layers))]
+        for part in ("weight", "bias"):  # a classifier has taken it
+            source.leave_out(f"{weights.prefix}pooler.dense.{part}")
+        source.finish()
+
+    def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
+        """Hidden states [T, hidden_size].
+
+        Args:
+            ids, types: [T], of all texts.
+            lengths: of each text in tokens; those that are equal lie beside each other.
+        """
+        places = positions(lengths) + self._spec.first_position
+        at, kinds, where = (torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places))
+        x = self._norm(self._words[at] + self._positions[where] + self._types[kinds])
+        groups = equal_lengths(lengths)
+        for layer in self._layers:
+            x = layer.attention_norm(layer.output(self._attention(layer.qkv(x), groups)).add_(x))
+            x = layer.norm(layer.down(layer.up(x)).add_(x))
+        return x
+
+    def _attention(self, qkv: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
+        """[T, H] of queries, keys and values [T, 3 H]; each text looks at itself."""
+        heads, out, at = self._spec.num_heads, [], 0
+        for count, length in groups:
+            rows = qkv[at : at + count * length].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+            found = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])
+            out.append(found.transpose(1, 2).reshape(count * length, -1))
+            at += count * length
+        return torch.cat(out)
+
+
+class _BertWeights:
+    """An encoder's tensors, by the names of its checkpoint."""
+
+    def __init__(self, spec: BertSpec, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._weights = spec, Weights(source, dtype, device)
+        self.prefix = spec.prefix if source.has(f"{spec.prefix}embeddings.word_embeddings.weight") else ""
+
+    def matrix(self, name: str, rows: int, columns: int) -> torch.Tensor:
+        return self._weights.take(f"{self.prefix}{name}.weight", (rows, columns))
+
+    def norm(self, name: str) -> _Norm:
+        """Layer norm; old checkpoints call its parts gamma and beta."""
+        name, size = self.prefix + name, (self._spec.hidden_size,)
+        old = self._weights.source.has(f"{name}.gamma")
+        weight, bias = (f"{name}.{part}" for part in (("gamma", "beta") if old else ("weight", "bias")))
+        return _Norm(self._weights.take(weight, size), self._weights.take(bias, size), self._spec.norm_eps)
+
+    def layer(self, name: str) -> _Layer:
+        hidden, inner = self._spec.hidden_size, self._spec.intermediate_size
+        return _Layer(
+            qkv=self._product([f"{name}attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden),
+            output=self._product([f"{name}attention.output.dense"], hidden, hidden),
+            attention_norm=self.norm(f"{name}attention.output.LayerNorm"),
+            up=self._product([f"{name}intermediate.dense"], inner, hidden, gelu=self._spec.gelu),
+            down=self._product([f"{name}output.dense"], hidden, inner),
+            norm=self.norm(f"{name}output.LayerNorm"),
+        )
+
+    def _product(self, names: list[str], outputs: int, inputs: int, gelu: str | None = None) -> Product:
+        return self._weights.product([self.prefix + name for name in names], outputs, inputs, gelu=gelu)

@@ -1,0 +1,48 @@
+"""Tokenizers of models that read texts. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.encoding.bert_spec import BertSpec
+from sglang_lite.runtime.encoding.spec import EncoderSpec
+from sglang_lite.runtime.models.config_fields import Field, check, read_json
+from sglang_lite.runtime.tokens.from_folder import tokenizer_from_folder, word_tokenizer_from_folder
+from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+
+
+def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
+    """The tokenizer of the model in a folder.
+
+    Raises:
+        ModelError: none, one of an unknown kind, or one with more tokens than the model.
+    """
+    if isinstance(spec.layers, BertSpec):
+        tokenizer = word_tokenizer_from_folder(path)
+    else:
+        tokenizer = tokenizer_from_folder(path, spec.vocab_size)
+        _end_texts(tokenizer, path / "tokenizer_config.json")
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelError(f"{path}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model {spec.vocab_size:,}.")
+    return tokenizer
+
+
+def _end_texts(tokenizer: Tokenizer, settings: Path) -> None:
+    """Puts the end-of-sequence token behind texts, where a config asks for it and `tokenizer.json` does not do it: some
+    embedding models of decoders were trained so."""
+    config = read_json(settings) if settings.exists() else {}
+    check(config, {"add_eos_token": Field("flag")}, str(settings))
+    name = tokenizer.special_tokens.get("eos_token")
+    backend: Backend = tokenizer.backend
+    eos = None if name is None else backend.token_to_id(name)
+    if not config.get("add_eos_token") or eos is None or backend.encode("a").ids[-1] == eos:
+        return
+    end = processors.TemplateProcessing(
+        single=f"$A {name}", pair=f"$A $B:1 {name}:1", special_tokens=[(name, eos)]
+    )  # fmt: skip
+    before = backend.post_processor
+    backend.post_processor = end if before is None else processors.Sequence([before, end])

@@ -1,0 +1,138 @@
+"""Headers of a checkpoint's files: name, shape and format of each tensor. No weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.config_fields import MOST_BYTES
+from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
+from sglang_lite.runtime.models.weights.gguf import hugging_face_name
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile
+from sglang_lite.runtime.models.weights.source import Weight, WeightSource, canonical
+
+if TYPE_CHECKING:
+    from huggingface_hub import SafetensorsRepoMetadata
+
+# Of safetensors files. A format that is not here has no numbers that the engine could take.
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A stored tensor.
+
+    Attributes:
+        format: as its file names it.
+        dtype: of its numbers; None for one that torch has not.
+        size: bytes.
+    """
+
+    shape: tuple[int, ...]
+    format: str
+    dtype: torch.dtype | None
+    size: int
+    file: Path
+
+
+Headers: TypeAlias = Mapping[str, Header]  # by the names that tensors go by here
+
+
+def read_headers(path: Path) -> Headers:
+    """The tensors of the GGUF file or folder at `path`.
+
+    Raises:
+        ModelError: no weights, or a file that is damaged.
+    """
+    if path.is_file():
+        found = GgufFile(path).tensors
+        return {
+            hugging_face_name(name, str(path)): Header(each.shape, each.kind, torch.float32, each.size, path)
+            for name, each in found.items()
+        }
+    kind, files = weight_files(path)
+    read = _of_safetensors if kind == "safetensors" else _of_pickle
+    return {canonical(name): header for file in sorted(files) for name, header in read(file).items()}
+
+
+def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
+    """The tensors that the hub says a repository has.
+
+    Args:
+        folder: that stands for it in messages.
+    """
+    return {
+        canonical(name): _header(each.shape, each.dtype, each.data_offsets, folder / file)
+        for file, content in repository.files_metadata.items()
+        for name, each in content.tensors.items()
+    }
+
+
+def _of_safetensors(file: Path) -> Headers:
+    damaged = ModelError(f"{file}: damaged or truncated.", hint="Fetch the file again.")
+    try:
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > MOST_BYTES:
+                raise damaged
+            content = json.loads(opened.read(length))
+        found = {
+            name: _header(each["shape"], each["dtype"], each["data_offsets"], file)
+            for name, each in content.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise damaged from error
+    if 8 + length + sum(header.size for header in found.values()) > file.stat().st_size:
+        raise damaged
+    return found
+
+
+def _header(shape: list[int], format: str, offsets: tuple[int, int], file: Path) -> Header:
+    return Header(tuple(shape), format, _DTYPES.get(format), offsets[1] - offsets[0], file)
+
+
+def _of_pickle(file: Path) -> Headers:
+    return {
+        name: Header(tuple(each.shape), str(each.dtype).removeprefix("torch."), each.dtype, each.nbytes, file)
+        for name, each in pickled_tensors(file, "meta").items()
+    }
+
+
+class HeaderSource(WeightSource):
+    """A checkpoint whose tensors have no numbers, to see whether a model would find all of them.
+
+    Attributes:
+        numbers: of the tensors that were taken.
+        in_8_bits: of those, the ones that are stored in 8-bit floating point.
+    """
+
+    def __init__(self, label: str, headers: Headers) -> None:
+        super().__init__(label, {name: header.file for name, header in headers.items()})
+        self._headers = headers
+        self.numbers = self.in_8_bits = 0
+
+    def _read(self, name: str, file: Path) -> Weight:
+        header = self._headers[name]
+        if header.dtype is None:
+            raise ModelError(f"{file}: {name} is stored as {header.format}, which is not supported.")
+        found = torch.empty(header.shape, dtype=header.dtype, device="meta")
+        self.numbers += found.numel()
+        if header.dtype != torch.float8_e4m3fn:
+            return found
+        self.in_8_bits += found.numel()
+        scale = next((other for other in (f"{name}_scale_inv", f"{name}_scale") if self.has(other)), None)
+        if scale is None:
+            raise ModelError(f"{file}: {name} is in 8 bits, but {name}_scale or {name}_scale_inv is missing.")
+        self.leave_out(scale)
+        return found.float()
