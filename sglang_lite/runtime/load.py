@@ -167,9 +167,8 @@ def _source(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> We
     """Source of the weights."""
     if checkpoint.gguf is not None:
         _check_format("gguf", config, checkpoint.path)
-        attention = spec.layers[0].attention
-        gguf = GgufSource(checkpoint.gguf, attention.heads, attention.kv_heads)
-        return DummySource(pick_device(config)) if config.load_format == "dummy" else gguf
+        dummy = config.load_format == "dummy"
+        return DummySource(pick_device(config)) if dummy else GgufSource(checkpoint.gguf, spec)
     path = checkpoint.path
     declared = read_quantisation(path)
     if config.load_format == "dummy":

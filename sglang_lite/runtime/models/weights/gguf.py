@@ -9,28 +9,13 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
+from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.read_gguf import FAMILIES
+from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
 
-_TOP_LEVEL = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "rope_freqs.weight": "rope_freqs.weight",
-}
-_IN_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_FREQUENCIES = "rope_freqs.weight"  # what rotary frequencies are divided by, for all layers
 
 
 class GgufSource(WeightSource):
@@ -41,18 +26,26 @@ class GgufSource(WeightSource):
 
     Args:
         file: the opened file.
-        num_heads, num_kv_heads: for undoing that order.
+        spec: of its model.
+
+    Raises:
+        ModelError: a tensor is none of the model's.
     """
 
-    def __init__(self, file: GgufFile, num_heads: int, num_kv_heads: int) -> None:
-        self._tensors = {hugging_face_name(name, str(file.path)): tensor for name, tensor in file.tensors.items()}
-        interleaved = file.metadata["general.architecture"] == "llama"
-        self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if interleaved else {}
+    def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
+        self._tensors = named_tensors(file, spec)
+        self._heads: dict[str, int] = {}
+        if FAMILIES[file.metadata["general.architecture"]].interleaved:
+            for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
+                assert parameter.layer is not None
+                attention = spec.layers[parameter.layer].attention
+                heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
+                self._heads[parameter.places[0].name] = heads
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
     def _read(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]
-        heads = next((n for part, n in self._heads.items() if f".{part}." in name), None)
+        heads = self._heads.get(name)
         rows = tensor.shape[0]
         # take() refuses a shape that the heads don't divide.
         order = _halves_apart(rows, heads) if heads and rows % (2 * heads) == 0 else slice(None)
@@ -62,6 +55,33 @@ class GgufSource(WeightSource):
         if tensor.kind in ("Q4_0", "Q4_1"):
             return _blocks4(data[order], with_minimum=tensor.kind == "Q4_1")
         return _Rows(data[order], tensor)
+
+
+def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor]:
+    """The tensors of a file by the names that `parameters` has for them; experts, which lie in stacks, one by one.
+
+    Raises:
+        ModelError: a tensor is none of the model's.
+    """
+    from gguf.constants import MODEL_ARCH_NAMES
+    from gguf.tensor_mapping import get_tensor_name_map
+
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.metadata["general.architecture"])
+    table = get_tensor_name_map(arch, len(spec.layers))
+    named, left = {}, set(file.tensors) - {_FREQUENCIES}
+    wanted = [(p.places[0].name, p.expert) for p in parameters(spec)]
+    for name, expert in wanted:
+        theirs = name if expert is None else name.replace(f".experts.{expert}.", ".experts.")
+        found = table.get_name(theirs, (".weight", ".bias"))
+        if found in file.tensors:
+            tensor = file.tensors[found]
+            named[name] = tensor if expert is None or len(tensor.shape) != 3 else tensor.part(expert)
+            left.discard(found)
+    if left:
+        raise ModelError(f"{file.path}: the tensor {min(left)!r} is of no supported architecture.")
+    if _FREQUENCIES in file.tensors:
+        named[_FREQUENCIES] = file.tensors[_FREQUENCIES]
+    return named
 
 
 class _Rows(Encoded):
@@ -80,15 +100,6 @@ class _Rows(Encoded):
         from gguf.quants import dequantize
 
         return torch.from_numpy(dequantize(data, GGMLQuantizationType[self._kind]))
-
-
-def hugging_face_name(name: str, label: str) -> str:
-    if name in _TOP_LEVEL:
-        return _TOP_LEVEL[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _IN_BLOCK:
-        return f"model.layers.{parts[1]}.{_IN_BLOCK[parts[2]]}.{parts[3]}"
-    raise ModelError(f"{label}: the tensor {name!r} is of no supported architecture.")
 
 
 def _halves_apart(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:

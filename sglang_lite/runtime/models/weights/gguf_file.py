@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -17,7 +17,10 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.models.config_fields import shown
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+SUPPORTED_TYPES = (
+    "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4",
+)  # fmt: skip
 
 
 class GgufFile:
@@ -55,6 +58,11 @@ class GgufTensor:
     kind: str
     offset: int
     size: int
+
+    def part(self, index: int) -> GgufTensor:
+        """Matrix of a stack."""
+        size = self.size // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
 
     def data(self) -> np.ndarray[Foreign, Foreign]:
         """The tensor as stored: uint8 [rows, bytes per row], one row for a vector."""

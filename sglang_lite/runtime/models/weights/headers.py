@@ -12,8 +12,9 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import MOST_BYTES
+from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
-from sglang_lite.runtime.models.weights.gguf import hugging_face_name
+from sglang_lite.runtime.models.weights.gguf import named_tensors
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource, canonical
 
@@ -55,11 +56,7 @@ def read_headers(path: Path) -> Headers:
         ModelError: no weights, or a file that is damaged.
     """
     if path.is_file():
-        found = GgufFile(path).tensors
-        return {
-            hugging_face_name(name, str(path)): Header(each.shape, each.kind, torch.float32, each.size, path)
-            for name, each in found.items()
-        }
+        return _of_gguf(GgufFile(path))
     kind, files = weight_files(path)
     read = _of_safetensors if kind == "safetensors" else _of_pickle
     return {canonical(name): header for file in sorted(files) for name, header in read(file).items()}
@@ -76,6 +73,14 @@ def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers
         for file, content in repository.files_metadata.items()
         for name, each in content.tensors.items()
     }
+
+
+def _of_gguf(file: GgufFile) -> Headers:
+    try:
+        tensors = named_tensors(file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path)))
+    except ModelError:  # of which reading the model tells
+        tensors = file.tensors
+    return {name: Header(each.shape, each.kind, torch.float32, each.size, file.path) for name, each in tensors.items()}
 
 
 def _of_safetensors(file: Path) -> Headers:
