@@ -10,7 +10,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.read_config import spec_from_config
-from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,17 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
         raise ModelError(f"{source}: the metadata key {error} is missing.") from error
     config["tie_word_embeddings"] = "output.weight" not in tensors
     spec = spec_from_config(config, source)
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, qkv_bias="blk.0.attn_q.bias" in tensors))
-        for layer in spec.layers
-    )
+    layers = tuple(_with_bias(layer, "blk.0.attn_q.bias" in tensors) for layer in spec.layers)
     eos = metadata.get("tokenizer.ggml.eos_token_id")
     return replace(
         spec, layers=layers, norm_offset=0.0 if family.shifted_norms else spec.norm_offset,
         eos_ids=() if eos is None else (eos,), bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
     )  # fmt: skip
+
+
+def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec)
+    return replace(layer, attention=replace(layer.attention, qkv_bias=bias))
 
 
 def _config(

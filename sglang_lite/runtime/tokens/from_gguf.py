@@ -24,6 +24,12 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN35 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _WORDS % ("", "") + r"|\p{N}" + _REST
+_GPT4O = _WORDS % (f"{_CASELESS}?", f"{_CASELESS}?") + r"|\p{N}{1,3}" + _REST
 _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "default": ((_GPT2,), False),
     "gpt-2": ((_GPT2,), False),
@@ -31,8 +37,12 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "starcoder": ((r"\p{N}", _GPT2), False),
     "refact": ((r"\p{N}", _GPT2), False),
     "codeshell": ((r"\p{N}", _GPT2), False),
-    "llama-bpe": ((_LLAMA3,), True),
-    "qwen2": ((_QWEN2,), False),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), ((_LLAMA3,), True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), ((_LLAMA3,), False)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), ((_QWEN2,), False)),
+    "qwen35": ((_QWEN35,), False),
+    "tekken": ((_TEKKEN,), True),
+    **dict.fromkeys(("gpt-4o", "llama4"), ((_GPT4O,), False)),
 }
 _LONGEST_PIECE = 512  # characters of a SentencePiece token: all ways to cut it are tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
@@ -65,6 +75,8 @@ def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
             ]
         elif kind == "llama":
             scores = metadata["tokenizer.ggml.scores"]
+            if str(metadata.get("general.architecture")).startswith("gemma"):
+                scores = [-i for i in range(len(tokens))]  # Gemma's merges have the order of its tokens
             space = metadata.get("tokenizer.ggml.add_space_prefix", True)
             backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
             continuation = _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
@@ -130,7 +142,7 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
             raise ModelError(f"{label}: the merge {shown(' '.join(merge))} is not of tokens of the vocabulary.")
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges))
-    if name == "qwen2":
+    if name in ("qwen2", "qwen35", "deepseek-r1-qwen", "megrez"):
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

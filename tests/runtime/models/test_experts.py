@@ -220,7 +220,7 @@ def test_a_dense_model_copied_into_experts_is_the_dense_model(model_file):
     ids = [i * 997 % whole.vocab_size for i in range(40)]
     with torch.inference_mode():
         expected, got = (
-            logits(Decoder(spec, Upcycled(GgufSource(file, 9, 3)), FLOAT32, CPU, 64), ids) for spec in (dense, sparse)
+            logits(Decoder(spec, Upcycled(GgufSource(file, whole)), FLOAT32, CPU, 64), ids) for spec in (dense, sparse)
         )
     assert expected.abs().max() > 1
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)

@@ -1,5 +1,7 @@
 """Families of GGUF files, written as llama.cpp's converter writes them, against transformers' model."""
 
+from typing import Any
+
 import gguf
 import pytest
 import torch
@@ -16,7 +18,7 @@ SIZES = dict(
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
 # Class in transformers, further fields of its config, and further keys of the metadata.
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("Llama", {}, {}),
     "qwen2": ("Qwen2", {}, {}),
     "qwen3": ("Qwen3", {"head_dim": 16}, {}),
