@@ -8,13 +8,14 @@ that HTTP, TLS and broken connections stay its business; those that are idle are
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextvars import Context
-from functools import partial
+from functools import cache, partial
 from urllib.request import getproxies
 
 import httpx2
@@ -22,6 +23,7 @@ import httpx2
 from sglang_lite.protocol.anything import Foreign
 
 _PROXIES = {"http", "https", "all"}
+_AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that name others than the system's
 _MOST, _IDLE_S = 1000, 5.0  # as the SDKs have them
 # A call may be silent for minutes: what stands between must not forget the connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
@@ -53,7 +55,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self, verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, idle_s: float | None = None
     ) -> None:
         self._idle_s = _IDLE_S if idle_s is None else idle_s
-        self._tls = httpx2.create_ssl_context(verify)
+        self._tls = _tls(*map(os.environ.get, _AUTHORITIES)) if verify is True else httpx2.create_ssl_context(verify)
         self._limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
         self._room = None if most is None else asyncio.Semaphore(most)
         self._all: set[httpx2.AsyncHTTPTransport] = set()
@@ -111,6 +113,13 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._idle.clear()
         await asyncio.gather(_close(self._all), *self._closing)
         self._all.clear()
+
+
+@cache
+def _tls(*authorities: str | None) -> ssl.SSLContext:
+    """TLS as the HTTP library has it where nothing else is asked for. One for all pools: reading the authorities takes
+    30 ms of processor time."""
+    return httpx2.create_ssl_context()
 
 
 async def _close(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:

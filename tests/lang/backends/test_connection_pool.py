@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import ssl
 import sys
 from collections.abc import AsyncIterator
 
+import certifi
 import httpx2
 import pytest
 from openai_answers import run, said
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.connection_pool import ConnectionPool, pooled
+from sglang_lite.lang.backend.http_client import Server
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
 
@@ -252,3 +256,16 @@ def test_many_programs_at_once_have_their_own_answers(api, openai):
     rows = [{"number": i} for i in range(60)]
     states = program.run_batch(rows, backend=openai(), num_threads=60)
     assert [state["a"] for state in states] == [f"Say {i}." for i in range(60)]
+
+
+def test_authorities_of_tls_are_read_once_and_without_tls_never(tmp_path, monkeypatch, api):
+    read, plain = [], ssl.SSLContext.load_verify_locations
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *args, **to: read.append(args) or plain(*args, **to)
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(shutil.copy(certifi.where(), tmp_path)))  # that no test has read before
+    for _ in range(3):
+        ConnectionPool()
+    assert len(read) == 1
+    assert Server(api.url, None, None, 60, 0).status("GET", "/v1/models") == 200
+    assert len(read) == 1
