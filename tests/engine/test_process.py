@@ -16,6 +16,7 @@ import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
 from tests.engine import processes
 from tests.engine.conftest import SETTINGS
+from tests.lang.fakes import interruptible
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,7 @@ WAYS = [
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypatch, way):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -278,16 +280,18 @@ def test_a_caller_whose_folder_was_removed_is_told_what_it_would_be_elsewhere(
 def test_a_constructor_that_is_interrupted_leaves_nothing(mark, nothing_left, folders, tmp_path, monkeypatch):
     torch = slow_torch(tmp_path, monkeypatch)
 
-    def interrupt():
-        with open(torch, "wb"):
-            os.kill(os.getpid(), signal.SIGINT)
-            processes.gone(mark)
+    with interruptible() as interrupt:
 
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        sgl.Engine(folders[0], **SETTINGS)
-    thread.join()
+        def press():
+            with open(torch, "wb"):
+                interrupt()
+                processes.gone(mark)
+
+        thread = threading.Thread(target=press, daemon=True)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            sgl.Engine(folders[0], **SETTINGS)
+        thread.join()
 
 
 EXHAUSTED = """

@@ -1,6 +1,7 @@
 """Whole programs on a server: what is sent, what is told, and connections that break."""
 
 import asyncio
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -10,6 +11,7 @@ from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.protocol import Delta, Generation, Played, ProgramResult, Usage
 from tests.conformance.test_random_programs import model
 from tests.lang.backends.cutting_proxy import CuttingProxy
@@ -45,12 +47,21 @@ def played(place, text, name=None):
     return Played((place,), name, Generation(text, finish_reason="stop"))
 
 
-@sgl.function
-def two(s):
-    s += "A" + sgl.gen("x", max_tokens=2) + "B" + sgl.gen("y", max_tokens=2)
+@pytest.fixture
+def two():
+    """A program of two generations. The loop that sends them waits until both are added, however slow that is."""
+    added = threading.Event()
+
+    @sgl.function
+    def two(s):
+        s += "A" + sgl.gen("x", max_tokens=2) + "B" + sgl.gen("y", max_tokens=2)
+        added.set()
+
+    executor().post(added.wait, 60)
+    return two
 
 
-def test_what_is_there_at_once_is_one_request(server, backend):
+def test_what_is_there_at_once_is_one_request(server, backend, two):
     server.answers["POST /program"] = [*told(played(1, "x"), played(3, "y"), Usage(), ProgramResult("AxBy")), DONE]
     state = two.run(backend=backend)
     assert (state["x"], state["y"], state.text()) == ("x", "y", "AxBy")
@@ -88,7 +99,7 @@ def test_what_comes_later_is_sent_to_the_program_in_order(server, backend):
     assert server.bodies("/program")[0]["open"] is True
 
 
-def test_a_program_that_breaks_off_is_played_again_and_nothing_is_told_twice(server, backend):
+def test_a_program_that_breaks_off_is_played_again_and_nothing_is_told_twice(server, backend, two):
     parts = iter([
         [*told(Played((1,), "x", Delta("he")), Played((1,), "x", Delta("ll"))), CUT],
         [*told(Played((1,), "x", Delta("hel")), Played((1,), "x", Delta("lo")), played(1, "hello", "x")), CUT],
@@ -102,7 +113,7 @@ def test_a_program_that_breaks_off_is_played_again_and_nothing_is_told_twice(ser
     assert again == [first] * 2
 
 
-def test_a_server_that_stays_away_fails_what_is_read(server, backend):
+def test_a_server_that_stays_away_fails_what_is_read(server, backend, two):
     server.answers["POST /program"] = [CUT]
     with pytest.raises(sgl.BackendError, match="connection failed"):
         two.run(backend=backend)["x"]
@@ -120,13 +131,13 @@ def test_a_server_that_stays_away_fails_what_is_read(server, backend):
         ([*told(sgl.ModelError("broken weights")), DONE], "broken weights"),
     ],
 )
-def test_what_is_no_answer_fails_what_is_read(server, backend, answer, said):
+def test_what_is_no_answer_fails_what_is_read(server, backend, two, answer, said):
     server.answers["POST /program"] = answer
     with pytest.raises(sgl.SglError, match=said):
         two.run(backend=backend)["x"]
 
 
-def test_a_node_that_fails_fails_its_readers(server, backend):
+def test_a_node_that_fails_fails_its_readers(server, backend, two):
     failed = Played((1,), "x", sgl.ConstraintError("no continuation"))
     server.answers["POST /program"] = [*told(failed, sgl.ConstraintError("no continuation")), DONE]
     with pytest.raises(sgl.SglError, match="no continuation"):
