@@ -20,10 +20,11 @@ from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
 from tests.engine import load, processes, processors
 from tests.engine.collector import Collector
 from tests.engine.conftest import SETTINGS
+from tests.lang.fakes import interruptible
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
-KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "3"))
+KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "2"))
 ENGINES = int(os.environ.get("SGLANG_LITE_ENGINES", "4"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
@@ -108,7 +109,7 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
         assert engine.model_name == engine.config.model == f"../{paths[1].name}"
         second = engine.complete("ab", GREEDY).text
         assert first != second
-        for _ in range(3):
+        for _ in range(2):
             sink = Collector()
             engine.submit("ab", LONG, sink=sink, stream=True)
             sink.begun()
@@ -254,15 +255,17 @@ def _others():
 def interrupted(engine, call):
     """Makes a call, and presses Ctrl-C when its request runs."""
 
-    def press():
-        until(lambda: engine.stats()["running"])
-        os.kill(os.getpid(), signal.SIGINT)
+    with interruptible() as interrupt:
 
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        call(engine)
-    thread.join()
+        def press():
+            until(lambda: engine.stats()["running"])
+            interrupt()
+
+        thread = threading.Thread(target=press)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            call(engine)
+        thread.join()
 
 
 @sgl.function

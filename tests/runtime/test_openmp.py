@@ -8,6 +8,12 @@ import pytest
 
 from sglang_lite.runtime.openmp import SPINS
 
+# Loads the library that torch brings, without torch, which takes seconds.
+LIBRARY = (
+    "import ctypes, importlib.util, pathlib\n"
+    "folder = pathlib.Path(importlib.util.find_spec('torch').origin).parent\n"
+    "for file in folder.glob('lib/libgomp*'): ctypes.CDLL(str(file))"
+)
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")}
 
 
@@ -27,7 +33,7 @@ def spins(code, **environment):
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_gnu_openmp():
-    if spins("import torch") is None:
+    if spins(LIBRARY) is None:
         pytest.skip("torch was not built with GNU OpenMP")
 
 
@@ -41,17 +47,20 @@ def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
     "users", [{"GOMP_SPINCOUNT": "77"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
 )
 def test_what_the_user_has_set_stays(users):
-    assert spins("import sglang_lite.runtime.load", **users) == spins("import torch", **users)
+    assert spins(f"import sglang_lite.runtime\n{LIBRARY}", **users) == spins(LIBRARY, **users)
 
 
 @pytest.mark.slow
 def test_where_torch_came_first_that_is_said_once():
+    first = "import logging; logging.basicConfig(level='INFO')\n"
     code = (
-        "import torch, logging; logging.basicConfig(level='INFO')\n"
+        "import torch\n"
         "from sglang_lite.engine.engine import Engine\n"
         "from tests.runtime import scripted\n"
         "for _ in range(2): Engine.of(scripted.loaded()).close()"
     )
-    assert run(code).stderr.count("torch was imported before the engine's modules") == 1
-    assert "torch was imported" not in run(code.replace("import torch, logging", "import logging")).stderr
-    assert "torch was imported" not in run(code, GOMP_SPINCOUNT="1000").stderr
+    assert run(first + code).stderr.count("torch was imported before the engine's modules") == 1
+    said = "from sglang_lite.runtime import openmp; openmp.say_if_unbound()"
+    assert "torch was imported" in run(f"{first}import torch\n{said}").stderr
+    assert "torch was imported" not in run(first + said).stderr
+    assert "torch was imported" not in run(f"{first}import torch\n{said}", GOMP_SPINCOUNT="1000").stderr

@@ -15,7 +15,7 @@ BODY = {
 }
 
 
-@pytest.fixture(params=["here", "process"])
+@pytest.fixture(scope="module", params=["here", "process"])
 def client(request, folder):
     with (
         sgl.Engine(folder, **SETTINGS, in_process=request.param == "here") as engine,

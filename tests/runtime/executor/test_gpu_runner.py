@@ -127,6 +127,7 @@ def greedy(**more):
     return SamplingParams(**{"temperature": 0, "max_tokens": 4, "ignore_eos": True, **more})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [
