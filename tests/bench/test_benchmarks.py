@@ -14,25 +14,12 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "compiled.py": [
-        "--only",
-        "caller,plain,http,pool",
-        "--rows",
-        "4",
-        "--repeat",
-        "1",
-        "--own",
-        "8",
-        "--programs",
-        "4",
-        "--tokens",
-        "1",
-    ],
+    "compiled.py": ["--rows", "4", "--repeat", "1", "--own", "8", "--programs", "4", "--tokens", "1"],
     "constrained.py": ["--systems", "sglang_lite", "--tokens", "4"],
     "constrained_gpu.py": ["--help"],  # it needs a GPU
     "constraints_suite.py": ["--schemas", "2", "--groups", "2"],
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
-    "engine_process.py": ["--only", "program,streams", "--repeat", "1", "--tokens", "2"],
+    "engine_process.py": ["--repeat", "1", "--tokens", "2"],
     "experts.py": ["--small"],
     "encoding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
@@ -49,26 +36,33 @@ SMALL = {
     "prefill_attention.py": ["--help"],  # it needs a GPU
     "programs_gpu.py": ["--shape", "small", "--rows", "2", "--own", "8", "--tokens", "2", "--repeat", "1"],
     "prefix_reuse.py": ["--questions", "1", "--shots", "0"],
-    "programs.py": ["--only", "shared,crowded", "--size", "0.05"],
+    "programs.py": ["--size", "0.05"],
     "quality.py": ["--dtypes", "bfloat16", "--tokens", "32"],
     "reproducible.py": ["--help"],  # test_reproducible.py runs it, with a small model
     "remote.py": ["--programs", "4", "--latency", "0.001", "--rounds", "1"],
     "replicas.py": ["--help"],  # it needs a gateway, which the tests do not install
     "serve_gpu.py": ["--shape", "small", "--streams", "2", "--tokens", "4", "--repeat", "1"],
-    "serve.py": ["--only", "events,first", "--repeat", "1", "--seconds", "0.1", "--streams", "4"],
+    "serve.py": ["--repeat", "1", "--seconds", "0.1", "--streams", "4"],
     "turns.py": [],
     "tracing.py": ["--seconds", "0.01", "--nodes", "20", "--programs", "1"],
     "shared_prefix.py": ["--requests", "2", "--new", "2", "--prefix", "8", "--systems", "sglang_lite auto"],
 }
+SECTIONS = {  # that are run one by one; the others of these benchmarks need minutes, or a GPU
+    "compiled.py": ("caller", "plain", "http", "pool"),
+    "engine_process.py": ("program", "streams"),
+    "programs.py": ("shared", "crowded"),
+    "serve.py": ("events", "first"),
+}
+RUNS = [(name, section) for name in SMALL for section in SECTIONS.get(name, (None,))]
 
 
 def test_every_benchmark_is_run():
     assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", SMALL)
-def test_a_benchmark_runs(name, model_file, monkeypatch):
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("name", "section"), RUNS)
+def test_a_benchmark_runs(name, section, model_file, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setattr(importlib.import_module("machine"), "seconds", lambda work, repeats=1: 1.0)  # its limits
     monkeypatch.setattr(subprocess, "run", lambda command, **options: again(command))
@@ -86,4 +80,5 @@ def test_a_benchmark_runs(name, model_file, monkeypatch):
                 runpy.run_path(str(FOLDER / name), run_name="__main__")
         return out.getvalue()
 
-    assert len(printed(SMALL[name]).splitlines()) >= 2
+    only = [] if section is None else ["--only", section]
+    assert len(printed([*only, *SMALL[name]]).splitlines()) >= 2

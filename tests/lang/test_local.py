@@ -124,13 +124,6 @@ def test_the_backend_tells_what_it_is(engine):
     assert sgl.flush_cache(engine) is True
 
 
-def test_the_default_engine_starts_by_itself_and_says_so(caplog):
-    sgl.set_default_backend(None)
-    assert capital.run("France")["answer"].endswith("Paris.")
-    assert caplog.text.count("starting the default engine") == 1
-    sgl.global_config.default_backend.shutdown()
-
-
 def test_a_run_is_one_program(engine):
     """What is asked one by one and what is handed over at once gives the same."""
 

@@ -1,7 +1,9 @@
 """Our model is transformers' model: the same logits and the same greedy tokens, from the same file."""
 
 import random
+from functools import cache
 
+import gguf
 import pytest
 import torch
 
@@ -25,9 +27,11 @@ def prompts(tokenizer) -> list[list[int]]:
 def reference(model_file):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        str(model_file.parent), gguf_file=model_file.name, dtype=torch.float32
-    ).eval()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))  # which takes seconds, and is made several times
+        return AutoModelForCausalLM.from_pretrained(
+            str(model_file.parent), gguf_file=model_file.name, dtype=torch.float32
+        ).eval()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,18 @@
+"""The engine that starts by itself where no backend is set."""
+
+import pytest
+
+import sglang_lite as sgl
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_default_engine_starts_by_itself_and_says_so(model_file, caplog):
+    @sgl.function
+    def capital(s, country):
+        s += sgl.user(f"What is the capital of {country}?")
+        s += sgl.assistant(sgl.gen("answer", max_tokens=24, temperature=0))
+
+    assert capital.run("France")["answer"].endswith("Paris.")
+    assert caplog.text.count("starting the default engine") == 1
+    sgl.global_config.default_backend.shutdown()
