@@ -109,7 +109,7 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
         assert engine.model_name == engine.config.model == f"../{paths[1].name}"
         second = engine.complete("ab", GREEDY).text
         assert first != second
-        for _ in range(2):
+        for _ in range(3):
             sink = Collector()
             engine.submit("ab", LONG, sink=sink, stream=True)
             sink.begun()
