@@ -8,6 +8,7 @@ import torch
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
@@ -103,19 +104,24 @@ def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
     Args:
         fp8: weights, keys and values in 8 bits, but latents; else bfloat16.
     """
-    spec, device, kind = SHAPES[name], torch.device("cpu"), Decoder
+    spec, device, kind, compiles = SHAPES[name], torch.device("cpu"), Decoder, None
     kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         device, kind = torch.device("cuda:0"), GpuDecoder
+    formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8)
+    if device.type == "cuda":
+        from sglang_lite.runtime.executor.compile_ahead import compiling
+
+        compiles = compiling(EngineConfig(), spec, formats, spec.max_positions, device)
     with torch.inference_mode():
-        model = kind(
-            spec, DummySource(device), precision("auto", device, fp8=fp8, kv_fp8=kv_fp8), device, spec.max_positions
-        )
+        model = kind(spec, DummySource(device), formats, device, spec.max_positions)
     if kv_fp8:
         model.kv_scales = kv_scales(model, {}, bos=None)
-    return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
+    return LoadedModel(
+        name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions, compiles
+    )
 
 
 def tokenizer(size: int) -> Tokenizer:

@@ -22,6 +22,7 @@ _MOST = {
     "max_running": 65_536,
     "step_tokens": 1 << 24,
     "page_size": 64,
+    "compile_processes": 1024,
 }
 _WHOLE = -1  # of step_tokens: prompts are prefilled whole
 DEFAULT_MODEL = "smollm2-135m"
@@ -92,6 +93,9 @@ class EngineConfig:
         compile_timeout_s: seconds on the CPU that compiling a constraint may take; longer fails its request alone.
         compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
         cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
+        compile_processes: processes that compile a model's kernels for a GPU, side by side, while its weights are read;
+            none are started where Triton's cache has them. 0: the engine compiles them itself, one after the other.
+            None: one a core, at most 16. Without a meaning on a CPU.
         attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any
             size, reads no shared prefix once for all, runs without CUDA graphs, and is slower. "auto" is the first one
             that can run the model. "flashinfer" and "flash_attn" are the packages `flashinfer-python` and
@@ -143,6 +147,7 @@ class EngineConfig:
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
     cuda_graphs: bool = True
+    compile_processes: int | None = 0
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
     seed: int | None = None
@@ -156,7 +161,7 @@ class EngineConfig:
         _check_int("max_queued", self.max_queued, 1)
         for name, most in _MOST.items():
             if (value := getattr(self, name)) is not None and (name, value) != ("step_tokens", _WHOLE):
-                _check_int(name, value, 1)
+                _check_int(name, value, 0 if name == "compile_processes" else 1)
                 if value > most:
                     raise ParameterError(name, f"{shown(value)} is more than {most:,}.")
         for name in ("model", "revision", "chat_template", "served_model_name", "weight_version"):

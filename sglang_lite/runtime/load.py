@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,10 +31,17 @@ from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from sglang_lite.runtime.executor.compile_ahead import Compiling
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, its tokenizer, and the numbers that go with them."""
+    """A model, its tokenizer, and the numbers that go with them.
+
+    Attributes:
+        compiling: what compiles its kernels meanwhile; None on a CPU, and for a model that none was started for.
+    """
 
     name: str
     model: Model
@@ -41,6 +49,7 @@ class LoadedModel:
     vocab_size: int
     eos_ids: frozenset[int]
     context_length: int
+    compiling: Compiling | None = None
 
 
 def load(
@@ -84,6 +93,7 @@ def load_model(
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
 
         kind = GpuDecoder
+        torch.cuda.set_device(device)  # of this thread: kernels that quantise weights are launched there
     formats = precision(
         config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
         kv_fp8=config.kv_dtype == "fp8",
@@ -101,18 +111,31 @@ def load_model(
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
     )  # fmt: skip
-    with torch.inference_mode():
-        model = kind(
-            spec,
-            source,
-            formats,
-            device,
-            positions,
-            progress or partial(startup_messages.progress, level=config.log_level),
-        )
-    if model.precision.cache.itemsize == 1:
-        model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
-    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions)
+    compiles = _compile(config, spec, formats, positions, device)
+    try:
+        with torch.inference_mode():
+            watch = progress or partial(startup_messages.progress, level=config.log_level)
+            model = kind(spec, source, formats, device, positions, watch)
+        if model.precision.cache.itemsize == 1:
+            model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
+    except BaseException:
+        if compiles is not None:
+            compiles.end()
+        raise
+    return LoadedModel(
+        config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions, compiles
+    )
+
+
+def _compile(
+    config: EngineConfig, spec: ModelSpec, formats: Precision, longest: int, device: torch.device
+) -> Compiling | None:
+    """Kernels of a model on a GPU, compiled while it is loaded."""
+    if device.type != "cuda":
+        return None
+    from sglang_lite.runtime.executor.compile_ahead import compiling  # needs Triton
+
+    return compiling(config, spec, formats, longest, device)
 
 
 def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackSpec) -> LoadedModel:
@@ -149,7 +172,7 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     """
     if model.spec is None:
         raise ModelError("the running model is not one whose weights can be replaced.")
-    loaded = load_model(config, path)
+    loaded = load_model(replace(config, compile_processes=0), path)  # the running model's kernels are its own, too
     assert loaded.model.spec is not None
     ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
     if differ := [name for name in ours if ours[name] != theirs[name]]:

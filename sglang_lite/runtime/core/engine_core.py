@@ -118,7 +118,7 @@ class EngineCore:
         )  # fmt: skip
         warming = self.compiler.warm_up()  # while kernels are compiled
         try:
-            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config)
+            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling)
         except BaseException:
             self.compiler.close()
             raise

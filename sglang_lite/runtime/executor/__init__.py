@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sglang_lite.runtime.config import EngineConfig, Sizes
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
@@ -9,9 +11,18 @@ from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.model import Model, is_fused
 
+if TYPE_CHECKING:
+    from sglang_lite.runtime.executor.compile_ahead import Compiling
+
 
 def make_runner(
-    model: Model, table: SlotTable, sampling: SamplingTable, pages: int, sizes: Sizes, config: EngineConfig
+    model: Model,
+    table: SlotTable,
+    sampling: SamplingTable,
+    pages: int,
+    sizes: Sizes,
+    config: EngineConfig,
+    compiling: Compiling | None = None,
 ) -> ModelRunner:
     """The runner for the device that a model is on.
 
@@ -22,6 +33,7 @@ def make_runner(
         pages: pages in the KV pool.
         sizes: of the steps.
         config: attention backend, graphs and numerics.
+        compiling: processes that compile the model's kernels, which are waited for.
     """
     if not is_fused(model):
         return CpuRunner(
@@ -37,5 +49,9 @@ def make_runner(
         original_logprobs=config.original_logprobs,
     )  # fmt: skip
     if model.device.type == "cuda":
+        if compiling is not None:
+            compiling.wait()
         runner.warm_up()
+        if compiling is not None:
+            compiling.kept()
     return runner
