@@ -70,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
     )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
-    bench.add_argument("--repeat", type=int, default=3)
+    bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
     bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write every run to FILE, too")
     bench.set_defaults(run=_bench)
     options = parser.parse_args(arguments)
     try:
@@ -202,7 +203,7 @@ def _bench(options: argparse.Namespace) -> int:
     for name in names:
         if name not in WORKLOADS:
             raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
-    report(options.shape, names, max(options.repeat, 1), fp8=options.fp8)
+    report(options.shape, names, max(options.repeat, 1), fp8=options.fp8, file=options.json)
     return 0
 
 

@@ -15,8 +15,10 @@ from transformers import AutoConfig
 
 from sglang_lite.bench import report as reports
 from sglang_lite.bench.limits import Rates
+from sglang_lite.bench.peers import Figures
 from sglang_lite.bench.report import compare
 from sglang_lite.bench.shapes import SHAPES, hf_config
+from sglang_lite.bench.start import Started
 from sglang_lite.bench.workloads import WORKLOADS, Workload
 from sglang_lite.cli import main
 from sglang_lite.runtime.load import LoadedModel, precision
@@ -149,7 +151,7 @@ def test_what_a_peer_leaves_running_is_ended(install, monkeypatch, tmp_path):
     os.close(reader)
 
 
-def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd):
+def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
     """The whole command, on a model that needs no GPU."""
     models = []
 
@@ -169,16 +171,28 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd):
     monkeypatch.setattr(reports, "measure", lambda: Rates(4e12, 8e14))
     monkeypatch.setattr(reports, "load_shape", load_shape)
     monkeypatch.setitem(WORKLOADS, "decode1", lambda: Workload(4, (3, 3), (5, 4), cached=True))
+    monkeypatch.setattr(reports, "first_token", lambda shape, *, fp8: Started(1.5, 7))
     calls = []
 
     def peers(shape, ours, repeat, *, fp8):
         calls.append((shape, set(ours), repeat, fp8, models[0]()))
+        return {"vllm": Figures("0.33.0", {"decode1": 2.0}, "")}
 
     monkeypatch.setattr(reports, "compare", peers)
     gc.disable()
     try:
-        assert main(["bench", "--shape", "qwen3-14b", "--workload", "decode1", "--repeat", "2"]) == 0
+        command = ["bench", "--shape", "qwen3-14b", "--workload", "decode1", "--repeat", "2"]
+        assert main([*command, "--json", str(tmp_path / "all.json")]) == 0
     finally:
         gc.enable()
     assert calls == [("qwen3-14b", {"decode1"}, 2, False, None)]
-    assert "\ndecode1 " in capfd.readouterr().out
+    assert "\ndecode1 " in (out := capfd.readouterr().out)
+    assert "1.5 s from its start to the first token, 7 kernels compiled\n" in out
+    told = json.loads((tmp_path / "all.json").read_text())
+    assert told["machine"]["device"] == "a GPU"
+    assert told["peers"]["vllm"]["seconds"] == {"decode1": 2.0}
+    (row,) = told["rows"]
+    runs = row["requests"]
+    assert (row["workload"], row["tokens"], runs["count"], len(runs["seconds"])) == ("decode1", 9, 2, 2)
+    assert runs["median"] == pytest.approx(sum(runs["seconds"]) / 2)
+    assert runs["first"] > 0

@@ -1,0 +1,68 @@
+"""Seconds from the start of a process to an engine's first token: in a process of its own, as a user has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from sglang_lite.protocol import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A start.
+
+    Attributes:
+        seconds: until the first token.
+        compiled: kernels that were not in the cache.
+    """
+
+    seconds: float
+    compiled: int
+
+
+def first_token(shape: str, *, fp8: bool = False) -> Started:
+    """Starts a process that makes an engine of a shape with random weights and generates one token.
+
+    Args:
+        shape: of SHAPES.
+        fp8: weights, keys and values in 8 bits.
+
+    Raises:
+        BackendError: the process generated none.
+    """
+    before, started = _cached(), time.perf_counter()
+    command = [sys.executable, "-m", __name__, shape, "fp8" if fp8 else ""]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if line != b"token\n":
+        raise BackendError(f"{shape}: a process that starts an engine ended with status {process.returncode}.")
+    return Started(seconds, _cached() - before)
+
+
+def _cached() -> int:
+    """Kernels in Triton's cache."""
+    if not find_spec("triton"):
+        return 0
+    import triton
+
+    return sum(1 for _ in Path(triton.knobs.cache.dir).glob("*/*.cubin"))
+
+
+def _main(shape: str, numbers: str) -> None:
+    from sglang_lite.bench.shapes import load_shape
+    from sglang_lite.engine.engine import Engine
+
+    with Engine.of(load_shape(shape, fp8=numbers == "fp8")) as engine:
+        engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+        print("token", flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
