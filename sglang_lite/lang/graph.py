@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -345,14 +346,27 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
 
 
 def _changes(first: Recording, again: Recording, way: Way) -> list[Change]:
-    """Texts that a second trace has otherwise, up to where the two can't be compared."""
+    """Texts that a second trace has otherwise, in each branch up to where the two can't be compared."""
     found: list[Change] = []
-    one, two = (
-        [entry for entry in each.entries if not isinstance(entry.node, SglGetForkItem)] for each in (first, again)
-    )
-    for i, a, b in zip(way.nodes, one, two):
-        if type(a.node) is not type(b.node):
-            break
-        if isinstance(a.node, Text) and isinstance(b.node, Text) and a.node.text != b.node.text:
-            found.append(Change(i, a.node.text, b.node.text))
+    others = _by_branch(again)
+    for branch, entries in _by_branch(first).items():
+        for (place, a), (_, b) in zip(entries, others.get(branch, ())):
+            if type(a.node) is not type(b.node):
+                break
+            if isinstance(a.node, Text) and isinstance(b.node, Text) and a.node.text != b.node.text:
+                found.append(Change(way.nodes[place], a.node.text, b.node.text))
+    return sorted(found, key=lambda change: change.node)
+
+
+def _by_branch(recording: Recording) -> dict[tuple[int, ...], list[tuple[int, Entry]]]:
+    """Entries and their places in the log by branch: threads may add to several branches in any order. A branch is
+    known by where the one before it was forked, and which of that fork it is."""
+    found: dict[tuple[int, ...], list[tuple[int, Entry]]] = defaultdict(list)
+    branches: dict[int, tuple[int, ...]] = {}  # by id of their state
+    entries = (entry for entry in recording.entries if not isinstance(entry.node, SglGetForkItem))
+    for place, entry in enumerate(entries):
+        branch = branches.get(id(entry.state), ())
+        for i, state in enumerate(entry.states):
+            branches.setdefault(id(state), (*branch, len(found[branch]), i))
+        found[branch].append((place, entry))
     return found
