@@ -131,7 +131,8 @@ class Service:
         threading.Thread(target=make, name="sglang_lite-ask", daemon=True).start()
         seconds = self.settings.health_timeout_s if at_most_s is None else at_most_s
         try:
-            return await asyncio.wait_for(future, seconds)
+            async with asyncio.timeout(seconds):  # wait_for forgets that it was cancelled when both come at once
+                return await future
         except TimeoutError:
             raise RequestTimeoutError(f"the engine's loop has given no sign for {seconds:g} seconds.") from None
 

@@ -1,0 +1,29 @@
+"""What all protocols of the server share."""
+
+import asyncio
+
+import pytest
+
+from sglang_lite.server.service import Service
+from sglang_lite.server.settings import ServerSettings
+
+
+def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine):
+    """A watcher that missed its cancellation would watch for ever, and the server's end would wait for it."""
+
+    async def lookup():
+        loop, post = asyncio.get_running_loop(), asyncio.get_running_loop().call_soon_threadsafe
+
+        def settle_and_cancel(settle, *result):
+            settle(*result)
+            task.cancel()
+
+        def posted(*call):
+            post(settle_and_cancel, *call)
+
+        loop.call_soon_threadsafe = posted
+        task = asyncio.ensure_future(Service(engine, ServerSettings()).ask(lambda: 1))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(lookup())
