@@ -8,7 +8,7 @@ from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
 
-def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine):
+def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine, monkeypatch):
     """A watcher that missed its cancellation would watch for ever, and the server's end would wait for it."""
 
     async def lookup():
@@ -21,7 +21,7 @@ def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine):
         def posted(*call):
             post(settle_and_cancel, *call)
 
-        loop.call_soon_threadsafe = posted
+        monkeypatch.setattr(loop, "call_soon_threadsafe", posted)
         task = asyncio.ensure_future(Service(engine, ServerSettings()).ask(lambda: 1))
         with pytest.raises(asyncio.CancelledError):
             await task
