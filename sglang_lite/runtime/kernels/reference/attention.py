@@ -107,11 +107,15 @@ def attend_rows(
     how: Scoring,
 ) -> torch.Tensor:
     """Attention of the tokens of `rows` alone, q [tokens, heads, head_dim], computed in the format of keys and values;
-    where that has 8 bits, in that of q."""
-    q = q if k.dtype.itemsize == 1 else q.to(k.dtype)
+    where that has 8 bits, in that of q.
+
+    Returns:
+        [tokens, heads, size of a value] in the format of q.
+    """
+    queries = q if k.dtype.itemsize == 1 else q.to(k.dtype)
     if isinstance(rows, DecodeRows):
-        return _decode(q, k, v, rows, how)
-    return _extend(q, k, v, rows, how)
+        return _decode(queries, k, v, rows, how).to(q.dtype)
+    return _extend(queries, k, v, rows, how).to(q.dtype)
 
 
 def _extend_together(
