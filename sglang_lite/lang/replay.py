@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.stand_in import StandIn
+from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.blanks import resolved
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
@@ -83,7 +83,7 @@ def text_of(found: Brought, node: UserValue) -> str | list[str]:
     raise LookupError
 
 
-class Answers(StandIn):
+class Answers(DelegatingBackend):
     """Answers that the nodes of a program have brought, as a backend that gives them at once.
 
     Args:

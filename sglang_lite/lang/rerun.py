@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, said
-from sglang_lite.lang.backend.stand_in import StandIn
+from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.push_down import OpenProgram
@@ -65,7 +65,7 @@ class Question:
         return found.hexdigest()
 
 
-class RememberingBackend(StandIn):
+class RememberingBackend(DelegatingBackend):
     """A backend that is asked what is not known yet, in one program where it plays such. What is given instead of an
     answer is held against its constraint.
 

@@ -18,7 +18,7 @@ from sglang_lite import wire
 from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
-from sglang_lite.lang.backend.stand_in import StandIn
+from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.chat_template import ChatTemplateStyle
@@ -71,7 +71,7 @@ class _Call:
         self.events.append(RecordedEvent(time.perf_counter() - self.began, event))
 
 
-class Recording(StandIn):
+class Recording(DelegatingBackend):
     """A backend that asks another one, and keeps each request with all that came of it. It is a context manager: at its
     end the file is complete.
 

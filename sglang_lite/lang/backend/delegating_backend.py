@@ -1,4 +1,4 @@
-"""Backends that stand for another one, and have answers of their own."""
+"""Base of backends that stand for another one, and have answers of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import ChatTemplate
 
 
-class StandIn(BaseBackend):
+class DelegatingBackend(BaseBackend):
     """A backend that is what another one is, but for its answers, which a subclass gives.
 
     Args:
