@@ -47,7 +47,7 @@ _NO_OPTIONS = GenOptions()
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
-def at_once(branch: Player, op: GenOp) -> bool:
+def generate_immediately(branch: Player, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
     if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:

@@ -24,8 +24,8 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation, selection
-from sglang_lite.lang.execution.at_once import AT_ONCE
 from sglang_lite.lang.execution.first_token import FirstToken
+from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     ForkOp,
@@ -263,7 +263,7 @@ class Player:
             try:
                 if type(op) is Text:
                     self.transcript.write(op)
-                elif not AT_ONCE[type(op)](self, op):
+                elif not IMMEDIATE[type(op)](self, op):
                     return op
                 if type(op) is not ReadOp:
                     self.played.append(op)

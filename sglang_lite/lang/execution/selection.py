@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def select_at_once(branch: Player, op: SelectOp) -> bool:
+def select_immediately(branch: Player, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
     if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
         return False

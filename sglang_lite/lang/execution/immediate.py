@@ -64,17 +64,17 @@ def _mark(branch: Player, op: MarkOp) -> bool:
 
 
 def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
-    def at_once(branch: Player, node: Any) -> bool:
+    def immediate(branch: Player, node: Any) -> bool:
         change(branch.transcript, node)
         return True
 
-    return at_once
+    return immediate
 
 
 # What is played where it is submitted. True: done. False: it has to wait for a backend.
-AT_ONCE: dict[type, Callable[[Player, Any], bool]] = {
-    GenOp: generation.at_once,
-    SelectOp: selection.select_at_once,
+IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
+    GenOp: generation.generate_immediately,
+    SelectOp: selection.select_immediately,
     ImagePart: _on_transcript(Transcript.show),
     TurnBegin: _on_transcript(Transcript.begin_turn),
     TurnEnd: _on_transcript(Transcript.end_turn),
