@@ -20,10 +20,10 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import Calling, RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.replay import RowResult, replay, text_of
 from sglang_lite.lang.results import usages_of
 from sglang_lite.lang.script import Script
 from sglang_lite.lang.state import ProgramState, user_location
+from sglang_lite.lang.state_rebuild import RowResult, rebuilt_state, text_of
 from sglang_lite.program.compiled import Filler
 from sglang_lite.program.decisions import all_nodes, node_at, outcomes, way
 from sglang_lite.program.nodes import Fill, Node, Select
@@ -207,7 +207,7 @@ class CompiledState(ProgramState):
             settings = replace(playing.settings, seed=playing.seed)
             nodes, script = playing.way()
             form, called = playing.form, playing.form.called(playing.row)
-            state, raised = replay(script, nodes, playing.row, playing.result, form.backend, settings, called)
+            state, raised = rebuilt_state(script, nodes, playing.row, playing.result, form.backend, settings, called)
             self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
         return self.raised
 

@@ -1,4 +1,4 @@
-"""The state of a run whose nodes were played elsewhere: what the body did is done again with what they have brought."""
+"""The state of a run whose nodes were played elsewhere: its script is done again with what they have brought."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def text_of(found: Brought, node: UserValue) -> str | list[str]:
     raise LookupError
 
 
-class Answers(DelegatingBackend):
+class PlayedAnswers(DelegatingBackend):
     """Answers that the nodes of a program have brought, as a backend that gives them at once.
 
     Args:
@@ -128,7 +128,7 @@ class Answers(DelegatingBackend):
         return found
 
 
-def replay(
+def rebuilt_state(
     script: Script, nodes: Sequence[Node], row: Mapping[str, UserValue], result: RowResult, backend: BaseBackend,
     settings: RunSettings, called: Calling,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
@@ -141,7 +141,7 @@ def replay(
         settings: of the run, with the seed that its draws were made of.
         called: how its body would have been called.
     """
-    answers = Answers(backend, result)
+    answers = PlayedAnswers(backend, result)
     run = Run(answers, replace(settings, timeout=None), new_state=ProgramState)
     run.called = called
 
