@@ -14,7 +14,7 @@ from sglang_lite.lang.state import ProgramState
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
     from sglang_lite.lang.held_row import HeldCall
-    from sglang_lite.lang.playing import CompiledCall
+    from sglang_lite.lang.whole_row import CompiledCall
 
 
 def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:

@@ -11,9 +11,9 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.held_row import HeldCall, HeldRow
-from sglang_lite.lang.playing import CompiledCall, Form, Playing
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.state import user_location
+from sglang_lite.lang.whole_row import CompiledCall, Form, WholeRow
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.decisions import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
@@ -119,17 +119,17 @@ class Compiled:
                 form.check(next(iter(rows.values())))
         held_row = form.compiled.held is not None  # whose verdicts no request of many rows can bring
         if held_row or not backend.plays_rows:
-            make = HeldRow if held_row else Playing
+            make = HeldRow if held_row else WholeRow
             jobs = [(index, partial(make, form, row, settings)) for index, row in rows.items()]
             return RowPool(jobs, plan.window, report, held=held, timeout=timeout)
-        playing: dict[int, Playing] = {}
+        whole: dict[int, WholeRow] = {}
         failed: dict[int, SglError] = {}
         for index, row in rows.items():
             try:
-                playing[index] = Playing(form, row, settings)
+                whole[index] = WholeRow(form, row, settings)
             except SglError as error:  # that row's outcome
                 failed[index] = error
-        return RemoteRowPool(backend, playing, failed, plan.window, report, held=held, timeout=timeout)
+        return RemoteRowPool(backend, whole, failed, plan.window, report, held=held, timeout=timeout)
 
     def row(
         self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], form: Form, what: str = "arguments"

@@ -35,7 +35,7 @@ from sglang_lite.protocol.anything import UserValue
 if TYPE_CHECKING:
     from sglang_lite.lang.compiled import Compiled
     from sglang_lite.lang.held_row import HeldCall
-    from sglang_lite.lang.playing import CompiledCall
+    from sglang_lite.lang.whole_row import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
 logger = logging.getLogger("sglang_lite")

@@ -20,10 +20,10 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished, when_finished
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.playing import Form
 from sglang_lite.lang.script import Script, Submitted
 from sglang_lite.lang.script_run import ScriptRun
 from sglang_lite.lang.state import ProgramState
+from sglang_lite.lang.whole_row import Form
 from sglang_lite.program.decisions import holds
 from sglang_lite.program.nodes import Fill
 from sglang_lite.protocol import Generation, RequestAbortedError, SglError
@@ -34,21 +34,22 @@ class HeldRow:
     """A row that is played from hold to hold.
 
     Attributes:
-        form, row: of the run.
+        form: of the run.
+        arguments: of the run, by name.
         told: called at its end, on any thread; `flush` after it.
     """
 
-    def __init__(self, form: Form, row: Mapping[str, UserValue], settings: RunSettings) -> None:
-        self.form, self.row = form, row
-        form.filler(row)  # which refuses values that can't be where they are to be
+    def __init__(self, form: Form, arguments: Mapping[str, UserValue], settings: RunSettings) -> None:
+        self.form, self.arguments = form, arguments
+        form.filler(arguments)  # which refuses values that can't be where they are to be
         outer = current_run.get()
         run = Run(form.backend, settings, outer=outer, new_state=ProgramState)
-        run.called, run.context = form.called(row), copy_context()
+        run.called, run.context = form.called(arguments), copy_context()
         self._state = ProgramState(Branch(Player(run, run.pushed())))
         run.state = weakref.ref(self._state)
         if outer is not None:
             outer.contain(self._state.branch)
-        self._script_run = ScriptRun(row, {0: self._state}, self._asks)
+        self._script_run = ScriptRun(arguments, {0: self._state}, self._asks)
         self._part = -1
         self._steps = self._perform()
         self._ended = Variable()  # the script
@@ -139,7 +140,7 @@ class HeldRow:
     def _value(self, script: Script, fill: Fill) -> Any:
         """The value that a decision is by."""
         if fill.argument is not None:
-            return self.row[fill.argument]
+            return self.arguments[fill.argument]
         if fill.node is None:
             return script.holds[fill.hold or 0].value(self._script_run.of)
         variable = self._script_run.values[fill.node]
@@ -153,7 +154,7 @@ class HeldRow:
         if not action.holes:
             return expression
         node, path = getattr(expression, "node", expression), action.path or ()
-        filled = self.form.filler.node(node, self._part, path, self.row)
+        filled = self.form.filler.node(node, self._part, path, self.arguments)
         return replace(expression, node=filled) if isinstance(expression, SglGen | SglSelect) else filled
 
 

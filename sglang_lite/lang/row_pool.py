@@ -17,7 +17,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
-from sglang_lite.lang.playing import Playing
+from sglang_lite.lang.whole_row import WholeRow
 from sglang_lite.protocol import RequestAbortedError, SglError
 
 
@@ -59,7 +59,7 @@ class RowPool:
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
         self._ended: deque[tuple[int, PlayedRow]] = deque()
         self._released: deque[None] = deque()
-        self._playing: dict[int, PlayedRow] = {}
+        self._open: dict[int, PlayedRow] = {}
         self._due: deque[tuple[float, int, SglError]] = deque()  # when rows have taken too long, the first one first
         self._stopped = threading.Event()
         self._error: SglError | None = None  # of all rows that are left, if they are to be told
@@ -90,16 +90,16 @@ class RowPool:
         while not self._stopped.is_set():
             while more and self._room and not self._stopped.is_set():
                 more = self._begin_next()
-            if not more and not self._playing:
+            if not more and not self._open:
                 break
             self._wait()
             self._take()
         error = self._error or RequestAbortedError("the batch was stopped.")
-        for playing in list(self._playing.values()):
-            playing.told = None
-            playing.stop(error)
+        for row in list(self._open.values()):
+            row.told = None
+            row.stop(error)
         if self._error is not None:
-            for index in [*self._playing, *(index for index, _ in self._jobs)]:
+            for index in [*self._open, *(index for index, _ in self._jobs)]:
                 self._report(index, error)
 
     def _begin_next(self) -> bool:
@@ -109,28 +109,28 @@ class RowPool:
         index, make = job
         self._room -= 1
         try:
-            playing = make()
-            playing.told, playing.flush = partial(self._told, index), self._flush
-            self._playing[index] = playing
+            row = make()
+            row.told, row.flush = partial(self._told, index), self._flush
+            self._open[index] = row
             due, timeout = deadline_of(self._timeout, self._outer)
             if due is not None:
                 self._due.append((due, index, too_long(timeout)))
-            playing.start()
+            row.start()
         except Exception as error:  # that row's outcome
-            self._playing.pop(index, None)
+            self._open.pop(index, None)
             self._end(index, error)
         return True
 
-    def _told(self, index: int, playing: PlayedRow) -> None:
+    def _told(self, index: int, row: PlayedRow) -> None:
         """Takes a row that has ended, on any thread; the bell is rung once for all that end together."""
-        self._ended.append((index, playing))
+        self._ended.append((index, row))
 
     def _ring(self) -> None:
         if self._ended:
             self._bell.put(None)
 
     def _wait(self) -> None:
-        while self._due and self._due[0][1] not in self._playing:
+        while self._due and self._due[0][1] not in self._open:
             self._due.popleft()
         if not self._due:
             self._bell.get()
@@ -139,15 +139,15 @@ class RowPool:
         try:
             self._bell.get(timeout=max(due - time.monotonic(), 0))
         except queue.Empty:
-            self._playing[index].stop(error)  # which tells of it
+            self._open[index].stop(error)  # which tells of it
 
     def _take(self) -> None:
         while self._ended:
-            index, playing = self._ended.popleft()
-            if self._playing.pop(index, None) is None:
+            index, row = self._ended.popleft()
+            if self._open.pop(index, None) is None:
                 continue
             try:
-                outcome: Outcome = playing.outcome()
+                outcome: Outcome = row.outcome()
             except Exception as error:  # that row's outcome
                 outcome = error
             self._end(index, outcome)
@@ -175,7 +175,7 @@ class RemoteRowPool:
     def __init__(
         self,
         backend: BaseBackend,
-        rows: Mapping[int, Playing],
+        rows: Mapping[int, WholeRow],
         failed: Mapping[int, Exception],
         window: int,
         report: Report,
@@ -236,17 +236,17 @@ class RemoteRowPool:
         if not self._rows:
             return
         compiled = next(iter(self._rows.values())).form.compiled
-        arguments = {index: playing.row for index, playing in self._rows.items()}
-        seeds = {index: playing.seed for index, playing in self._rows.items()}
+        arguments = {index: row.arguments for index, row in self._rows.items()}
+        seeds = {index: row.seed for index, row in self._rows.items()}
         priority = next(iter(self._rows.values())).settings.priority
         played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout, **said(priority))
         async with contextlib.aclosing(played):
             async for index, events in played:
-                playing = self._rows[index]
+                row = self._rows[index]
                 for event in events:
-                    playing.take(event)
+                    row.take(event)
                 try:
-                    outcome: Outcome = playing.outcome()
+                    outcome: Outcome = row.outcome()
                 except Exception as error:  # that row's outcome
                     outcome = error
                 self._end(index, outcome)

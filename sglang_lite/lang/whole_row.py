@@ -1,4 +1,4 @@
-"""A row of a compiled program while it is played, and its state: made when more of it is read than texts."""
+"""A row of a compiled program that is played as a whole, and its state: made when more of it is read than texts."""
 
 from __future__ import annotations
 
@@ -85,14 +85,15 @@ class Form:
         return same and self.template is backend.get_chat_template()
 
 
-class Playing:
-    """A row that is played.
+class WholeRow:
+    """A row that is played as a whole.
 
     Args:
         done: is set at its end; None: nobody waits for it before.
 
     Attributes:
-        form, row, settings: of the run.
+        form, settings: of the run.
+        arguments: of the run, by name.
         seed: that its draws are made of; None where nobody needs one.
         program: the row's.
         result: what has come of it.
@@ -101,21 +102,21 @@ class Playing:
     """
 
     __slots__ = (
-        "__weakref__", "_abort", "_way", "began", "done", "flush", "form", "program", "result", "row", "seed",
+        "__weakref__", "_abort", "_way", "arguments", "began", "done", "flush", "form", "program", "result", "seed",
         "settings", "told",
     )  # fmt: skip
 
     def __init__(
-        self, form: Form, row: Mapping[str, UserValue], settings: RunSettings, done: Variable | None = None
+        self, form: Form, arguments: Mapping[str, UserValue], settings: RunSettings, done: Variable | None = None
     ) -> None:
-        self.form, self.row, self.settings, self.done = form, row, settings, done
+        self.form, self.arguments, self.settings, self.done = form, arguments, settings, done
         self.seed = settings.seed
         if self.seed is None and form.draws:  # as both sides draw
             self.seed = secrets.randbits(63)
-        self.program = form.filler(row, self.seed)
+        self.program = form.filler(arguments, self.seed)
         self.result = RowResult()
         self.began = time.perf_counter()
-        self.told: Callable[[Playing], object] | None = None
+        self.told: Callable[[WholeRow], object] | None = None
         self.flush: Callable[[], object] | None = None
         self._abort: Callable[[], object] | None = None
         self._way: tuple[Sequence[Node], Script] | None = None
@@ -128,7 +129,7 @@ class Playing:
 
             def value(fill: Fill) -> Any:
                 if fill.node is None:
-                    return self.row[fill.argument or ""]
+                    return self.arguments[fill.argument or ""]
                 return text_of(brought[fill.node], node_at(nodes, fill.node))
 
             decided = outcomes(compiled.decision, compiled.parts, value)
@@ -184,13 +185,13 @@ class CompiledState(ProgramState):
     """The state of a compiled program's run. What it has beside texts of nodes is made when it is first read.
 
     Attributes:
-        playing: the run.
+        row: the run.
     """
 
     raised: SglError | None
 
-    def __init__(self, playing: Playing) -> None:
-        self.playing = playing
+    def __init__(self, row: WholeRow) -> None:
+        self.row = row
         self._submitted = self.restored = None
 
     def __getattr__(self, name: str) -> UserValue:
@@ -203,24 +204,24 @@ class CompiledState(ProgramState):
     def build(self) -> SglError | None:
         """Makes the state of what has come. Returns what the body raises."""
         if "branch" not in self.__dict__:
-            playing = self.playing
-            settings = replace(playing.settings, seed=playing.seed)
-            nodes, script = playing.way()
-            form, called = playing.form, playing.form.called(playing.row)
-            state, raised = rebuilt_state(script, nodes, playing.row, playing.result, form.backend, settings, called)
+            row = self.row
+            settings = replace(row.settings, seed=row.seed)
+            nodes, script = row.way()
+            form, called = row.form, row.form.called(row.arguments)
+            state, raised = rebuilt_state(script, nodes, row.arguments, row.result, form.backend, settings, called)
             self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
         return self.raised
 
     def _wait_for_end(self) -> None:
         try:
-            self.playing.wait()
+            self.row.wait()
         except KeyboardInterrupt:  # as in any reading
             self.cancel()
             raise
 
     def outcome(self) -> ProgramState | SglError:
         """The state, or the error that it has ended with. After its end."""
-        if self.playing.result.failed or self.playing.form.reads:
+        if self.row.result.failed or self.row.form.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
                 return raised
@@ -229,8 +230,8 @@ class CompiledState(ProgramState):
     def __getitem__(self, name: str) -> UserValue:
         if "branch" not in self.__dict__:
             self._wait_for_end()
-            if not self.playing.result.failed:
-                nodes, script = self.playing.way()
+            if not self.row.result.failed:
+                nodes, script = self.row.way()
                 if (spec := script.plain.get(name)) is not None:
                     return self._plain(spec, nodes)
         return super().__getitem__(name)
@@ -241,20 +242,20 @@ class CompiledState(ProgramState):
         """The text of a node, or the list of several nodes' texts."""
         if isinstance(spec, list):
             return [self._plain(each, nodes) for each in spec]
-        return text_of(self.playing.result.brought[spec], node_at(nodes, spec))
+        return text_of(self.row.result.brought[spec], node_at(nodes, spec))
 
     async def get(self, name: str) -> UserValue:
-        await self.playing.finished()
+        await self.row.finished()
         return await super().get(name)
 
     async def async_sync(self) -> None:
-        await self.playing.finished()
+        await self.row.finished()
         await super().async_sync()
 
     def usage(self, name: str | None = None) -> Usage:
         self._wait_for_end()
-        result = self.playing.result
-        alone = self.playing.program.decision is None  # else not all that was brought counts
+        result = self.row.result
+        alone = self.row.program.decision is None  # else not all that was brought counts
         if name is None and "branch" not in self.__dict__ and alone and not result.failed:
             records = [(each, None) if isinstance(each, Selection) else each for each in result.brought.values()]
             usages = usages_of(records)
@@ -262,7 +263,7 @@ class CompiledState(ProgramState):
         return super().usage(name)
 
     def cancel(self) -> None:
-        self.playing.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
+        self.row.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
 
 class CompiledCall:
@@ -273,17 +274,17 @@ class CompiledCall:
     """
 
     def __init__(self, form: Form, row: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings) -> None:
-        self._playing = Playing(form, row, settings, Variable())
-        self.state: ProgramState = self._playing.state()
+        self._row = WholeRow(form, row, settings, Variable())
+        self.state: ProgramState = self._row.state()
         outer = current_run.get()
         self._deadline, self._timeout = deadline_of(settings.timeout, outer)
         if outer is not None:
-            outer.contain(self._playing)
+            outer.contain(self._row)
 
     def run(self) -> ProgramState:
         """Plays it; returns when its body would have returned. What that raises is raised."""
         self._start()
-        if self._playing.form.waits:
+        if self._row.form.waits:
             self._wait()
         return self.state
 
@@ -294,21 +295,21 @@ class CompiledCall:
             self.run()
 
     def _start(self) -> None:
-        self._playing.start()
+        self._row.start()
         if self._deadline is not None:
             executor().post(self._limit, self._deadline)
 
     def _limit(self, deadline: float) -> None:
         left = max(deadline - time.monotonic(), 0)
-        timer = executor().loop.call_later(left, self._playing.stop, too_long(self._timeout))
-        assert self._playing.done is not None
-        self._playing.done.when_done(partial(executor().post, timer.cancel))
+        timer = executor().loop.call_later(left, self._row.stop, too_long(self._timeout))
+        assert self._row.done is not None
+        self._row.done.when_done(partial(executor().post, timer.cancel))
 
     def _wait(self) -> None:
         try:
-            self._playing.wait()
+            self._row.wait()
         except BaseException:
-            self._playing.stop(RequestAbortedError("the program was interrupted."))
+            self._row.stop(RequestAbortedError("the program was interrupted."))
             raise
         self._raise()
 
@@ -321,9 +322,9 @@ class CompiledCall:
     async def arun(self) -> None:
         self._start()
         try:
-            await self._playing.finished()
+            await self._row.finished()
         except asyncio.CancelledError:
-            self._playing.stop(RequestAbortedError("the program was cancelled."))
+            self._row.stop(RequestAbortedError("the program was cancelled."))
             raise
         self._raise()
 
