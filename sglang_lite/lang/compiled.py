@@ -1,4 +1,4 @@
-"""Compiled programs: a form for each backend and settings; runs and batches that are played as wholes, with no body."""
+"""Compiled programs, specialized for each backend and settings; runs and batches played as wholes, with no body."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.held_row import HeldCall, HeldRow
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
+from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import user_location
-from sglang_lite.lang.whole_row import CompiledCall, Form, WholeRow
+from sglang_lite.lang.whole_row import CompiledCall, WholeRow
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.decisions import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.batch import BatchPlan
     from sglang_lite.lang.body_pool import Pool, Report
 
-_MOST_FORMS = 8  # backends and settings that a program is compiled for at a time
+_MOST_SPECIALIZATIONS = 8  # backends and settings that a program is compiled for at a time
 
 
 class Compiled:
@@ -33,38 +34,38 @@ class Compiled:
         program: of the user.
 
     Attributes:
-        forms: that were made, the last one last.
+        specializations: that were made, the last one last.
     """
 
     def __init__(self, program: BaseProgram) -> None:
         self._program = program
-        self.forms: list[Form] = []
+        self.specializations: list[Specialization] = []
 
     @property
     def program(self) -> CompiledProgram:
         """The program as data, as it was compiled last."""
-        return self.forms[-1].compiled
+        return self.specializations[-1].compiled
 
-    def form(self, backend: BaseBackend, settings: RunSettings) -> Form:
+    def specialized(self, backend: BaseBackend, settings: RunSettings) -> Specialization:
         """The program for a backend and settings.
 
         Raises:
             CompileError: it can't be compiled; the error names the line.
         """
-        for form in self.forms:
-            if form.fits(backend, settings):
-                return form
-        form = Form(self._program, backend, settings)
-        self.forms = [*self.forms[1 - _MOST_FORMS :], form]
-        return form
+        for specialized in self.specializations:
+            if specialized.fits(backend, settings):
+                return specialized
+        specialized = Specialization(self._program, backend, settings)
+        self.specializations = [*self.specializations[1 - _MOST_SPECIALIZATIONS :], specialized]
+        return specialized
 
-    def check_saved(self, saved: CompiledProgram, form: Form) -> None:
+    def check_saved(self, saved: CompiledProgram, specialized: Specialization) -> None:
         """Refuses a compiled program that was kept and is another one now.
 
         Raises:
             ProgramError: it names the first difference.
         """
-        now = form.compiled
+        now = specialized.compiled
         if saved == now:
             return
         if saved.template != now.template:
@@ -76,7 +77,7 @@ class Compiled:
             hint="Compile it again, or take the code and the backend that it was made with.", where=user_location(),
         )  # fmt: skip
 
-    def playable(self, backend: BaseBackend, settings: RunSettings) -> Form | None:
+    def playable(self, backend: BaseBackend, settings: RunSettings) -> Specialization | None:
         """The program for a run that is played as a whole, or from hold to hold; None: its body is run."""
         outer = current_run.get()
         push_down = settings.push_down and (outer is None or outer.push_down)
@@ -85,23 +86,27 @@ class Compiled:
         if settings.budget is not None:
             return None
         settings.check_priority(backend)
-        form = self.form(backend, settings)
-        if form.compiled.held is None and form.compiled.decision is not None and not backend.plays_decisions:
+        specialized = self.specialized(backend, settings)
+        if (
+            specialized.compiled.held is None
+            and specialized.compiled.decision is not None
+            and not backend.plays_decisions
+        ):
             return None
-        return form
+        return specialized
 
     def call(
         self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
     ) -> CompiledCall | HeldCall | None:
         """A run; None: its body is to be run."""
-        form = self.playable(backend, settings)
-        if form is None:
+        specialized = self.playable(backend, settings)
+        if specialized is None:
             return None
-        row = self.row(args, kwargs, form)
-        form.check(row)
-        if form.compiled.held is not None:
-            return HeldCall(HeldRow(form, row, settings))
-        return CompiledCall(form, row, backend, settings)
+        row = self.row(args, kwargs, specialized)
+        specialized.check(row)
+        if specialized.compiled.held is not None:
+            return HeldCall(HeldRow(specialized, row, settings))
+        return CompiledCall(specialized, row, backend, settings)
 
     def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, held: bool) -> Pool | None:
         """A pool for the rows of a batch that are left; None: their bodies are to be run.
@@ -109,30 +114,34 @@ class Compiled:
         Raises:
             ParameterError: an argument does not fit, or is no data.
         """
-        form = self.playable(backend, plan.settings)
-        if form is None:
+        specialized = self.playable(backend, plan.settings)
+        if specialized is None:
             return None
-        rows = {i: self.row(args, kwargs, form, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
+        rows = {i: self.row(args, kwargs, specialized, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
         settings, timeout = plan.settings, plan.settings.timeout
         if rows:
             with contextlib.suppress(ParameterError):  # that row's outcome
-                form.check(next(iter(rows.values())))
-        held_row = form.compiled.held is not None  # whose verdicts no request of many rows can bring
+                specialized.check(next(iter(rows.values())))
+        held_row = specialized.compiled.held is not None  # whose verdicts no request of many rows can bring
         if held_row or not backend.plays_rows:
             make = HeldRow if held_row else WholeRow
-            jobs = [(index, partial(make, form, row, settings)) for index, row in rows.items()]
+            jobs = [(index, partial(make, specialized, row, settings)) for index, row in rows.items()]
             return RowPool(jobs, plan.window, report, held=held, timeout=timeout)
         whole: dict[int, WholeRow] = {}
         failed: dict[int, SglError] = {}
         for index, row in rows.items():
             try:
-                whole[index] = WholeRow(form, row, settings)
+                whole[index] = WholeRow(specialized, row, settings)
             except SglError as error:  # that row's outcome
                 failed[index] = error
         return RemoteRowPool(backend, whole, failed, plan.window, report, held=held, timeout=timeout)
 
     def row(
-        self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], form: Form, what: str = "arguments"
+        self,
+        args: Sequence[UserValue],
+        kwargs: Mapping[str, UserValue],
+        specialized: Specialization,
+        what: str = "arguments",
     ) -> dict[str, UserValue]:
         """The arguments of a run by name, checked.
 
@@ -145,7 +154,7 @@ class Compiled:
         for name, value in self._program.bind_arguments.items():
             if name in given and given[name] is value:
                 del given[name]
-        return form.filler.checked(given, what)
+        return specialized.filler.checked(given, what)
 
 
 def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:

@@ -392,9 +392,9 @@ class SglFunction(BaseProgram):
 
         twin = SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments)
         twin.compiled = Compiled(twin)
-        form = twin.compiled.form(NoBackend() if backend is None else backend_for(backend), RunSettings())
+        specialized = twin.compiled.specialized(NoBackend() if backend is None else backend_for(backend), RunSettings())
         if saved is not None:
-            twin.compiled.check_saved(saved, form)
+            twin.compiled.check_saved(saved, specialized)
         return twin
 
     def cache(self, backend: BackendLike | None = None) -> None:

@@ -22,8 +22,8 @@ from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.script import Script, Submitted
 from sglang_lite.lang.script_run import ScriptRun
+from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.lang.whole_row import Form
 from sglang_lite.program.decisions import holds
 from sglang_lite.program.nodes import Fill
 from sglang_lite.protocol import Generation, RequestAbortedError, SglError
@@ -34,17 +34,17 @@ class HeldRow:
     """A row that is played from hold to hold.
 
     Attributes:
-        form: of the run.
+        specialized: of the run.
         arguments: of the run, by name.
         told: called at its end, on any thread; `flush` after it.
     """
 
-    def __init__(self, form: Form, arguments: Mapping[str, UserValue], settings: RunSettings) -> None:
-        self.form, self.arguments = form, arguments
-        form.filler(arguments)  # which refuses values that can't be where they are to be
+    def __init__(self, specialized: Specialization, arguments: Mapping[str, UserValue], settings: RunSettings) -> None:
+        self.specialized, self.arguments = specialized, arguments
+        specialized.filler(arguments)  # which refuses values that can't be where they are to be
         outer = current_run.get()
-        run = Run(form.backend, settings, outer=outer, new_state=ProgramState)
-        run.called, run.context = form.called(arguments), copy_context()
+        run = Run(specialized.backend, settings, outer=outer, new_state=ProgramState)
+        run.called, run.context = specialized.called(arguments), copy_context()
         self._state = ProgramState(Branch(Player(run, run.pushed())))
         run.state = weakref.ref(self._state)
         if outer is not None:
@@ -123,7 +123,7 @@ class HeldRow:
 
     def _perform(self) -> Iterator[Variable]:
         """Does the script, way by way. Yields what has to be done before it continues."""
-        compiled, scripts = self.form.compiled, self.form.scripts
+        compiled, scripts = self.specialized.compiled, self.specialized.scripts
         decided, decision, at = tuple[int, ...](), compiled.decision, 0
         while True:
             script = scripts.script(decided)
@@ -154,7 +154,7 @@ class HeldRow:
         if not action.holes:
             return expression
         node, path = getattr(expression, "node", expression), action.path or ()
-        filled = self.form.filler.node(node, self._part, path, self.arguments)
+        filled = self.specialized.filler.node(node, self._part, path, self.arguments)
         return replace(expression, node=filled) if isinstance(expression, SglGen | SglSelect) else filled
 
 

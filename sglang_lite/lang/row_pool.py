@@ -235,7 +235,7 @@ class RemoteRowPool:
     async def _play(self) -> None:
         if not self._rows:
             return
-        compiled = next(iter(self._rows.values())).form.compiled
+        compiled = next(iter(self._rows.values())).specialized.compiled
         arguments = {index: row.arguments for index, row in self._rows.items()}
         seeds = {index: row.seed for index, row in self._rows.items()}
         priority = next(iter(self._rows.values())).settings.priority

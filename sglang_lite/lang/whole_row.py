@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, said
-from sglang_lite.lang.compiling import check_seen_through, compile_program
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.run import Calling, RunSettings, current_run, deadline_of, too_long
-from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.results import usages_of
 from sglang_lite.lang.script import Script
+from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.state_rebuild import RowResult, rebuilt_state, text_of
-from sglang_lite.program.compiled import Filler
-from sglang_lite.program.decisions import all_nodes, node_at, outcomes, way
-from sglang_lite.program.nodes import Fill, Node, Select
+from sglang_lite.program.decisions import node_at, outcomes, way
+from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import (
     Played,
     ProgramResult,
@@ -39,50 +36,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.results import total_usage
 
 if TYPE_CHECKING:
-    from sglang_lite.text.chat_template import ChatTemplate
-
-
-class Form:
-    """A program compiled for a backend and settings.
-
-    Attributes:
-        compiled: the program as data.
-        scripts: of its body.
-        filler: of its holes.
-        draws: it has selections that are drawn, and so needs a seed.
-        waits: the body reads values, so that a run is over when those are there.
-        reads: values are read of texts by the caller's Python, which may refuse them.
-    """
-
-    def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
-        self.backend, self.settings = backend, settings
-        self.template: ChatTemplate | None = backend.get_chat_template()
-        self.compiled, self.scripts = compile_program(program, backend, settings)
-        self.filler = Filler(self.compiled)
-        nodes = all_nodes(self.compiled.nodes, self.compiled.parts)
-        self.draws = any(isinstance(node, Select) and node.temperature for _, node in nodes)
-        self._program, self._checked = program, False
-        self.waits, self.reads = self.scripts.waits, self.scripts.reads
-
-    def check(self, row: Mapping[str, UserValue]) -> None:
-        """Checks, for the first row alone, that the body does the same with the arguments as they are.
-
-        Raises:
-            CompileError: it does not.
-        """
-        if not self._checked:
-            filled = self.filler(row)
-            check_seen_through(self._program, self.backend, self.settings, row, filled)
-            self._checked = True
-
-    def called(self, row: Mapping[str, UserValue]) -> Calling:
-        """Call of the body that a row stands for."""
-        arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
-        return Calling(self._program, arguments.args, arguments.kwargs)
-
-    def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
-        same = self.backend is backend and self.settings.params == settings.params
-        return same and self.template is backend.get_chat_template()
+    pass
 
 
 class WholeRow:
@@ -92,7 +46,7 @@ class WholeRow:
         done: is set at its end; None: nobody waits for it before.
 
     Attributes:
-        form, settings: of the run.
+        specialized, settings: of the run.
         arguments: of the run, by name.
         seed: that its draws are made of; None where nobody needs one.
         program: the row's.
@@ -102,18 +56,33 @@ class WholeRow:
     """
 
     __slots__ = (
-        "__weakref__", "_abort", "_way", "arguments", "began", "done", "flush", "form", "program", "result", "seed",
-        "settings", "told",
+        "__weakref__",
+        "_abort",
+        "_way",
+        "arguments",
+        "began",
+        "done",
+        "flush",
+        "program",
+        "result",
+        "seed",
+        "settings",
+        "specialized",
+        "told",
     )  # fmt: skip
 
     def __init__(
-        self, form: Form, arguments: Mapping[str, UserValue], settings: RunSettings, done: Variable | None = None
+        self,
+        specialized: Specialization,
+        arguments: Mapping[str, UserValue],
+        settings: RunSettings,
+        done: Variable | None = None,
     ) -> None:
-        self.form, self.arguments, self.settings, self.done = form, arguments, settings, done
+        self.specialized, self.arguments, self.settings, self.done = specialized, arguments, settings, done
         self.seed = settings.seed
-        if self.seed is None and form.draws:  # as both sides draw
+        if self.seed is None and specialized.draws:  # as both sides draw
             self.seed = secrets.randbits(63)
-        self.program = form.filler(arguments, self.seed)
+        self.program = specialized.filler(arguments, self.seed)
         self.result = RowResult()
         self.began = time.perf_counter()
         self.told: Callable[[WholeRow], object] | None = None
@@ -124,7 +93,7 @@ class WholeRow:
     def way(self) -> tuple[Sequence[Node], Script]:
         """The nodes that have come, and what the body does with them. After its end."""
         if self._way is None:
-            compiled, brought = self.form.compiled, self.result.brought
+            compiled, brought = self.specialized.compiled, self.result.brought
             nodes = way(self.program, lambda path, node: text_of(brought[path], node))
 
             def value(fill: Fill) -> Any:
@@ -133,14 +102,14 @@ class WholeRow:
                 return text_of(brought[fill.node], node_at(nodes, fill.node))
 
             decided = outcomes(compiled.decision, compiled.parts, value)
-            self._way = nodes, self.form.scripts.script(decided)
+            self._way = nodes, self.specialized.scripts.script(decided)
         return self._way
 
     def start(self) -> None:
         """Has the backend play it, unless it was stopped before."""
         if self.result.end is None:
             priority = said(self.settings.priority)
-            self._abort = self.form.backend.play_program(self.program, self.take, self.flush, **priority)
+            self._abort = self.specialized.backend.play_program(self.program, self.take, self.flush, **priority)
 
     def take(self, event: Played | ProgramResult | SglError) -> None:
         """Takes an event, on any thread."""
@@ -207,8 +176,10 @@ class CompiledState(ProgramState):
             row = self.row
             settings = replace(row.settings, seed=row.seed)
             nodes, script = row.way()
-            form, called = row.form, row.form.called(row.arguments)
-            state, raised = rebuilt_state(script, nodes, row.arguments, row.result, form.backend, settings, called)
+            specialized, called = row.specialized, row.specialized.called(row.arguments)
+            state, raised = rebuilt_state(
+                script, nodes, row.arguments, row.result, specialized.backend, settings, called
+            )
             self.branch, self.ret_value, self.raised = state.branch, state.ret_value, raised
         return self.raised
 
@@ -221,7 +192,7 @@ class CompiledState(ProgramState):
 
     def outcome(self) -> ProgramState | SglError:
         """The state, or the error that it has ended with. After its end."""
-        if self.row.result.failed or self.row.form.reads:
+        if self.row.result.failed or self.row.specialized.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
                 return raised
@@ -273,8 +244,10 @@ class CompiledCall:
         state: of the run.
     """
 
-    def __init__(self, form: Form, row: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings) -> None:
-        self._row = WholeRow(form, row, settings, Variable())
+    def __init__(
+        self, specialized: Specialization, row: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
+    ) -> None:
+        self._row = WholeRow(specialized, row, settings, Variable())
         self.state: ProgramState = self._row.state()
         outer = current_run.get()
         self._deadline, self._timeout = deadline_of(settings.timeout, outer)
@@ -284,7 +257,7 @@ class CompiledCall:
     def run(self) -> ProgramState:
         """Plays it; returns when its body would have returned. What that raises is raised."""
         self._start()
-        if self._row.form.waits:
+        if self._row.specialized.waits:
             self._wait()
         return self.state
 

@@ -74,11 +74,11 @@ def test_metadata_and_usage_are_those_of_the_nodes(backend):
 def test_one_form_serves_all_rows_and_settings_make_another(backend):
     compiled = ask.compile(backend)
     compiled.run_batch([{"question": str(i)} for i in range(5)], backend=backend)
-    assert len(compiled.compiled.forms) == 1
+    assert len(compiled.compiled.specializations) == 1
     compiled.run("Why", backend=backend, temperature=0.5)
     backend.chat_template = get_chat_template("llama-2-chat")
     state = compiled.run("Why", backend=backend, seed=1)
-    assert len(compiled.compiled.forms) == 3
+    assert len(compiled.compiled.specializations) == 3
     assert told(state, "a") == told(ask.run("Why", backend=backend, seed=1), "a")
 
 

@@ -1,0 +1,62 @@
+"""A compiled program for one backend and settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.compiling import check_seen_through, compile_program
+from sglang_lite.lang.execution.run import Calling, RunSettings
+from sglang_lite.lang.expressions import BaseProgram
+from sglang_lite.program.compiled import Filler
+from sglang_lite.program.decisions import all_nodes
+from sglang_lite.program.nodes import Select
+from sglang_lite.protocol.anything import UserValue
+
+if TYPE_CHECKING:
+    from sglang_lite.text.chat_template import ChatTemplate
+
+
+class Specialization:
+    """A program compiled for a backend and settings.
+
+    Attributes:
+        compiled: the program as data.
+        scripts: of its body.
+        filler: of its holes.
+        draws: it has selections that are drawn, and so needs a seed.
+        waits: the body reads values, so that a run is over when those are there.
+        reads: values are read of texts by the caller's Python, which may refuse them.
+    """
+
+    def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
+        self.backend, self.settings = backend, settings
+        self.template: ChatTemplate | None = backend.get_chat_template()
+        self.compiled, self.scripts = compile_program(program, backend, settings)
+        self.filler = Filler(self.compiled)
+        nodes = all_nodes(self.compiled.nodes, self.compiled.parts)
+        self.draws = any(isinstance(node, Select) and node.temperature for _, node in nodes)
+        self._program, self._checked = program, False
+        self.waits, self.reads = self.scripts.waits, self.scripts.reads
+
+    def check(self, row: Mapping[str, UserValue]) -> None:
+        """Checks, for the first row alone, that the body does the same with the arguments as they are.
+
+        Raises:
+            CompileError: it does not.
+        """
+        if not self._checked:
+            filled = self.filler(row)
+            check_seen_through(self._program, self.backend, self.settings, row, filled)
+            self._checked = True
+
+    def called(self, row: Mapping[str, UserValue]) -> Calling:
+        """Call of the body that a row stands for."""
+        arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
+        return Calling(self._program, arguments.args, arguments.kwargs)
+
+    def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
+        same = self.backend is backend and self.settings.params == settings.params
+        return same and self.template is backend.get_chat_template()
