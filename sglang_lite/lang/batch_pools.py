@@ -13,7 +13,7 @@ from sglang_lite.lang.state import ProgramState
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
-    from sglang_lite.lang.held_row import HeldCall
+    from sglang_lite.lang.held_row import HeldRow
     from sglang_lite.lang.whole_row import CompiledCall
 
 
@@ -29,7 +29,7 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool
     if program.is_async:
         return _async_bodies(program, plan, report, held=held)
 
-    def call(item: Item) -> Call | CompiledCall | HeldCall:
+    def call(item: Item) -> Call | CompiledCall | HeldRow:
         return program.prepared(item[0], item[1], plan.options, plan.settings)
 
     return BodyPool(call, plan.left, plan.window, saved, held=held)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.held_row import HeldCall, HeldRow
+from sglang_lite.lang.held_row import HeldRow
 from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
 from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import user_location
@@ -97,7 +97,7 @@ class Compiled:
 
     def call(
         self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
-    ) -> CompiledCall | HeldCall | None:
+    ) -> CompiledCall | HeldRow | None:
         """A run; None: its body is to be run."""
         specialized = self.playable(backend, settings)
         if specialized is None:
@@ -105,7 +105,7 @@ class Compiled:
         row = self.row(args, kwargs, specialized)
         specialized.check(row)
         if specialized.compiled.held is not None:
-            return HeldCall(HeldRow(specialized, row, settings))
+            return HeldRow(specialized, row, settings)
         return CompiledCall(specialized, row, backend, settings)
 
     def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, held: bool) -> Pool | None:

@@ -34,7 +34,7 @@ from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
     from sglang_lite.lang.compiled import Compiled
-    from sglang_lite.lang.held_row import HeldCall
+    from sglang_lite.lang.held_row import HeldRow
     from sglang_lite.lang.whole_row import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
@@ -210,7 +210,7 @@ class SglFunction(BaseProgram):
         check_flags(use_thread=options["use_thread"])
         call = self.prepared(args, own, options)
         with _trimmed:
-            if options["stream"]:
+            if isinstance(call, Call) and options["stream"]:
                 start_thread(call.run_streaming)
             else:
                 self._run_here(call)
@@ -228,7 +228,7 @@ class SglFunction(BaseProgram):
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
         own, options = self._sorted(args, own, {**_RUN_DEFAULTS, **kwargs})
         call = self.prepared(args, own, options)
-        if not options["stream"]:
+        if not isinstance(call, Call) or not options["stream"]:
             with _trimmed:
                 await call.arun()
         elif self.is_async:
@@ -334,7 +334,7 @@ class SglFunction(BaseProgram):
             call = Call(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 
-    def _run_here(self, call: Call | CompiledCall | HeldCall) -> ProgramState:
+    def _run_here(self, call: Call | CompiledCall | HeldRow) -> ProgramState:
         """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
         if self.is_async and in_event_loop():
             call.run_in_thread()
@@ -412,7 +412,7 @@ class SglFunction(BaseProgram):
         kwargs: dict[str, UserValue],
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
-    ) -> Call | CompiledCall | HeldCall:
+    ) -> Call | CompiledCall | HeldRow:
         """A run that has not begun. `settings` are what the options come to, where that is known. Raises
         ParameterError: an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")

@@ -31,11 +31,12 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class HeldRow:
-    """A row that is played from hold to hold.
+    """A row that is played from hold to hold; of one alone also the call, as `Call` is of a body.
 
     Attributes:
         specialized: of the run.
         arguments: of the run, by name.
+        state: of the run.
         told: called at its end, on any thread; `flush` after it.
     """
 
@@ -45,11 +46,11 @@ class HeldRow:
         outer = current_run.get()
         run = Run(specialized.backend, settings, outer=outer, new_state=ProgramState)
         run.called, run.context = specialized.called(arguments), copy_context()
-        self._state = ProgramState(Branch(Player(run, run.pushed())))
-        run.state = weakref.ref(self._state)
+        self.state = ProgramState(Branch(Player(run, run.pushed())))
+        run.state = weakref.ref(self.state)
         if outer is not None:
-            outer.contain(self._state.branch)
-        self._script_run = ScriptRun(arguments, {0: self._state}, self._asks)
+            outer.contain(self.state.branch)
+        self._script_run = ScriptRun(arguments, {0: self.state}, self._asks)
         self._part = -1
         self._steps = self._perform()
         self._ended = Variable()  # the script
@@ -57,13 +58,26 @@ class HeldRow:
         self.told: Callable[[HeldRow], object] | None = None
         self.flush: Callable[[], object] | None = None
 
-    @property
-    def state(self) -> ProgramState:
-        return self._state
+    def run(self) -> ProgramState:
+        """Does the script. What it raises is raised."""
+        self.start()
+        self._wait()
+        return self.state
+
+    run_in_thread = run
+
+    async def arun(self) -> None:
+        """Awaits the script and everything it has added."""
+        self.start()
+        try:
+            await self._finished()
+        except asyncio.CancelledError:
+            self.stop(RequestAbortedError("the program was cancelled."))
+            raise
 
     def start(self) -> None:
         """Does what the script does, as far as that needs no waiting; the executor loop does the rest."""
-        run = self._state.branch.run
+        run = self.state.branch.run
         token = current_run.set(run)
         try:
             waits = next((each for each in self._steps if not each.done), None)
@@ -78,7 +92,7 @@ class HeldRow:
             current_run.reset(token)
 
     def _end(self, error: BaseException | None) -> None:
-        branch, self._raised = self._state.branch, error
+        branch, self._raised = self.state.branch, error
         try:
             if error is not None:
                 branch.abandon(error)
@@ -96,15 +110,15 @@ class HeldRow:
 
     def stop(self, error: SglError) -> None:
         """Ends it with an error, unless it has ended."""
-        self._state.branch.stop(error)
+        self.state.branch.stop(error)
 
     def outcome(self) -> Outcome:
         """The state, or the error that it has ended with. After its end."""
         if isinstance(self._raised, Exception):
             return self._raised
-        return outcome_of(self._state)
+        return outcome_of(self.state)
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Waits for the end of the script. Raises what that has raised."""
         try:
             self._ended.wait()
@@ -114,12 +128,12 @@ class HeldRow:
         if self._raised is not None:
             raise self._raised
 
-    async def finished(self) -> None:
+    async def _finished(self) -> None:
         """Waits for the end of the script, and of all that it has added. Raises what the script has raised."""
         await self._ended.get()
         if self._raised is not None:
             raise self._raised
-        await finished(self._state.branch.player).get()
+        await finished(self.state.branch.player).get()
 
     def _perform(self) -> Iterator[Variable]:
         """Does the script, way by way. Yields what has to be done before it continues."""
@@ -135,7 +149,7 @@ class HeldRow:
             outcome = 0 if condition is None or holds(condition, partial(self._value, script)) else 1
             self._part = decision.parts[outcome]
             decided, at, decision = (*decided, outcome), stop, compiled.parts[self._part].decision
-        self._state.ret_value = resolved(script.result, self._script_run.of)
+        self.state.ret_value = resolved(script.result, self._script_run.of)
 
     def _value(self, script: Script, fill: Fill) -> Any:
         """The value that a decision is by."""
@@ -156,37 +170,3 @@ class HeldRow:
         node, path = getattr(expression, "node", expression), action.path or ()
         filled = self.specialized.filler.node(node, self._part, path, self.arguments)
         return replace(expression, node=filled) if isinstance(expression, SglGen | SglSelect) else filled
-
-
-class HeldCall:
-    """A run of a compiled program with holds, as `Call` is of one whose body runs.
-
-    Attributes:
-        state: of the run.
-    """
-
-    def __init__(self, row: HeldRow) -> None:
-        self._row, self.state = row, row.state
-
-    def run(self) -> ProgramState:
-        """Does the script. What it raises is raised."""
-        self._row.start()
-        self._row.wait()
-        return self.state
-
-    run_in_thread = run
-
-    def run_streaming(self) -> None:
-        """`run` as a body is run whose text is streamed; a stream of this program runs its body."""
-        self.run()
-
-    async def arun(self) -> None:
-        """Awaits the script and everything it has added."""
-        self._row.start()
-        try:
-            await self._row.finished()
-        except asyncio.CancelledError:
-            self._row.stop(RequestAbortedError("the program was cancelled."))
-            raise
-
-    arun_streaming = arun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -263,10 +262,6 @@ class CompiledCall:
 
     run_in_thread = run
 
-    def run_streaming(self) -> None:
-        with contextlib.suppress(Exception):  # the state has it
-            self.run()
-
     def _start(self) -> None:
         self._row.start()
         if self._deadline is not None:
@@ -300,7 +295,3 @@ class CompiledCall:
             self._row.stop(RequestAbortedError("the program was cancelled."))
             raise
         self._raise()
-
-    async def arun_streaming(self) -> None:
-        with contextlib.suppress(Exception):  # the state has it
-            await self.arun()
