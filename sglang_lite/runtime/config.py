@@ -74,7 +74,8 @@ class EngineConfig:
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         prefix_cache: keep and reuse computed prefixes.
         tell_cache: where tokens of a prompt were not cached, results show the text that the cache has instead, and tell
-            of other namespaces: so of others' prompts, too. `sglang-lite serve` does so only if it is set there.
+            of other namespaces: so of others' prompts, too. None: as True, but `sglang-lite serve` does so only if it
+            is set there. Models that read texts keep nothing to tell: they refuse True.
         policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
         eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
         overlap: plan and launch a step while the one before is still running.
@@ -136,7 +137,7 @@ class EngineConfig:
     step_tokens: int | None = None
     page_size: int | None = None
     prefix_cache: bool = True
-    tell_cache: bool = True
+    tell_cache: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
@@ -207,6 +208,7 @@ class EngineConfig:
             ("attention_backend", get_args(AttentionBackendName)),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
+            ("tell_cache", (None, True, False)),
             *((name, (True, False)) for name in _SWITCHES),
         ):
             if getattr(self, name) not in allowed:
@@ -235,8 +237,8 @@ class EngineConfig:
 
 
 _SWITCHES = (
-    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "tell_cache", "overlap", "deterministic",
-    "original_logprobs", "cuda_graphs", "in_process", "restart",
+    "skip_tokenizer_init", "special_tokens_in_roles", "prefix_cache", "overlap", "deterministic", "original_logprobs",
+    "cuda_graphs", "in_process", "restart",
 )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def _dest(kind: type, name: str) -> str:
 def _type(hint: Any) -> dict[str, Any]:
     """Options of argparse for a flag of a type."""
     options = [each for each in get_args(hint) if each is not type(None)] or [hint]
-    if hint is bool:
+    if bool in options:
         return {"action": argparse.BooleanOptionalAction}
     if get_args(hint)[1:] == (...,):
         return {"action": "append"}

@@ -53,9 +53,10 @@ def load_encoder(
         ModelError: damaged or not supported.
         ParameterError: a setting that such a model has no use for.
     """
-    for each in fields(config):
-        if each.name in _GENERATION and getattr(config, each.name) != each.default:
-            raise ParameterError(each.name, "is for models that generate text.", hint="Leave it out.")
+    given = [each.name for each in fields(config) if getattr(config, each.name) != each.default]
+    for name in given:
+        if name in _GENERATION or (name == "tell_cache" and config.tell_cache):  # False is so in any case
+            raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
         raise ParameterError(name, f"{getattr(config, name)!r} is for models that generate text.", hint='Use "auto".')
