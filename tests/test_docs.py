@@ -11,6 +11,8 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.encoding import bert_spec
+from sglang_lite.runtime.models import families, read_gguf
 
 ROOT = Path(__file__).parent.parent
 SNIPPETS = [
@@ -96,3 +98,21 @@ def test_help_of_an_engine_and_of_gen_has_every_parameter_with_its_default():
         name: field.default for name, field in EngineConfig.__dataclass_fields__.items()
     }
     assert "(128; at least 0)" in (sgl.gen.__doc__ or "")
+
+
+def test_the_page_on_models_names_every_architecture_and_no_other():
+    text = (ROOT / "docs" / "models.md").read_text()
+    written = set(re.findall(r"`([A-Z]\w+(?:For[A-Z]\w+|Model))`", text))
+    assert written == {*families.ARCHITECTURES, *bert_spec.FAMILIES}
+    first = text.partition("## Models that generate text")[2].partition("###")[0]
+    rows = [line.split("|")[1:-1] for line in first.splitlines() if "`" in line and line.startswith("|")]
+    in_gguf = {
+        (name, file)
+        for _, names, files in rows
+        for name in re.findall(r"`(\w+)`", names)
+        for file in re.findall(r"`(\w+)`", files)
+    }
+    known = {(family.architecture, file) for file, family in read_gguf.FAMILIES.items()}
+    assert known <= in_gguf
+    assert {file for _, file in in_gguf} == set(read_gguf.FAMILIES)
+    assert f"{len(families.FAMILIES)} families of language models" in (ROOT / "README.md").read_text()
