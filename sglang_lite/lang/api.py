@@ -196,9 +196,9 @@ def gen(
         frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
         return_text_in_logprobs, seed, include_stop, repetition_penalty, logit_bias,
     )  # fmt: skip
-    options = None
-    if any(each is not None for each in (timeout, retries, check, backend, reasoning, repair)):
-        options = _options(timeout, retries, check, backend, reasoning, repair)
+    plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
+    plain = plain and reasoning is None and repair is None
+    options = None if plain else _options(timeout, retries, check, backend, reasoning, repair)
     if not kinds:
         return SglGen(Gen(name, params), None, options)
     if tools is not None:

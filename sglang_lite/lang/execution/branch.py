@@ -126,15 +126,15 @@ class Branch:
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
-        elif isinstance(expr, Expression) and self.backend.turn_rules is not None:
+        elif not isinstance(expr, Expression):
+            raise not_addable("+=", expr, where)
+        elif self.backend.turn_rules is not None:
             self._submit_turns(list(expr.walk()), where, equal)
         elif isinstance(expr, Expressions):
             for part in expr.walk():
                 self._submit_part(part, where)
-        elif isinstance(expr, Expression):
-            self._submit_part(expr, where)
         else:
-            raise not_addable("+=", expr, where)
+            self._submit_part(expr, where)
 
     def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: EqualBranches | None) -> None:
         """Queues a statement whose turns are planned before anything of it is asked for."""

@@ -58,7 +58,7 @@ def generate_immediately(branch: Player, op: GenOp) -> bool:
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
-    if not backend.enforces:
+    if not backend.enforces and op.node.constraint is not None:
         _hold(branch, op, generations)
     _accept(branch, op, generations, _checked(branch, op, generations))
     return True
@@ -100,7 +100,7 @@ def take_answer(branch: Player, op: GenOp) -> bool:
         return False
     if isinstance(answer, SglError):
         raise answer
-    if not branch.backend.enforces:
+    if not branch.backend.enforces and op.node.constraint is not None:
         _hold(branch, op, [answer])
     _accept(branch, op, [answer], _checked(branch, op, [answer]))
     return True
