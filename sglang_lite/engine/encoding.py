@@ -63,8 +63,19 @@ def encoded(
     """`encode`, where the caller calls its prompt something else."""
     texts, single = _several(prompt)
     started = time.perf_counter()
-    vectors, tokens = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
-    seconds = time.perf_counter() - started
+    found = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
+    return _native(*found, time.perf_counter() - started, single=single)
+
+
+def rewarded(engine: Engine, prompt: Texts, *, truncate: bool = False, field: str = "prompt") -> Any:  # as `encode`'s
+    """`reward` in the shape of `encode`, which is SGLang's: a text's numbers stand in place of its vector."""
+    texts, single = _several(prompt)
+    started = time.perf_counter()
+    found = label_numbers(engine, texts, plain=True, truncate=truncate, field=field)
+    return _native(*found, time.perf_counter() - started, single=single)
+
+
+def _native(vectors: NDArray[np.float32], tokens: Sequence[int], seconds: float, *, single: bool) -> Any:
     found = [
         {
             "embedding": vector,
@@ -178,9 +189,8 @@ def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as
         ParameterError, EngineClosedError: as `encode`.
     """
     texts, single = _several(prompt)
-    labels = len(_classifier(self).labels)
-    found = _read(self, texts, truncate=truncate, field="prompt")[0].tolist()
-    numbers = [row[0] for row in found] if labels == 1 else found
+    found, _ = label_numbers(self, texts, plain=True, truncate=truncate)
+    numbers = found[:, 0].tolist() if found.shape[1] == 1 else found.tolist()
     return numbers[0] if single else numbers
 
 
@@ -188,18 +198,30 @@ def classes(
     engine: Engine, texts: Sequence[Readable], *, truncate: bool = False, field: str = "prompt"
 ) -> tuple[list[dict[str, Json]], list[int]]:
     """Labels of texts as `classify` gives them, and the tokens of each text."""
+    shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, field=field)
+    labels = _classifier(engine).labels
+    return [{"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))} for row in shares], tokens
+
+
+def label_numbers(
+    engine: Engine, texts: Sequence[Readable], *, plain: bool, truncate: bool = False, field: str = "prompt"
+) -> tuple[NDArray[np.float32], list[int]]:
+    """float32 [N, labels]: numbers of texts by label, and the tokens of each text.
+
+    Args:
+        plain: as the model gives them (`reward`); else as probabilities (`classify`).
+
+    Raises:
+        As `reward`.
+    """
     classifier = _classifier(engine)
     logits, tokens = _read(engine, texts, truncate=truncate, field=field)
+    if plain:
+        return logits, tokens
     if classifier.several or logits.shape[1] == 1:
-        shares = _sigmoid(logits)
-    else:
-        exponents = np.exp(logits - logits.max(1, keepdims=True))
-        shares = exponents / exponents.sum(1, keepdims=True)
-    found = [
-        {"label": classifier.labels[int(row.argmax())], "probs": dict(zip(classifier.labels, row.tolist()))}
-        for row in shares
-    ]
-    return found, tokens
+        return _sigmoid(logits), tokens
+    exponents = np.exp(logits - logits.max(1, keepdims=True))
+    return exponents / exponents.sum(1, keepdims=True), tokens
 
 
 def _several(prompt: Texts) -> tuple[Any, bool]:

@@ -22,7 +22,7 @@ from sglang_lite.server import metrics, models, native, openapi
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
-from sglang_lite.server.openai import chat, completions, decisions, embeddings, responses, score
+from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program, rows
 from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal
 from sglang_lite.server.service import Service
@@ -46,6 +46,7 @@ ROUTES: tuple[Route, ...] = (
     *decisions.ROUTES,
     *score.ROUTES,
     *embeddings.ROUTES,
+    *pooling.ROUTES,
     *program.ROUTES,
     *rows.ROUTES,
     *models.ROUTES,

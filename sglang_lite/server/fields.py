@@ -154,6 +154,26 @@ COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1.0, 1),
 }
 
+EMBEDDINGS_NEUTRAL = {**GATEWAY_NEUTRAL, "user": _NAMES, "rid": _NAMES}
+POOLING_NEUTRAL = {
+    **EMBEDDINGS_NEUTRAL,
+    "request_id": _NAMES,
+    "priority": "Texts are read in the order in which they come.",
+    "cache_salt": "Nothing of a text is cached.",
+}
+POOLING_REFUSED: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "padding": ("do_not_pad",),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+}
+
 NATIVE_NEUTRAL = {
     **GATEWAY_NEUTRAL,
     "model": "A native request has the server's one model.",

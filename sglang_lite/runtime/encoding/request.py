@@ -111,12 +111,13 @@ def _check(given: Readable, name: str, spec: EncoderSpec) -> None:
 
 def _limited(ids: Any, name: str, limit: int, *, truncate: bool) -> Sequence[int]:
     if len(ids) > limit and not truncate:
-        raise _too_long(name, len(ids), limit)
+        raise too_long(name, len(ids), limit)
     found: Sequence[int] = ids[:limit]
     return found
 
 
-def _too_long(name: str, tokens: int, limit: int) -> ParameterError:
+def too_long(name: str, tokens: int, limit: int) -> ParameterError:
+    """The error of a text of more tokens than the model reads."""
     return ParameterError(
         name, f"has {tokens:,} tokens; the model reads {limit:,}.", hint="Shorten it, or use truncate=True."
     )
@@ -136,7 +137,7 @@ def _enclosed(
         length = sum(map(len, encodings))
         if length > room:
             if not truncate:
-                raise _too_long(name, length + limit - room, limit)
+                raise too_long(name, length + limit - room, limit)
             _cut(encodings, room)
         yield backend.post_process(*encodings)
 

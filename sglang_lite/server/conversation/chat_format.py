@@ -72,6 +72,7 @@ class Conversation:
         parallel: there may be several calls.
         answer: what the text of the answer must be.
         continue_final: the last message is continued, and not followed by another one.
+        complete: no message follows: it is read, and not answered.
         variables: further ones for the template, as `enable_thinking`.
     """
 
@@ -82,6 +83,7 @@ class Conversation:
     parallel: bool = True
     answer: Constraint | None = None
     continue_final: bool = False
+    complete: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -216,7 +218,8 @@ class ChatFormat:
         if conversation.continue_final:
             last = messages[-1]
             last["content"] = f"{last.get('content') or ''}{_CUT}"
-        text = self._template.render(messages, add_generation_prompt=not conversation.continue_final, **variables)
+        follows = not (conversation.continue_final or conversation.complete)
+        text = self._template.render(messages, add_generation_prompt=follows, **variables)
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:

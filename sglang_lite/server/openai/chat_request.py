@@ -9,6 +9,7 @@ import msgspec
 
 from sglang_lite.constraints import structural_tag
 from sglang_lite.protocol import CapabilityError, Ebnf, ParameterError, Regex
+from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.chat_format import Conversation, Tool
 from sglang_lite.server.conversation.tools import (
     INPUT,
@@ -217,8 +218,7 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
         CapabilityError: a message has an image, or anything else that the model can't see.
         ConstraintError: what is asked of the answer can't be enforced.
     """
-    if not body.messages:
-        raise ParameterError("messages", "is empty.")
+    messages = shown_messages(body.messages)
     constraint = constraints.only(
         response_format=constraints.response_format(body.response_format),
         regex=None if body.regex is None else Regex(body.regex),
@@ -241,7 +241,7 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
     effort = {} if body.reasoning_effort is None else variables_of_effort(body.reasoning_effort)
     variables = {**effort, **(body.chat_template_kwargs or {})}
     conversation = Conversation(
-        messages=[_shown(message, f"messages[{i}]") for i, message in enumerate(body.messages)],
+        messages=messages,
         tools=[_tool(tool, forced=isinstance(tool, CustomTool) and tool.custom is custom) for tool in body.tools or ()],
         tool_choice=choice,
         allowed=None if custom is not None else allowed,
@@ -251,6 +251,18 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
         variables=variables,
     )
     return conversation, None if custom is None else custom.name
+
+
+def shown_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    """Messages as templates take them.
+
+    Raises:
+        ParameterError: there are none, or one makes no sense.
+        CapabilityError: one has an image, or anything else that the model can't see.
+    """
+    if not messages:
+        raise ParameterError("messages", "is empty.")
+    return [_shown(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _choice(

@@ -1,28 +1,28 @@
-"""Routes of models that read texts: embeddings, reranking and classes, as OpenAI, SGLang and vLLM spell them."""
+"""Routes of models that read texts: embeddings and reranking, as OpenAI, SGLang and vLLM spell them."""
 
 from __future__ import annotations
 
 import base64
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from sglang_lite.engine import encoding
 from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.encoding.request import are_ids
-from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
+from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
 
-_LONGEST_S = 600.0
+LONGEST_S = 600.0
 _MOST_TEXTS = 8192  # of a request
-_NAMES = "It names the caller or the request, and no model sees it."
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
@@ -36,14 +36,19 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     truncate: bool = False
 
 
-class EncodeBody(msgspec.Struct, kw_only=True):
-    """SGLang's request of embeddings."""
+class NativeTexts(msgspec.Struct, kw_only=True):
+    """Texts or token ids, as SGLang's requests have them."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
+    truncate: bool = False
+
+
+class EncodeBody(NativeTexts, kw_only=True):
+    """SGLang's request of embeddings, or of a reward model's numbers."""
+
     dimensions: int | None = None
     prompt_name: str | None = None
-    truncate: bool = False
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
@@ -57,18 +62,9 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     truncate: bool = False
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True):
-    """Texts whose labels are wanted."""
-
-    input: str | list[str | int | list[int]]
-    model: str | None = None
-    truncate: bool = False
-
-
-EMBEDDINGS: Fields[EmbeddingsRequest] = Fields(EmbeddingsRequest, {**GATEWAY_NEUTRAL, "user": _NAMES}, {})
-ENCODE: Fields[EncodeBody] = Fields(EncodeBody, {**GATEWAY_NEUTRAL, "rid": _NAMES}, {})
-RERANK: Fields[RerankRequest] = Fields(RerankRequest, {**GATEWAY_NEUTRAL, "rid": _NAMES, "user": _NAMES}, {})
-CLASSIFY: Fields[ClassifyRequest] = Fields(ClassifyRequest, {**GATEWAY_NEUTRAL, "user": _NAMES}, {})
+EMBEDDINGS: Fields[EmbeddingsRequest] = Fields(EmbeddingsRequest, EMBEDDINGS_NEUTRAL, {})
+ENCODE: Fields[EncodeBody] = Fields(EncodeBody, EMBEDDINGS_NEUTRAL, {})
+RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 
 async def embeddings(service: Service, call: Call) -> Response:
@@ -76,86 +72,89 @@ async def embeddings(service: Service, call: Call) -> Response:
     body = call.read(EMBEDDINGS)
     service.check_model(body.model)
     read = partial(
-        encoding.embeddings, service.engine, _texts(body.input, "input"), body.dimensions, truncate=body.truncate,
+        encoding.embeddings, service.engine, texts_of(body.input, "input"), body.dimensions, truncate=body.truncate,
         prompt_name=body.prompt_name, field="input",
     )  # fmt: skip
-    vectors, tokens = await service.ask(read, at_most_s=_LONGEST_S)
-    if body.encoding_format == "base64":
-        found: Sequence[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
-    else:
-        found = vectors.tolist()
+    vectors, tokens = await service.ask(read, at_most_s=LONGEST_S)
+    found = written(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
-    return answer({"object": "list", "data": data, "model": service.model_name, "usage": _usage(tokens)})
+    return answer({"object": "list", "data": data, "model": service.model_name, "usage": usage_of(tokens)})
 
 
 async def encode(service: Service, call: Call) -> Response:
-    """Gives embeddings in SGLang's shape."""
+    """Gives embeddings, or the numbers of a reward model, in SGLang's shape."""
     body = call.read(ENCODE)
     if (body.text is None) == (body.input_ids is None):
         raise ParameterError("text", "is missing." if body.text is None else "and input_ids are both given.")
+    spec = service.engine.core.encoder
+    if spec is None or spec.classifier is None:
+        read = partial(encoding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
+        return await native(service, body, read)
+    for name in ("dimensions", "prompt_name"):
+        if getattr(body, name) is not None:
+            raise ParameterError(name, f"{service.model_name} gives a number for each label, no vectors.")
+    return await native(service, body, encoding.rewarded)
+
+
+async def native(
+    service: Service,
+    body: NativeTexts,
+    read: Callable[..., Any],  # a dictionary, or a list of them
+) -> Response:
+    """Answers in SGLang's shape, by `encoding.encoded` or `rewarded`."""
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
-    _texts(given, field)
-    read = partial(
-        encoding.encoded, service.engine, given, body.dimensions, prompt_name=body.prompt_name, truncate=body.truncate,
-        field=field,
-    )  # fmt: skip
-    return answer(await service.ask(read, at_most_s=_LONGEST_S))
+    texts_of(given, field)
+    ask = partial(read, service.engine, given, truncate=body.truncate, field=field)
+    return answer(await service.ask(ask, at_most_s=LONGEST_S))
 
 
 async def rerank(service: Service, call: Call) -> Response:
     """Orders documents by a query."""
     body = call.read(RERANK)
     service.check_model(body.model)
-    documents: list[str] = _texts(body.documents, "documents")
+    documents: list[str] = texts_of(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is below 1.")
     pairs = [(body.query, document) for document in documents]
     read = partial(encoding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
-    scores, tokens = await service.ask(read, at_most_s=_LONGEST_S)
+    scores, tokens = await service.ask(read, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
     return answer({
-        "id": f"rerank-{uuid.uuid4().hex}", "model": service.model_name, "usage": _usage(tokens), "results": results,
+        "id": f"rerank-{uuid.uuid4().hex}", "model": service.model_name, "usage": usage_of(tokens), "results": results,
     })  # fmt: skip
 
 
-async def classify(service: Service, call: Call) -> Response:
-    """Gives the labels of texts."""
-    body = call.read(CLASSIFY)
-    service.check_model(body.model)
-    read = partial(encoding.classes, service.engine, _texts(body.input, "input"), truncate=body.truncate, field="input")
-    found, tokens = await service.ask(read, at_most_s=_LONGEST_S)
-    data = [
-        {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
-        for i, each in enumerate(found)
-    ]
-    return answer({
-        "id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()),
-        "model": service.model_name, "data": data, "usage": _usage(tokens),
-    })  # fmt: skip
+def written(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
+    """Rows of numbers as an `encoding_format` has them: lists, or little-endian float32 in base64."""
+    if form == "base64":
+        return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
+    lists: Sequence[Json] = rows.tolist()
+    return lists
 
 
-def _texts(given: Any, field: str) -> list[Any]:  # each a text or token ids
+def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
+    """The texts of a field, one or several. Raises ParameterError: too many, or none."""
     texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MOST_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
     return texts
 
 
-def _usage(tokens: Sequence[int]) -> dict[str, int]:
+def usage_of(tokens: Sequence[int]) -> dict[str, int]:
+    """Usage of texts of so many tokens, as OpenAI has it."""
     return {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
 
 
 ROUTES = (
     Route("/v1/embeddings", embeddings, "Embeddings of texts", protocol="openai", fields=EMBEDDINGS, works=True),
-    Route("/encode", encode, "Embeddings of texts", fields=ENCODE, works=True),
+    Route("/encode", encode, "Embeddings or rewards of texts", fields=ENCODE, works=True),
     *(
         Route(path, rerank, "Order documents by a query", protocol="openai", fields=RERANK, works=True)
         for path in ("/v1/rerank", "/rerank")
     ),
-    Route("/classify", classify, "Labels of texts", protocol="openai", fields=CLASSIFY, works=True),
 )

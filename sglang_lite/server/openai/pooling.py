@@ -1,0 +1,163 @@
+"""Routes of models that give numbers by label or vectors, of texts or of conversations: vLLM's `/classify` and
+`/pooling`, and SGLang's `/classify`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from sglang_lite.engine import encoding
+from sglang_lite.protocol import ParameterError
+from sglang_lite.runtime.encoding.request import reads_no_text, too_long
+from sglang_lite.runtime.encoding.spec import EncoderSpec
+from sglang_lite.server.conversation.chat_format import Conversation
+from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
+from sglang_lite.server.openai.chat_request import Message, shown_messages
+from sglang_lite.server.openai.embeddings import (
+    LONGEST_S,
+    NativeTexts,
+    native,
+    texts_of,
+    usage_of,
+    written,
+)
+from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.service import Service
+
+
+class ClassifyRequest(NativeTexts, kw_only=True):
+    """vLLM's request of labels: texts, token ids, or a conversation as the chat template writes it. SGLang's, of a
+    reward model's numbers: `text` or `input_ids`."""
+
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+
+
+class PoolingRequest(msgspec.Struct, kw_only=True):
+    """vLLM's request of whatever numbers the model gives."""
+
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[Message] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    model: str | None = None
+    task: Literal["embed", "classify"] | None = None
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    truncate: bool = False
+
+
+CLASSIFY: Fields[ClassifyRequest] = Fields(ClassifyRequest, POOLING_NEUTRAL, POOLING_REFUSED)
+POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLING_REFUSED)
+
+
+async def classify(service: Service, call: Call) -> Response:
+    """Gives the labels of texts; in SGLang's shape, a reward model's numbers."""
+    body = call.read(CLASSIFY)
+    service.check_model(body.model)
+    given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ParameterError("input", "is missing." if not given else f"{' and '.join(given)} exclude each other.")
+    if given[0] in ("text", "input_ids"):
+        _check_template(body)
+        return await native(service, body, encoding.rewarded)
+    texts, field = await _readable(service, call, body)
+    read = partial(encoding.classes, service.engine, texts, truncate=body.truncate, field=field)
+    found, tokens = await service.ask(read, at_most_s=LONGEST_S)
+    data = [
+        {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
+        for i, each in enumerate(found)
+    ]
+    return _listed(service, "classify", data, tokens)
+
+
+async def pooling(service: Service, call: Call) -> Response:
+    """Gives vectors, or numbers by label: probabilities, or as the model gives them."""
+    body = call.read(POOLING)
+    service.check_model(body.model)
+    if (body.input is None) == (body.messages is None):
+        raise ParameterError("input", "is missing." if body.input is None else "and messages exclude each other.")
+    spec = _spec(service)
+    _check_kind(body, spec, service.model_name)
+    texts, field = await _readable(service, call, body)
+    if spec.classifier is None:
+        read = partial(encoding.embeddings, service.engine, texts, body.dimensions)
+    else:
+        plain = spec.classifier.plain if body.use_activation is None else not body.use_activation
+        read = partial(encoding.label_numbers, service.engine, texts, plain=plain)
+    rows, tokens = await service.ask(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
+    found = written(rows, body.encoding_format)
+    data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
+    return _listed(service, "pool", data, tokens)
+
+
+def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
+    """Raises ParameterError: a field is for models of the other kind."""
+    if spec.classifier is None:
+        if body.task == "classify":
+            raise ParameterError("task", f"'classify' is for models with labels; {model} gives vectors.")
+        if body.use_activation not in (None, spec.normalise):
+            kind = "normalised" if spec.normalise else "not normalised"
+            raise ParameterError("use_activation", f"the model's vectors are {kind}.", hint="Leave it out.")
+    elif body.task == "embed":
+        raise ParameterError("task", f"'embed' is for models that give vectors; {model} gives a number for each label.")
+    elif body.dimensions is not None:
+        raise ParameterError("dimensions", f"{model} gives a number for each label, no vectors.")
+
+
+async def _readable(
+    service: Service, call: Call, body: ClassifyRequest | PoolingRequest
+) -> tuple[list[Any], str]:  # each a text or token ids
+    """The texts that are to be read, and the field that they come from."""
+    if body.messages is None:
+        _check_template(body)
+        return texts_of(body.input, "input"), "input"
+    conversation = Conversation(
+        shown_messages(body.messages), complete=not body.add_generation_prompt,
+        variables=body.chat_template_kwargs or {},
+    )  # fmt: skip
+    limit = _spec(service).limit
+    ids = await service.prompt_ids((await service.prepare(conversation, len(call.data))).prompt)
+    if len(ids) > limit and not body.truncate:
+        raise too_long("messages", len(ids), limit)
+    return [list(ids)], "messages"
+
+
+def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
+    """Raises ParameterError: no conversation is given, but how the template is to write it."""
+    for name in ("add_generation_prompt", "chat_template_kwargs"):
+        if getattr(body, name) is not None:
+            raise ParameterError(name, "goes with messages.")
+
+
+def _spec(service: Service) -> EncoderSpec:
+    spec = service.engine.core.encoder
+    if spec is None:
+        raise reads_no_text(service.model_name)
+    return spec
+
+
+def _listed(service: Service, name: str, data: list[dict[str, Any]], tokens: Sequence[int]) -> Response:
+    return answer({
+        "id": f"{name}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()),
+        "model": service.model_name, "data": data, "usage": usage_of(tokens),
+    })  # fmt: skip
+
+
+ROUTES = (
+    *(
+        Route(path, classify, "Labels or rewards of texts", protocol="openai", fields=CLASSIFY, works=True)
+        for path in ("/classify", "/v1/classify")
+    ),
+    Route("/pooling", pooling, "Vectors or numbers of texts", protocol="openai", fields=POOLING, works=True),
+)
