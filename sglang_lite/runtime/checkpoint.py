@@ -67,7 +67,12 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
     file = path / "config.json"
     config = read_json(file)
     native = implementation == "native" or (implementation == "auto" and is_native(config))
-    return spec_from_config(config, str(file)) if native else fallback_spec(config, str(file))
+    if not native:
+        return fallback_spec(config, str(file))
+    spec = spec_from_config(config, str(file))
+    if not spec.causal:
+        raise ModelError(f"{file}: the model reads texts in both directions: it generates none.")
+    return spec
 
 
 def _spec_of_gguf(file: GgufFile) -> ModelSpec:

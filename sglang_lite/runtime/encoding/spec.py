@@ -20,7 +20,7 @@ from sglang_lite.runtime.encoding.sentence_transformers import (
 )
 from sglang_lite.runtime.models.config_fields import Field, Json, check, read_json, shown
 from sglang_lite.runtime.models.families import ARCHITECTURES
-from sglang_lite.runtime.models.read_config import spec_from_config
+from sglang_lite.runtime.models.read_config import reads_both_ways, spec_from_config
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _CAUSAL = "ForCausalLM"
@@ -98,8 +98,10 @@ def is_encoder(path: Path) -> bool:
     """True for the folder of a model that gives embeddings, scores or classes."""
     if not path.is_dir():
         return False
-    name = _architecture(read_json(path / "config.json"))
-    return name in ENCODERS or name in _DECODERS or (name in ARCHITECTURES and has_modules(path))
+    config = read_json(path / "config.json")
+    name = _architecture(config)
+    reads = has_modules(path) or reads_both_ways(config)
+    return name in ENCODERS or name in _DECODERS or (name in ARCHITECTURES and reads)
 
 
 def _architecture(config: Mapping[str, Json]) -> str:

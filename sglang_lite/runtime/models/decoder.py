@@ -157,8 +157,9 @@ class Decoder:
         q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
         q = store_kv(cache, index, plan.store_at, q, k, v)
         out = attention(
-            q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks
-        )
+            q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks,
+            causal=spec.causal,
+        )  # fmt: skip
         return layer.output(out.view(len(x), -1).to(x.dtype))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:

@@ -24,7 +24,8 @@ class Family:
     Attributes:
         architectures: as `config.json` names them.
         defaults: what transformers takes a field to be that a config leaves out; the hub's configs do leave out. One
-            that has "use_sliding_window" has windows only where that is true.
+            that has "use_sliding_window" has windows only where that is true, and one that has
+            "use_bidirectional_attention" may read in both directions.
         biases: of queries, keys and values; of attention's output; of the feed-forward. A constant, or a field's name.
         slides: the layers that have a window, where the config has no `layer_types`; None: no layer has one.
         turns: the layers whose queries and keys are turned by their positions, by index and window.
@@ -239,7 +240,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1_000_000.0,
-         "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+         "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
+         "use_bidirectional_attention": False},
         biases=_ATTENTION, qk_norm="head", norms="both",
         slides=_but_each("sliding_window_pattern"), layer_ropes=True, attention=_scalar,
         model=lambda c: {**_gemma_model(c), "logit_softcap": c.get("final_logit_softcapping")},

@@ -78,8 +78,6 @@ def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
 
 
 def _read(name: str, config: Config) -> ModelSpec:
-    if config.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is not supported")
     family, eos = FAMILIES[name], config.get("eos_token_id")
     layers = _layers(family, config)
     return ModelSpec(
@@ -111,7 +109,8 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     )
     dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias)
     rope, local = _ropes(family, config, head_dim)
-    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, **family.attention(config)}
+    causal = _is_causal(family, config)
+    changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, "causal": causal, **family.attention(config)}
     latent = _latent(config, rope, bias=qkv_bias, output_bias=output_bias) if family.latent else None
     layers = []
     for i, window in enumerate(_windows(family, config)):
@@ -124,6 +123,22 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         feed_forward = dense if fields is None else _experts(config, {"activation": dense.activation, **fields})
         layers.append(LayerSpec(attention, feed_forward, norms=family.norms, **family.layer(config)))
     return tuple(layers)
+
+
+def reads_both_ways(config: Config) -> bool:
+    """True for a config whose tokens see what is after them, too: such a model generates nothing."""
+    text = config.get("text_config")
+    whole = {**(text if isinstance(text, Mapping) else {}), **config}
+    return bool(whole.get("use_bidirectional_attention")) or whole.get("is_causal") is False
+
+
+def _is_causal(family: Family, config: Config) -> bool:
+    if config.get("use_bidirectional_attention") and "use_bidirectional_attention" not in family.defaults:
+        raise ValueError("use_bidirectional_attention is not supported for this architecture")
+    both = reads_both_ways(config)
+    if both and family.latent:
+        raise ValueError("is_causal false is not supported with latent attention")
+    return not both
 
 
 def _latent(config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool) -> LatentSpec:
@@ -219,4 +234,8 @@ def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
     ]
     if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")
+    if config.get("use_bidirectional_attention"):
+        window = window // 2 + 1  # that many in each direction, as transformers counts them
+    elif config.get("is_causal") is False:
+        window = window + 1
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

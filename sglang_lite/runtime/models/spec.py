@@ -41,10 +41,11 @@ class AttentionSpec:
 
     Attributes:
         scale: factor of the scores.
-        window: most positions that a token sees, itself included; None for all.
+        window: most positions that a token sees, itself included, in each direction that it looks; None for all.
         softcap: scores become softcap * tanh(scores / softcap).
         qk_norm: queries and keys are normalised: each "head", or the "whole" projection.
         sinks: each head has a score more, whose weight goes nowhere.
+        causal: a token sees what is before it, and nothing that is after it.
     """
 
     heads: int
@@ -59,6 +60,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False
+    causal: bool = True
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -113,6 +115,7 @@ class LatentSpec:
     kv_heads: ClassVar[int] = 1  # as attention finds them in the cache
     window: ClassVar[None] = None
     sinks: ClassVar[bool] = False
+    causal: ClassVar[bool] = True
 
     @property
     def key_size(self) -> int:
@@ -272,6 +275,11 @@ class ModelSpec:
     @property
     def kv_layout(self) -> KVLayout:
         return KVLayout(tuple(layer.attention.planes for layer in self.layers))
+
+    @property
+    def causal(self) -> bool:
+        """True where no token sees what is after it: the model can generate."""
+        return all(layer.attention.causal for layer in self.layers)
 
     @property
     def latent(self) -> bool:

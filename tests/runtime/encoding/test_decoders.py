@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import sglang_lite as sgl
+from sglang_lite.runtime.checkpoint import open_checkpoint
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 TEXTS = ["the-sea", "a", "the-sea-is-green-and-deep", "cats", "the-sea-is-deeper", "dogs"]
@@ -30,10 +31,21 @@ FAMILIES = {
 }
 
 
+# Decoders that read in both directions: their config, as transformers reads it.
+BOTH_WAYS: dict[str, dict] = {
+    "Llama": {"is_causal": False},
+    "Qwen2": {"is_causal": False},
+    "Qwen3": {"is_causal": False, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "Mistral": {"is_causal": False},
+    "Gemma2": {"is_causal": False},
+    "Gemma3Text": {"use_bidirectional_attention": True, "sliding_window": 6},
+}
+
+
 def written(folder, family, head, **config):
     """A model of transformers' class, random, with its folder."""
     kind = getattr(transformers, family + head)
-    return written_as(folder, kind, **SIZES, **FAMILIES[family], **config)
+    return written_as(folder, kind, **SIZES | FAMILIES[family] | config)
 
 
 def written_as(folder, kind, **config):
@@ -78,6 +90,43 @@ def test_a_text_is_its_last_tokens_hidden_state(tmp_path, family):
         found = [each["embedding"] for each in engine.encode(TEXTS)]
         assert engine.get_model_info()["is_generation"] is False
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", BOTH_WAYS)
+def test_texts_are_read_in_both_directions_where_the_config_says_so(tmp_path, family):
+    model = written(tmp_path, family, "Model", attn_implementation="eager", **BOTH_WAYS[family])
+    modules(tmp_path, pooling="mean")
+    texts = [*TEXTS, "a" * 40]
+    expected = [hidden(model, tmp_path, text).mean(0).numpy() for text in texts]
+    with running(tmp_path, step_tokens=48) as engine:
+        found = [each["embedding"] for each in engine.encode(texts)]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_language_model_that_reads_in_both_directions_generates_nothing(tmp_path):
+    model = written(tmp_path, "Qwen2", "ForCausalLM", attn_implementation="eager", is_causal=False)
+    with running(tmp_path) as engine:
+        found = engine.encode("the-sea")["embedding"]
+        with pytest.raises(sgl.CapabilityError, match="generates no text"):
+            engine.complete("a")
+    np.testing.assert_allclose(found, hidden(model.model, tmp_path, "the-sea")[-1], atol=1e-4)
+    with pytest.raises(sgl.ModelError, match="reads texts in both directions: it generates none"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("Gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported for this arch"),
+        ("Qwen2", {"is_causal": "no"}, "`is_causal`: 'no' is no true or false"),
+    ],
+)
+def test_both_directions_that_are_not_supported_are_refused(tmp_path, family, change, message):
+    written(tmp_path, family, "Model")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(sgl.ModelError, match=message):
+        running(tmp_path)
 
 
 def test_a_whole_language_model_with_modules_gives_embeddings(tmp_path):
@@ -190,7 +239,6 @@ def test_a_process_of_its_own_gives_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ({"num_hidden_layers": 2}, "the model has no place for model.layers.2"),
         ({"num_hidden_layers": 4}, "'model.layers.3.input_layernorm.weight' is missing"),
     ],

@@ -21,11 +21,12 @@ class Scoring:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    causal: bool = True
 
     @property
     def plain(self) -> bool:
         """True where each token sees all before it, by scores as they are."""
-        return self.window is None and self.softcap is None and self.sinks is None
+        return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
     def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
         """Weights of scores that are scaled, float32 [kv_heads, …, positions], but for those that are hidden.
@@ -69,21 +70,24 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """Attention of new tokens over their sequences, causal.
+    """Attention of new tokens over their sequences.
 
     Args:
         q: [T, heads, head_dim], as `store_kv` returns them.
         window: each token sees only the last `window` positions, itself included.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: float32 [heads], a score more of each head, whose weight goes to no value.
+        causal: each token sees what is before it alone; else sequences are whole in the batch, and each token sees all
+            of its own, within `window` in both directions.
 
     Returns:
         [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
     out = q.new_empty((*q.shape[:2], v.shape[2]))
-    how = Scoring(scale, window, softcap, sinks)
+    how = Scoring(scale, window, softcap, sinks, causal)
     for each in plan.decode:
         out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
     groups = plan.groups if how.plain else ()
@@ -209,13 +213,13 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
     if new == length and window is None and not explicit:
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
+        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=how.causal, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
         position = at[length - new :].unsqueeze(1)
-        visible = at <= position
+        visible = at <= position if how.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
         if window is not None:
-            visible &= at > position - window
+            visible &= (at > position - window) & (at < position + window)
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
             out = how.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
