@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_lite.constraints.formal.automaton import accepts, is_empty
 from sglang_lite.constraints.formal.earley import recognises
 from sglang_lite.constraints.formal.grammars import regular
-from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal, references
+from sglang_lite.constraints.formal.nodes import ANY_TEXT, concat, intersection, literal
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
@@ -27,7 +27,7 @@ def matches(constraint: Constraint, text: str) -> bool:
             return False
         return True
     body = language.rules[language.start]
-    return recognises(language, text) if references(body) else accepts(body, text)
+    return recognises(language, text) if body.refers else accepts(body, text)
 
 
 def validate(constraint: Constraint, text: str) -> UserValue:

@@ -8,8 +8,10 @@ import contextlib
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 MAX_BYTES = 48 << 20
@@ -83,16 +85,29 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def size_of(value: object) -> int:
     """Memory of a value in bytes, roughly. An object with a `size` is asked, and may grow."""
-    total, seen, stack = 0, set[int](), [value]
+    total, seen = 0, set[int]()
+    stack: list[Any] = [value]
     while stack:
         each = stack.pop()
         if each is None or isinstance(each, bool | int | float) or id(each) in seen:
             continue
         seen.add(id(each))
         total += 60
-        if isinstance(each, str | bytes):
-            total += len(each) * (1 if isinstance(each, bytes) or each.isascii() else 3)
-        elif isinstance(each, tuple | list | frozenset | set):
+        if isinstance(each, str):
+            total += len(each) * (1 if each.isascii() else 3)
+        elif isinstance(each, tuple):
+            total += 8 * len(each)
+            stack += each
+        elif (read := _reader(type(each))) is not None:  # type: ignore[arg-type]  # a class has a hash
+            count, found = read
+            total += 8 * count
+            if count == 1:
+                stack.append(found(each))
+            else:
+                stack += found(each)
+        elif isinstance(each, bytes):
+            total += len(each)
+        elif isinstance(each, list | frozenset | set):
             total += 8 * len(each)
             stack += each
         elif isinstance(each, dict):
@@ -101,11 +116,18 @@ def size_of(value: object) -> int:
             stack += each.values()
         elif isinstance(size := getattr(each, "size", None), int):
             total += size
-        else:  # a record or a dataclass
-            fields = getattr(each, "__struct_fields__", getattr(each, "__dataclass_fields__", ()))
-            total += 8 * len(fields)
-            stack += [getattr(each, name) for name in fields]
     return total
+
+
+@cache
+def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
+    """Number of the fields of a record or a dataclass, and the function that reads them; None of what has none, or
+    tells its `size`.
+    """
+    names: Any = (
+        [field.name for field in fields(kind)] if is_dataclass(kind) else getattr(kind, "__struct_fields__", ())
+    )
+    return None if not names or hasattr(kind, "size") else (len(names), attrgetter(*names))
 
 
 def clear() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 from sglang_lite.constraints.emit.regex import counts, to_rust
 from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
 from sglang_lite.constraints.formal.nodes import (
+    EMPTY,
     Alternation,
     Complement,
     Concat,
@@ -17,11 +19,11 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     alternation,
     children,
-    is_plain,
     text_of,
 )
 from sglang_lite.protocol import ConstraintError
 
+_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder each time
 MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 
 
@@ -48,7 +50,7 @@ def _depth(language: Language) -> int:
                 seen.add(node.name)
                 stack.append((language.rules[node.name], depth + 1))
         else:
-            stack += ((child, depth + 1) for child in reversed(children(node)))
+            stack += [(child, depth + 1) for child in reversed(children(node)) if child.refers]
     return deepest
 
 
@@ -60,8 +62,9 @@ class _Speller:
         self._lexemes: dict[Node, str] = {}
 
     def text(self) -> str:
-        lines = [f"start: {self._rules[self._language.start]}"]
-        lines += [f"{self._rules[name]}: {self._body(body)}" for name, body in self._language.rules.items()]
+        rules = self._language.rules.items()
+        lines = [f"start: {self._body(Ref(self._language.start))}"]
+        lines += [f"{self._rules[name]}: {self._body(body)}" for name, body in rules if body.refers]
         lines += [f"{name}: {said}" for said, name in self._terminals.items()]
         return "\n".join(lines)
 
@@ -71,27 +74,26 @@ class _Speller:
 
     def _structure(self, node: Node) -> str | None:
         """Text of a node with references; None for one without, which is part of a lexeme."""
+        if not node.refers:
+            return None
         match node:
             case Ref(name):
-                return self._rules[name]
+                body = self._language.rules[name]
+                return self._rules[name] if body.refers else self._lexeme(body)
             case Concat(parts) | Alternation(parts):
-                texts = [self._structure(part) for part in parts]
-                if not any(texts):
-                    return None
-                said = [text or self._lexeme(part) for text, part in zip(texts, parts)]
+                said = [self._body(part) for part in parts]
                 return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
             case Repeat(inner, least, most):
-                text = self._structure(inner)
-                return text and f"({text}){counts(least, most)}"
+                return f"({self._body(inner)}){counts(least, most)}"
         return None
 
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
-            if lengths(node)[0] > MAX_LEAST:
-                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
             text = text_of(node)
+            if (lengths(node)[0] if text is None else len(text)) > MAX_LEAST:
+                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
             if text is not None:
-                self._lexemes[node] = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+                self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
                 self._lexemes[node] = self._terminals.setdefault(_terminal(node), f"T{len(self._terminals)}")
         return self._lexemes[node]
@@ -99,8 +101,10 @@ class _Speller:
 
 def _terminal(node: Node) -> str:
     """Text of a terminal's definition. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
-    if is_plain(node):
-        return f"/{to_rust(node)}/" if node != Concat(()) else '""'
+    if node == EMPTY:
+        return '""'
+    with contextlib.suppress(ConstraintError):  # where it has what is written with operators
+        return f"/{to_rust(node)}/"
     match node:
         case Concat(parts):
             return "(" + " ".join(map(_terminal, parts)) + ")"

@@ -58,7 +58,7 @@ def lexed(language: Language) -> Language:
     Raises:
         ConstraintError: too complex.
     """
-    if language.start in language.sealed or not references(language.rules[language.start]):
+    if language.start in language.sealed or not language.rules[language.start].refers:
         return language
     try:
         return _lexed(_inlined(language))
@@ -164,11 +164,11 @@ class _Cut:
         self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
 
     def _structure(self, node: Node) -> Node:
-        if not references(node):
+        if not node.refers:
             return self._lexeme(node)
         match node:
             case Concat(parts):
-                groups = groupby(parts, key=lambda part: bool(references(part)))
+                groups = groupby(parts, key=lambda part: part.refers)
                 return concat(
                     *chain.from_iterable(
                         map(self._structure, group) if structured else [self._lexeme(concat(*group))]
@@ -176,8 +176,8 @@ class _Cut:
                     )
                 )
             case Alternation(options):
-                regular = alternation(option for option in options if not references(option))
-                others = [self._structure(option) for option in options if references(option)]
+                regular = alternation(option for option in options if not option.refers)
+                others = [self._structure(option) for option in options if option.refers]
                 return alternation([self._lexeme(regular), *others])
             case Repeat(inner, least, most):
                 return Repeat(self._structure(inner), least, most)

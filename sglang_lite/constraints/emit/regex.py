@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
-from sglang_lite.constraints.formal.charsets import LAST
+from sglang_lite.constraints.formal.charsets import LAST, Ranges
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Node, Repeat, Text
 from sglang_lite.protocol import ConstraintError
 
@@ -18,7 +19,7 @@ def to_rust(node: Node) -> str:
     Raises:
         ConstraintError: it has intersections or complements in it.
     """
-    return _spell(node, lambda code: f"\\x{{{code:X}}}")
+    return _spell(node, _rust_escape)
 
 
 def to_python(node: Node) -> str:
@@ -27,7 +28,7 @@ def to_python(node: Node) -> str:
     Raises:
         ConstraintError: as `to_rust`.
     """
-    return _spell(node, lambda code: f"\\U{code:08X}")
+    return _spell(node, _python_escape)
 
 
 def counts(least: int, most: int | None) -> str:
@@ -36,28 +37,43 @@ def counts(least: int, most: int | None) -> str:
     return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
 
 
-def _spell(node: Node, escape: Callable[[int], str]) -> str:
+def _rust_escape(code: int) -> str:
+    return f"\\x{{{code:X}}}"
+
+
+def _python_escape(code: int) -> str:
+    return f"\\U{code:08X}"
+
+
+@lru_cache(maxsize=1024)
+def _set(ranges: Ranges, escape: Callable[[int], str]) -> str:
+    """Spell a set of characters."""
+
     def character(code: int) -> str:
         return chr(code) if code < 128 and chr(code).isalnum() else escape(code)
 
-    def escaped(special: re.Match[str]) -> str:
-        return escape(ord(special[0]))
+    if not ranges:
+        return f"[^{escape(0)}-{escape(LAST)}]"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return character(ranges[0][0])
+    return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
 
+
+def _spell(node: Node, escape: Callable[[int], str]) -> str:
     match node:
         case CharSet(ranges):
-            if not ranges:
-                return f"[^{escape(0)}-{escape(LAST)}]"
-            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-                return character(ranges[0][0])
-            return "[" + "".join(character(a) if a == b else f"{character(a)}-{character(b)}" for a, b in ranges) + "]"
+            return _set(ranges, escape)
         case Text(text):
-            return _SPECIAL.sub(escaped, text)
+            return _SPECIAL.sub(lambda special: escape(ord(special[0])), text)
         case Concat(parts):
             return "".join(
-                f"(?:{text})" if isinstance(p, Alternation) else text for p in parts for text in [_spell(p, escape)]
+                [
+                    f"(?:{_spell(part, escape)})" if isinstance(part, Alternation) else _spell(part, escape)
+                    for part in parts
+                ]
             )
         case Alternation(options):
-            return "|".join(_spell(o, escape) for o in options)
+            return "|".join([_spell(option, escape) for option in options])
         case Repeat(inner, least, most):
             text = _spell(inner, escape)
             if not isinstance(inner, CharSet):

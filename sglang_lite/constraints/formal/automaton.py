@@ -388,12 +388,11 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
                 members[stretch].append(i)
     numbers: dict[tuple[int, ...], int] = {}
     class_of = [numbers.setdefault(tuple(m), len(numbers)) for m in members]
-    masks = dict.fromkeys(sets, 0)
+    masks = [0] * len(sets)
     for member, number in numbers.items():
-        for i, each in enumerate(sets):
-            if i in member:
-                masks[each] |= 1 << number
-    return bounds, class_of, masks
+        for i in member:
+            masks[i] |= 1 << number
+    return bounds, class_of, dict(zip(sets, masks))
 
 
 @memoized

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sglang_lite.constraints.formal.nodes import (
     NOTHING,
     Alternation,
@@ -32,12 +34,11 @@ def lengths(node: Node) -> Lengths:
             return len(text), len(text)
         case Concat(parts):
             each = [lengths(part) for part in parts]
-            highs = [high for _, high in each if high is not None]
-            return sum(low for low, _ in each), sum(highs) if len(highs) == len(each) else None
+            return sum([low for low, _ in each]), _highest(each, sum)
         case Alternation(options):
-            each = [lengths(option) for option in options]
-            highs = [high for _, high in each if high is not None]
-            return min(low for low, _ in each), max(highs) if len(highs) == len(each) else None
+            # Of which there may be thousands.
+            each = [(len(o.text), len(o.text)) if isinstance(o, Text) else lengths(o) for o in options]
+            return min([low for low, _ in each]), _highest(each, max)
         case Repeat(inner, least, most):
             low, high = lengths(inner)
             return low * least, 0 if high == 0 else None if high is None or most is None else high * most
@@ -46,6 +47,11 @@ def lengths(node: Node) -> Lengths:
             highs = [high for _, high in each if high is not None]
             return max(low for low, _ in each), min(highs, default=None)
     return 0, None
+
+
+def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
+    highs = [high for _, high in each if high is not None]
+    return of(highs) if len(highs) == len(each) else None
 
 
 def longest_forced(language: Language) -> int:
@@ -63,7 +69,8 @@ def longest_forced(language: Language) -> int:
             case Concat(parts):
                 found = sum(map(least, parts))
             case Alternation(options):
-                found = min(map(least, options))
+                found = min([len(o.text) if isinstance(o, Text) else least(o) for o in options])
+                longest = max([longest, *(len(o.text) for o in options if isinstance(o, Text))])
             case Repeat(inner, count, _):
                 found = least(inner) * count
             case _:

@@ -8,18 +8,73 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.charsets import Ranges
 from sglang_lite.protocol import ConstraintError
 
 
+class Facts(NamedTuple):
+    """Facts of a node with all below it: its hash, whether it refers to rules, and its bytes, roughly."""
+
+    hash: int
+    refers: bool
+    size: int
+
+
+class _Known:
+    """Node whose facts are worked out once: large ones are keys, and are asked again and again."""
+
+    __slots__ = ("facts",)
+    facts: Facts
+
+    def __hash__(self) -> int:
+        try:
+            return self.facts.hash
+        except AttributeError:
+            return self._worked_out().hash
+
+    @property
+    def refers(self) -> bool:
+        try:
+            return self.facts.refers
+        except AttributeError:
+            return self._worked_out().refers
+
+    @property
+    def size(self) -> int:
+        try:
+            return self.facts.size
+        except AttributeError:
+            return self._worked_out().size
+
+    def _worked_out(self) -> Facts:
+        """Facts of a node, after those of what is below it: without recursion, however deep that is."""
+        stack: list[Any] = [self]
+        while stack:
+            each = stack[-1]
+            below = children(each)
+            missing = [child for child in below if isinstance(child, _Known) and not hasattr(child, "facts")]
+            if missing:
+                stack += missing
+                continue
+            own: tuple[Any, ...] = each.ranges if isinstance(each, CharSet) else below
+            if isinstance(each, Repeat):
+                own = (each.node, each.least, each.most)
+            size = 140 + (70 * len(own) if isinstance(each, CharSet) else sum([8 + child.size for child in below]))
+            facts = Facts(hash((type(each), own)), any(child.refers for child in below), size)
+            object.__setattr__(each, "facts", facts)
+            stack.pop()
+        return self.facts
+
+
 @dataclass(frozen=True, slots=True)
-class CharSet:
+class CharSet(_Known):
     """Any one character of `ranges`; no ranges match nothing."""
 
     ranges: Ranges
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +82,53 @@ class Text:
     """Exactly `text`, which is not empty."""
 
     text: str
+    refers: ClassVar[bool] = False
+
+    @property
+    def size(self) -> int:
+        return 100 + len(self.text) * (1 if self.text.isascii() else 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Concat:
+class Concat(_Known):
     """A text of each of the parts, one after the other."""
 
     parts: tuple[Node, ...]
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Alternation:
+class Alternation(_Known):
     """A text of any of the options."""
 
     options: tuple[Node, ...]
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(_Known):
     """`least` to `most` texts of `node`, one after the other; None: without end."""
 
     node: Node
     least: int
     most: int | None
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Intersection:
+class Intersection(_Known):
     """Texts that are in all of them, which are regular."""
 
     parts: tuple[Node, ...]
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Complement:
+class Complement(_Known):
     """Texts that are not in `node`, which is regular."""
 
     node: Node
+    __hash__ = _Known.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +136,8 @@ class Ref:
     """Reference to the rule of this name."""
 
     name: str
+    refers: ClassVar[bool] = True
+    size: ClassVar[int] = 120
 
 
 Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
@@ -113,19 +180,23 @@ def literal(text: str) -> Node:
 
 def concat(*parts: Node) -> Node:
     """Concatenation of `parts`, without empty ones."""
-    kept = tuple(part for part in parts if part != EMPTY)
-    if NOTHING in kept:
-        return NOTHING
-    return kept[0] if len(kept) == 1 else Concat(kept)
+    kept = []
+    for part in parts:
+        if isinstance(part, CharSet) and not part.ranges:
+            return NOTHING
+        if not isinstance(part, Concat) or part.parts:
+            kept.append(part)
+    return kept[0] if len(kept) == 1 else Concat(tuple(kept))
 
 
 def alternation(options: Iterable[Node]) -> Node:
     """Alternation of `options`, each once; NOTHING without any."""
-    kept = [option for option in options if option != NOTHING]
+    kept = [option for option in options if not isinstance(option, CharSet) or option.ranges]
     if len(kept) < 2:
         return kept[0] if kept else NOTHING
-    if ANY_TEXT in kept:
-        return ANY_TEXT
+    for option in kept:
+        if isinstance(option, Repeat) and option == ANY_TEXT:
+            return ANY_TEXT
     different = tuple(dict.fromkeys(kept))
     return different[0] if len(different) == 1 else Alternation(different)
 
@@ -177,8 +248,12 @@ def text_of(node: Node) -> str | None:
         case CharSet(((low, high),)) if low == high:
             return chr(low)
         case Concat(parts):
-            texts = [text_of(part) for part in parts]
-            return None if None in texts else "".join(map(str, texts))
+            texts = []
+            for part in parts:
+                if (found := text_of(part)) is None:
+                    return None
+                texts.append(found)
+            return "".join(texts)
     return None
 
 
@@ -218,13 +293,13 @@ def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
 def references(node: Node) -> set[str]:
     """The names of rules in a node."""
     found: set[str] = set()
-    stack = [node]
+    stack = [node] if node.refers else []
     while stack:
         each = stack.pop()
         if isinstance(each, Ref):
             found.add(each.name)
-        elif not isinstance(each, CharSet | Text):
-            stack += children(each)
+        else:
+            stack += [child for child in children(each) if child.refers]
     return found
 
 

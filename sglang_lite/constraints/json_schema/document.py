@@ -104,6 +104,7 @@ class Document:
         self._unknown = _OTHERS.get(self.draft, frozenset[str]())
         self.old = "$defs" in self._unknown
         self._bases: dict[str, tuple[str, str]] = {}  # of a schema: base URI, and the pointer of its resource
+        self._schemas: dict[str, Any] = {}  # by their pointers
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
         self._dynamic: set[tuple[str, str]] = set()
@@ -121,6 +122,8 @@ class Document:
         Raises:
             KeyError: nothing.
         """
+        if pointer in self._schemas:
+            return self._schemas[pointer]
         start = "" if pointer[:1] in ("", "/") else pointer.partition("#")[0] + "#"
         found = self.roots[start]
         for step in pointer.removeprefix(start).split("/")[1:]:
@@ -229,7 +232,7 @@ class Document:
                     self._dynamic.add((resource, _RECURSIVE))
                 stack += ((s, pointer + steps, base, resource) for steps, s in subschemas(schema))
                 yield from _meta_schemas_in(schema, base)
-            self._bases[pointer] = base, resource
+            self._bases[pointer], self._schemas[pointer] = (base, resource), schema
 
     def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
         """Base URI and resource of a schema, which may be a new one."""

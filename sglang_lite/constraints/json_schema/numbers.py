@@ -47,20 +47,27 @@ class NumberRange:
             return False
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
-    def members(self) -> list[Fraction] | None:
-        """List of the numbers; None where they are too many to count."""
+    def members(self, most: int = MAX_COUNTED) -> list[Fraction] | None:
+        """List of the numbers; None where they are too many to count.
+
+        Args:
+            most: multiples of the step that are looked at.
+        """
         if self.low is not None and self.low == self.high:
             return [self.low] if self.low in self else []
         if self.step is None or self.low is None or self.high is None:
             return None
         first, last = math.ceil(self.low / self.step), math.floor(self.high / self.step)
-        if last - first > MAX_COUNTED:
+        if last - first > most:
             return None
         return [value for i in range(first, last + 1) if (value := i * self.step) in self]
 
     def empty(self) -> bool:
         if self.low is not None and self.high is not None and self.low >= self.high:
             return self.low not in self or self.high not in self
+        if self.step is not None and self.low is not None and self.high is not None and not self.avoid:
+            first = math.ceil(self.low / self.step) * self.step  # or the next one, where this is an open end
+            return first not in self and first + self.step not in self
         # With no end on one side there is always one: step * (1 + k * any common multiple) is no multiple of `avoid`.
         return (self.step is not None and any(not self.step % a for a in self.avoid)) or self.members() == []
 

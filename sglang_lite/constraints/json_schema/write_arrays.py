@@ -192,9 +192,11 @@ def _different(writer: Notation, shape: ArrayShape) -> bool:
 
 def _all_of_them(values: ValueSet) -> list[Formula] | None:
     """The values of a set one by one, None where they are not a few scalars."""
-    counted = [piece.members() for piece in values.numbers]
     strings = texts_of(values.strings)
-    if values.arrays or values.objects or strings is None or None in counted:
+    if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
+        return None
+    counted = [piece.members() for piece in values.numbers]
+    if None in counted:
         return None
     texts = ["null"] if values.null else []
     texts += ["true" if value else "false" for value in sorted(values.booleans)]
@@ -204,6 +206,8 @@ def _all_of_them(values: ValueSet) -> list[Formula] | None:
 
 def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
     """The values of unique items one by one, where a grammar can remember which were used."""
+    if shape.most == 0:
+        return []
     found: dict[Formula, None] = {}
     for formula in (*shape.prefix, shape.rest):
         values = _all_of_them(writer.reader.values(formula))

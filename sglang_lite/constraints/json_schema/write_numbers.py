@@ -21,7 +21,7 @@ from sglang_lite.constraints.formal.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.json_schema.multiples import multiples
-from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, NumberRange, Numbers
+from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
 
 MAX_LISTED = 1_000  # numbers of a range one by one
@@ -79,7 +79,8 @@ def decimal_text(value: Fraction) -> str:
 
 
 def _piece(piece: NumberRange) -> Node:
-    members = piece.members() or ()
+    all_whole = piece.step == 1 and not piece.avoid  # of which one alone is listed
+    members = piece.members(1 if all_whole else MAX_COUNTED) or ()
     if len(members) == 1 or (len(members) in range(1, MAX_LISTED) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
     node = _range(piece)

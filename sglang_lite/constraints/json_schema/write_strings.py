@@ -35,6 +35,7 @@ _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
 _QUOTE = literal('"')
+_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder each time
 
 
 def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
@@ -75,7 +76,7 @@ def _written(node: Node) -> Node:
         case CharSet():
             return _character(node)
         case Text(text):
-            return Text(json.dumps(text, ensure_ascii=False)[1:-1])
+            return Text(_JSON(text)[1:-1])
         case Complement(inner):  # of what is written so, not of all texts
             return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
     return mapped(node, _written)

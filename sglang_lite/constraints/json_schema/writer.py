@@ -37,12 +37,14 @@ class _Rules:
         numbers: of shapes in such keys.
         to_do: those whose bodies are not worked out, by name.
         open_at: JSON Pointers of objects with names that are not listed.
+        scalars: texts of the scalars of sets, which many places have in common.
     """
 
     names: dict[Hashable, str] = field(default_factory=dict)
     numbers: dict[ArrayShape | ObjectShape, int] = field(default_factory=dict)
     to_do: deque[tuple[str, Callable[[], Node]]] = field(default_factory=deque)
     open_at: dict[str, None] = field(default_factory=dict)
+    scalars: dict[Hashable, Node] = field(default_factory=dict)
 
 
 class JsonWriter:
@@ -157,6 +159,13 @@ class JsonWriter:
         return alternation([self._scalars(values, plain=plain), *self.containers(values)])
 
     def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
+        key = plain, values.null, values.booleans, values.numbers, values.strings
+        known = self._rules.scalars
+        if key not in known:
+            known[key] = self._scalar_texts(values, plain=plain)
+        return known[key]
+
+    def _scalar_texts(self, values: ValueSet, *, plain: bool) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
         if plain:
             options += [booleans(values), write_numbers.plain_texts(values.numbers)]

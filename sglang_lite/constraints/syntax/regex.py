@@ -95,6 +95,7 @@ _CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
 _CHARACTER_NAME = re.compile(r"\{([^}]+)\}")
 _OCTAL = re.compile("0[0-7]{0,2}|[1-7][0-7]{2}")  # of three digits, or of fewer with a zero before them
 _OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")  # where nothing can be a backreference
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
@@ -109,7 +110,7 @@ class _Parser:
     def parse(self) -> Tree:
         if len(self.pattern) > MAX_PATTERN_CHARS:
             raise ConstraintError(f"regex: {len(self.pattern):,} characters long, the limit is {MAX_PATTERN_CHARS:,}.")
-        for i, char in enumerate(self.pattern):
+        for i, char in enumerate("" if self.pattern.isascii() else self.pattern):
             if charsets.has_surrogates(char):
                 self.fail("a lone surrogate is no character", i)
         self.global_flags()
@@ -178,9 +179,12 @@ class _Parser:
         return Repeat(cast(Node, tree), *counts)
 
     def quantifier(self) -> tuple[int, int | None] | None:
-        for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self.take(sign):
-                return counts
+        sign = self.pattern[self.at : self.at + 1]
+        if sign in _SIGNS:
+            self.at += 1
+            return _SIGNS[sign]
+        if sign != "{":
+            return None
         match = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}").match(self.pattern, self.at)
         if not match or match[0] == "{}":
             return None  # as in Python, other braces are literal
@@ -197,6 +201,9 @@ class _Parser:
 
     def atom(self) -> Tree:
         start, char = self.at, self.pattern[self.at]
+        if char.isalnum():
+            self.at += 1
+            return CharSet(self.cased(((ord(char), ord(char)),)))
         if char == "(":
             return self.group()
         if char == "[":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -173,6 +174,8 @@ def main(descriptor: int, memory_mb: int) -> None:
         connection.send(_READY)
         started = _resident()
         while True:
+            gc.collect()
+            gc.freeze()  # what is remembered lives on: the collector's passes over it would be each constraint's time
             answer = _answer(engines, backend, connection.recv(), memory_mb)
             connection.send((answer, _resident() - started))
     os._exit(0)
