@@ -70,11 +70,31 @@ def model_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine(model_file: Path) -> Iterator[sgl.Engine]:
+def small_file(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file with the default model's tokenizer and a few random weights."""
+    from tests.runtime.models import small_gguf
+
+    return small_gguf.write(tmp_path_factory.mktemp("small") / "small.gguf", model_file)
+
+
+@pytest.fixture(scope="session")
+def small_engine(small_file: Path) -> Iterator[sgl.Engine]:
+    """An engine with the default model's tokens whose texts mean nothing: a token costs a thirtieth of the model's."""
+    with sgl.Engine(small_file, dtype="float32", in_process=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def smollm(model_file: Path) -> Iterator[sgl.Engine]:
     """An engine with the default model, shared by the tests that only read from it. In float32, where no near tie
     between tokens falls differently in another batch."""
     with sgl.Engine(dtype="float32", in_process=True) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def engine(smollm: sgl.Engine) -> sgl.Engine:
+    return smollm
 
 
 @pytest.fixture(scope="session")

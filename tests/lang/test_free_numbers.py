@@ -34,10 +34,8 @@ def asks(s, prompt):
     s["answers"] = [free["free"], whole["n"], floating["x"], whole.text()]
 
 
-def test_a_number_is_the_one_that_free_text_begins_with(engine_process):
-    states = asks.run_batch(
-        [{"prompt": p} for p in PROMPTS], backend=engine_process, temperature=0, num_threads=len(PROMPTS)
-    )
+def test_a_number_is_the_one_that_free_text_begins_with(smollm):
+    states = asks.run_batch([{"prompt": p} for p in PROMPTS], backend=smollm, temperature=0, num_threads=len(PROMPTS))
     agree = 0
     for prompt, state in zip(PROMPTS, states, strict=True):
         free, whole, floating, text = state["answers"]

@@ -1,6 +1,6 @@
 """What a program writes into a turn begins and ends none, on every path; outside turns it does."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -147,7 +147,7 @@ def test_programs_played_as_one_tell_turns_from_text(backend):
 
 
 def test_a_tools_result_ends_no_turn(backend):
-    def lookup(q: str) -> str:
+    def lookup(q: Literal["up", "down"]) -> str:
         """Looks something up."""
         return EVIL
 
@@ -156,7 +156,7 @@ def test_a_tools_result_ends_no_turn(backend):
     @sgl.function
     def program(s):
         s += sgl.user("What is up?")
-        sgl.use_tools(s, [lookup], max_steps=1, max_tokens=60, tool_choice=lookup)
+        sgl.use_tools(s, [lookup], max_steps=1, max_tokens=99, tool_choice=lookup)
 
     class Seeing(LocalBackend):
         async def agenerate(self, prompt, params, constraint, *, stream):
@@ -195,8 +195,8 @@ def test_the_text_of_a_template_inside_a_turn_names_them(backend):
     assert (ids.count(START), ids.count(END)) == (4, 2)
 
 
-def test_the_switch_is_the_engines(model_file):
-    with sgl.Engine(special_tokens_in_roles=True, max_total_tokens=512, context_length=256, in_process=True) as engine:
+def test_the_switch_is_the_engines(small_file):
+    with sgl.Engine(small_file, special_tokens_in_roles=True, context_length=256, in_process=True) as engine:
         state = sgl.function(whole).run(backend=engine)
         ids = prompt_ids(state)
         assert ids.count(START) == 4  # with the template's own system turn

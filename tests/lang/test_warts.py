@@ -88,7 +88,7 @@ def test_a04_the_engine_selects_after_a_prompt_that_ends_with_the_same_token_twi
     assert all(score.logprobs and None not in score.logprobs for score in state.selection("x").scores)
 
 
-def test_a05_a_choice_is_scored_by_its_own_tokens_alone(engine):
+def test_a05_a_choice_is_scored_by_its_own_tokens_alone(smollm):
     """And by what generating that token gives: the last token of the prompt has no part in it."""
 
     @sgl.function
@@ -99,7 +99,7 @@ def test_a05_a_choice_is_scored_by_its_own_tokens_alone(engine):
         fork[1] += sgl.gen("written", max_tokens=1, temperature=0, return_logprob=True)
         fork.join()
 
-    state = program.run(backend=engine)
+    state = program.run(backend=smollm)
     assert state["picked"][0] == state["written"][1] == " Paris"
     paris, _rome = state.get_meta_info("picked")["samples"][0]["input_token_logprobs"]
     written = state.get_meta_info("written")["samples"][1]["output_token_logprobs"]

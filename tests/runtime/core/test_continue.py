@@ -127,15 +127,15 @@ def finished(engine, prompt, params, constraint, output_ids):
 
 
 @pytest.mark.slow
-def test_forced_text_of_several_letters_a_token_continues_as_it_was_spelled(engine):
+def test_forced_text_of_several_letters_a_token_continues_as_it_was_spelled(small_engine):
     fields = {"name": {"type": "string", "maxLength": 4}, "favourite_city": {"enum": ["Paris", "London"]},
               "employed": {"type": "boolean"}}  # fmt: skip
     schema = json_schema({"type": "object", "properties": fields, "required": list(fields)})
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=80)
-    whole = engine.complete("A person, as JSON: ", params, schema)
+    whole = small_engine.complete("A person, as JSON: ", params, schema)
     assert whole.usage.forced_tokens > 10
     for cut in range(3, len(whole.token_ids) + 1, 13):
-        again = finished(engine, "A person, as JSON: ", params, schema, whole.token_ids[:cut])
+        again = finished(small_engine, "A person, as JSON: ", params, schema, whole.token_ids[:cut])
         assert (again.token_ids, again.text) == (whole.token_ids, whole.text), cut
         assert again.usage.forced_tokens == whole.usage.forced_tokens
 
@@ -280,18 +280,18 @@ def test_one_that_is_aborted_before_it_continues_has_what_was_given(monkeypatch)
 # ------------------------------------------------------------------------------------- SGLang's offline engine
 
 
-def test_generate_takes_a_list_for_each_prompt(engine):
+def test_generate_takes_a_list_for_each_prompt(small_engine):
     settings = {"max_new_tokens": 12, "temperature": 1.0, "sampling_seed": 5, "ignore_eos": True}
     prompts = ["The sea is", "In the mountains"]
-    wholes = engine.generate(prompts, settings)
+    wholes = small_engine.generate(prompts, settings)
     cut = [whole["output_ids"][:5] for whole in wholes]
-    agains = engine.generate(prompts, settings, output_ids=[cut[0], None])
+    agains = small_engine.generate(prompts, settings, output_ids=[cut[0], None])
     assert [again["output_ids"] for again in agains] == [whole["output_ids"] for whole in wholes]
     assert agains[0]["meta_info"]["continued_from"] == 5
     assert "continued_from" not in agains[1]["meta_info"]
-    *_, last = engine.generate(prompts[1], settings, output_ids=cut[1], stream=True)
+    *_, last = small_engine.generate(prompts[1], settings, output_ids=cut[1], stream=True)
     assert last["text"] == wholes[1]["text"]
     with pytest.raises(sgl.ParameterError, match=r"output_ids.*3 entries for 2 prompts"):
-        engine.generate(prompts, settings, output_ids=[[1], [2], [3]])
+        small_engine.generate(prompts, settings, output_ids=[[1], [2], [3]])
     with pytest.raises(sgl.ParameterError, match="output_ids"):
-        engine.generate(prompts, settings, output_ids=[1, 2])
+        small_engine.generate(prompts, settings, output_ids=[1, 2])

@@ -33,8 +33,13 @@ def greedy(**more):
 
 
 @pytest.fixture(scope="module")
-def off(model_file):
-    with sgl.Engine(dtype="float32", jump_forward="off", in_process=True) as engine:
+def engine(small_engine):
+    return small_engine
+
+
+@pytest.fixture(scope="module")
+def off(small_file):
+    with sgl.Engine(small_file, dtype="float32", jump_forward="off", in_process=True) as engine:
         yield engine
 
 
