@@ -105,7 +105,7 @@ def test_a_cut_anywhere_changes_nothing(case, stream):
     engine = SteppedEngine(model=model(), max_running=3, page_size=4)
     whole, _ = played(engine, PROMPT, params, constraint, stream=stream)
     assert len(whole.token_ids) > 2
-    for cut in range(len(whole.token_ids) + 1):
+    for cut in range(0, len(whole.token_ids) + 1, 1 if stream else 4):
         again, deltas = played(
             engine, PROMPT, params, constraint, stream=stream, output_ids=list(whole.token_ids[:cut])
         )  # fmt: skip
