@@ -31,28 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models.add_argument("--revision", help="branch, tag or commit of a hub's model")
     models.add_argument("--json", action="store_true", help="as a JSON object")
     models.set_defaults(run=partial(_models, models.error))
-    grammar = commands.add_parser("grammar", help="what of a schema, regex or grammar is kept")
-    actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="tell what is enforced and what is refused; 1 if it is refused")
-    check.add_argument("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}")
-    check.add_argument("--match", metavar="TEXT", help="also tell whether the text is allowed; 1 if it is not")
-    check.add_argument("--model", help="whose tokens to compile for; else a token per byte")
-    check.add_argument(
-        "--closed", action="store_true", help="objects have the members that the schema names, no others"
-    )
-    check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
-    check.set_defaults(run=_grammar)
-    lint = commands.add_parser("lint", help="find faults of programs without running them; count what runs share")
-    lint.add_argument("file", metavar="FILE[:FUNCTION]", help="imported, so its code runs but for its __main__ part")
-    lint.add_argument("--data", type=Path, metavar="ROWS.jsonl", help="arguments: a JSON object a line")
-    lint.add_argument("--model", help="whose tokens to count; else the default model's")
-    lint.add_argument(
-        "--fail-under", type=float, metavar="PERCENT", help="1 if the cache serves less of the rows' prompts"
-    )
-    lint.add_argument("--price", type=float, help="of a million prompt tokens, to tell costs")
-    lint.add_argument("--cached-price", type=float, default=0.0, help="of a million that the cache serves (0)")
-    lint.add_argument("--format", choices=("text", "json", "sarif"), default="text")
-    lint.set_defaults(run=_lint)
+    _add_grammar(commands.add_parser)
+    _add_lint(commands.add_parser)
     serve = commands.add_parser("serve", help="serve a model over HTTP: SGLang's, OpenAI's and Anthropic's protocols")
     _serve_flags(serve, sys.argv[1:] if arguments is None else arguments)
     serve.set_defaults(run=_serve)
@@ -63,17 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
     trace.add_argument("-o", "--output", type=Path, help="the page; FILE with .html without it")
     trace.set_defaults(run=_trace)
-    bench = commands.add_parser("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
-    bench.add_argument(
-        "--shape",
-        default="llama-3.1-8b",
-        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
-    )
-    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
-    bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
-    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write every run to FILE, too")
-    bench.set_defaults(run=_bench)
+    _add_bench(commands.add_parser)
     options = parser.parse_args(arguments)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
@@ -84,6 +54,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sglang-lite: interrupted", file=sys.stderr)
         return 130
+
+
+def _add_grammar(add: Callable[..., argparse.ArgumentParser]) -> None:
+    grammar = add("grammar", help="what of a schema, regex or grammar is kept")
+    actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="tell what is enforced and what is refused; 1 if it is refused")
+    check.add_argument("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}")
+    check.add_argument("--match", metavar="TEXT", help="also tell whether the text is allowed; 1 if it is not")
+    check.add_argument("--model", help="whose tokens to compile for; else a token per byte")
+    check.add_argument(
+        "--closed", action="store_true", help="objects have the members that the schema names, no others"
+    )
+    check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
+    check.set_defaults(run=_grammar)
+
+
+def _add_lint(add: Callable[..., argparse.ArgumentParser]) -> None:
+    lint = add("lint", help="find faults of programs without running them; count what runs share")
+    lint.add_argument("file", metavar="FILE[:FUNCTION]", help="imported, so its code runs but for its __main__ part")
+    lint.add_argument("--data", type=Path, metavar="ROWS.jsonl", help="arguments: a JSON object a line")
+    lint.add_argument("--model", help="whose tokens to count; else the default model's")
+    lint.add_argument(
+        "--fail-under", type=float, metavar="PERCENT", help="1 if the cache serves less of the rows' prompts"
+    )
+    lint.add_argument("--price", type=float, help="of a million prompt tokens, to tell costs")
+    lint.add_argument("--cached-price", type=float, default=0.0, help="of a million that the cache serves (0)")
+    lint.add_argument("--format", choices=("text", "json", "sarif"), default="text")
+    lint.set_defaults(run=_lint)
+
+
+def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
+    bench = add("bench", help="measure a GPU, and vllm and sglang if installed, with random weights")
+    bench.add_argument(
+        "--shape",
+        default="llama-3.1-8b",
+        help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
+    )
+    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
+    bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
+    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write every run to FILE, too")
+    bench.set_defaults(run=_bench)
 
 
 def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:

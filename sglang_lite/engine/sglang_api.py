@@ -72,11 +72,7 @@ def read_request(
     Raises:
         ParameterError: a bad or unknown field; or one of SGLang's that this engine does not support, and that is set.
     """
-    for name, value in others.items():
-        if name not in _UNSUPPORTED:
-            raise ParameterError(name, "generate has no such parameter.")
-        if value:
-            raise ParameterError(name, "is not supported by this engine.")
+    _refuse_others(others)
     if (prompt is None) == (input_ids is None):
         raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
     prompts, is_list = _prompts(prompt) if input_ids is None else _ids(input_ids)
@@ -95,24 +91,26 @@ def read_request(
     for i in range(count):
         logprobs: dict[str, Any] = {}
         if flags[i]:
-            logprobs.update(
-                return_logprob=flags[i], logprob_start_len=starts[i], top_logprobs_num=tops[i],
-                return_text_in_logprobs=return_text_in_logprobs, token_ids_logprob=ids[i],
-            )  # fmt: skip
+            logprobs = {
+                "return_logprob": flags[i], "logprob_start_len": starts[i], "top_logprobs_num": tops[i],
+                "return_text_in_logprobs": return_text_in_logprobs, "token_ids_logprob": ids[i],
+            }  # fmt: skip
         read, constraint = read_sampling(params[i], logprobs)
-        calls.append(
-            GenerateRequest(
-                prompts[i],
-                read,
-                constraint,
-                namespace="" if salts[i] is None else salts[i],
-                priority=0 if priorities[i] is None else priorities[i],
-                logit_processor=_processor(processors[i]),
-                rid=rids[i],
-                output_ids=() if outputs[i] is None else outputs[i],
-            )
-        )
+        calls.append(GenerateRequest(
+            prompts[i], read, constraint, namespace="" if salts[i] is None else salts[i],
+            priority=0 if priorities[i] is None else priorities[i], logit_processor=_processor(processors[i]),
+            rid=rids[i], output_ids=() if outputs[i] is None else outputs[i],
+        ))  # fmt: skip
     return calls, is_list or any(call.samples != 1 for call in calls)
+
+
+def _refuse_others(others: Mapping[str, object]) -> None:
+    """Raises ParameterError: a field is unknown, or is set and has no meaning here."""
+    for name, value in others.items():
+        if name not in _UNSUPPORTED:
+            raise ParameterError(name, "generate has no such parameter.")
+        if value:
+            raise ParameterError(name, "is not supported by this engine.")
 
 
 # Fields of SGLang's requests that mean nothing when they are not set.

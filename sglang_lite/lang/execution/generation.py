@@ -205,38 +205,9 @@ async def _call(
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = branch.backend if options.backend is None else options.backend
-    params = op.node.params
-    if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
-        params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
-    stream = branch.log is not None or came is not None
     show = Show(branch, op, options.reasoning) if live and branch.log is not None else None
+    events = _events(backend, branch, op, options, attempt, show, stream=branch.log is not None or came is not None)
     done: list[Generation] = []
-    known = None
-    if backend.remembers and branch.pushed is not None:
-        known = backend.remembered(_prompt(branch, op, options, attempt), params, _constraint(branch, op))
-    if known is not None:
-        events: AsyncGenerator[Any, None] = _each(known)
-    elif branch.pushed is not None and options.backend is None and not (attempt and shows(options, op)):
-        first = op.asked if not attempt else None
-        pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
-        count = 1 if isinstance(params.n, Unset) else params.n
-        events = pushed.answers(place, count)
-    elif backend.blocking:
-        events = _from_hooks(backend, branch, op, show)
-    else:
-        says_what_asks(branch, op)
-        prompt = _prompt(branch, op, options, attempt)
-        constraint = _constraint(branch, op)
-        if op.turn is None or (attempt and shows(options, op)):
-            if op.turn is not None:
-                op.turn[0].forget()
-            if op.equal is None or attempt:
-                events = backend.agenerate(prompt, params, constraint, stream=stream)
-            else:
-                events = op.equal.answers(backend, prompt, params, constraint, stream=stream)
-        else:
-            turn, place = op.turn
-            events = turn.answers(place, backend, prompt, params, constraint, attempt, stream=stream)
     try:
         async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
             if came is not None:
@@ -248,8 +219,7 @@ async def _call(
     except SglError as error:
         branch.run.account.failed([error.usage])
         raise
-    if len(done) > 1:
-        done.sort(key=lambda g: g.index)
+    done.sort(key=lambda g: g.index)
     if not done:
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
     if not backend.enforces:
@@ -262,6 +232,43 @@ async def _call(
     if show is not None:
         show.end(done[0])
     return done
+
+
+def _events(
+    backend: BaseBackend,
+    branch: Player,
+    op: GenOp,
+    options: GenOptions,
+    attempt: int,
+    show: Show | None,
+    *,
+    stream: bool,
+) -> AsyncGenerator[Any, None]:
+    """The answer's events, from where they come: an earlier run, the run's program, hooks, a turn's call, the backend."""
+    params = op.node.params
+    if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
+        params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
+    prompt, constraint = partial(_prompt, branch, op, options, attempt), partial(_constraint, branch, op)
+    if backend.remembers and branch.pushed is not None:
+        known = backend.remembered(prompt(), params, constraint())
+        if known is not None:
+            return _each(known)
+    repairs = bool(attempt) and shows(options, op)
+    if branch.pushed is not None and options.backend is None and not repairs:
+        first = op.asked if not attempt else None
+        pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
+        return pushed.answers(place, 1 if isinstance(params.n, Unset) else params.n)
+    if backend.blocking:
+        return _from_hooks(backend, branch, op, show)
+    says_what_asks(branch, op)
+    if op.turn is not None and not repairs:
+        turn, place = op.turn
+        return turn.answers(place, backend, prompt(), params, constraint(), attempt, stream=stream)
+    if op.turn is not None:
+        op.turn[0].forget()
+    if op.equal is not None and not attempt:
+        return op.equal.answers(backend, prompt(), params, constraint(), stream=stream)
+    return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 
 def _prompt(branch: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
