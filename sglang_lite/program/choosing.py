@@ -57,8 +57,8 @@ class ChoicesSamplingMethod(ABC):
         return scores
 
 
-class TokenLengthNormalized(ChoicesSamplingMethod):
-    """The choice with the highest mean log-probability per token. It favours long choices with a predictable end."""
+class _Rule(ChoicesSamplingMethod):
+    """A rule of ours: the place of the best choice, and what is told beside what it was given."""
 
     def __call__(
         self,
@@ -69,30 +69,36 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
         output_token_logprobs: list[list[Json]],
         unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
-        return ChoicesDecision(
-            choices[_argmax(normalized_prompt_logprobs)],
-            {
-                "normalized_prompt_logprobs": normalized_prompt_logprobs,
-                "input_token_logprobs": input_token_logprobs,
-                "output_token_logprobs": output_token_logprobs,
-            },
-        )
+        best, told = self._best(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
+        given = {
+            "normalized_prompt_logprobs": normalized_prompt_logprobs, "input_token_logprobs": input_token_logprobs,
+            "output_token_logprobs": output_token_logprobs,
+        }  # fmt: skip
+        return ChoicesDecision(choices[best], given | told)
+
+    @abstractmethod
+    def _best(
+        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
+    ) -> tuple[int, dict[str, Any]]: ...
 
 
-class GreedyTokenSelection(ChoicesSamplingMethod):
+class TokenLengthNormalized(_Rule):
+    """The choice with the highest mean log-probability per token. It favours long choices with a predictable end."""
+
+    def _best(
+        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
+    ) -> tuple[int, dict[str, Any]]:
+        return _argmax(means), {}
+
+
+class GreedyTokenSelection(_Rule):
     """The choice that greedy decoding would walk into: token by token, only those with the best next token stay. A
     choice that has ended is continued with its own mean."""
 
-    def __call__(
-        self,
-        *,
-        choices: list[str],
-        normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Json]],
-        output_token_logprobs: list[list[Json]],
-        unconditional_token_logprobs: list[list[Json]] | None = None,
-    ) -> ChoicesDecision:
-        rows = [_values(entries) for entries in input_token_logprobs]
+    def _best(
+        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
+    ) -> tuple[int, dict[str, Any]]:
+        rows = [_values(entries) for entries in tokens]
         if not all(rows):
             raise ValueError("input_token_logprobs: every choice needs at least one token")
         longest = max(map(len, rows))
@@ -103,15 +109,7 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
             left = [i for i in left if matrix[i][column] == best]
             if len(left) == 1:
                 break
-        return ChoicesDecision(
-            choices[left[0]],
-            {
-                "normalized_prompt_logprobs": normalized_prompt_logprobs,
-                "input_token_logprobs": input_token_logprobs,
-                "output_token_logprobs": output_token_logprobs,
-                "greedy_logprob_matrix": matrix,
-            },
-        )
+        return left[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
         """The log-probability of walking into a choice when each token is drawn among those that lead to one."""
@@ -127,7 +125,7 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
         return walks
 
 
-class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+class UnconditionalLikelihoodNormalized(_Rule):
     """The choice that the prompt makes likelier by the most: mean of log P(token | prompt) - log P(token). A token
     that nothing precedes counts as certain without the prompt (log P = 0).
 
@@ -138,28 +136,14 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def __call__(
-        self,
-        *,
-        choices: list[str],
-        normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[list[Json]],
-        output_token_logprobs: list[list[Json]],
-        unconditional_token_logprobs: list[list[Json]] | None = None,
-    ) -> ChoicesDecision:
-        if unconditional_token_logprobs is None:
+    def _best(
+        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
+    ) -> tuple[int, dict[str, Any]]:
+        if alone is None:
             raise ValueError("unconditional_token_logprobs: this method needs them")
-        normalized = self._gains(input_token_logprobs, unconditional_token_logprobs)
-        return ChoicesDecision(
-            choices[_argmax(normalized)],
-            {
-                "normalized_prompt_logprobs": normalized_prompt_logprobs,
-                "input_token_logprobs": input_token_logprobs,
-                "output_token_logprobs": output_token_logprobs,
-                "unconditional_token_logprobs": unconditional_token_logprobs,
-                "normalized_unconditional_prompt_logprobs": normalized,
-            },
-        )
+        gains = self._gains(tokens, alone)
+        told = {"unconditional_token_logprobs": alone, "normalized_unconditional_prompt_logprobs": gains}
+        return _argmax(gains), told
 
     def scores(self, **keywords: UserValue) -> list[float]:
         return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -218,19 +217,15 @@ def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tupl
     Args:
         value: of a node, by its path and itself. Raises LookupError: it has none.
     """
-    nodes, parts, decision = program.nodes, program.parts, program.decision
-    while decision is not None:
-        outcome = _outcome(decision, partial(_among, nodes, value))
-        if outcome is None:
-            break
-        part = parts[decision.parts[outcome]]
-        nodes, decision = with_added(nodes, part.added), part.decision
+    nodes = program.nodes
+
+    def among(fill: Fill) -> Any:
+        path = fill.node or ()
+        return value(path, node_at(nodes, path))
+
+    for _, part in _followed(program.decision, program.parts, among):
+        nodes = with_added(nodes, part.added)
     return nodes
-
-
-def _among(nodes: Sequence[Node], value: Callable[[Path, Any], Any], fill: Fill) -> Any:
-    path = fill.node or ()
-    return value(path, node_at(nodes, path))
 
 
 def outcomes(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> tuple[int, ...]:
@@ -239,19 +234,16 @@ def outcomes(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -
     Args:
         value: raises LookupError where there is none.
     """
-    found: list[int] = []
+    return tuple([outcome for outcome, _ in _followed(decision, parts, value)])
+
+
+def _followed(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> Iterator[tuple[int, Part]]:
+    """Outcomes of decisions, and the parts that have come by them."""
     while decision is not None:
-        outcome = _outcome(decision, value)
-        if outcome is None:
-            break
-        found.append(outcome)
-        decision = parts[decision.parts[outcome]].decision
-    return tuple(found)
-
-
-def _outcome(decision: Decision, value: ValueOf) -> int | None:
-    """The place of the part that has come; None: none has."""
-    try:
-        return 0 if decision.condition is None or holds(decision.condition, value) else 1
-    except (LookupError, ParameterError):  # what is wrong was told when it was played
-        return None
+        try:
+            outcome = 0 if decision.condition is None or holds(decision.condition, value) else 1
+        except (LookupError, ParameterError):  # what is wrong was told when it was played
+            return
+        part = parts[decision.parts[outcome]]
+        yield outcome, part
+        decision = part.decision
