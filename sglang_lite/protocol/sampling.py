@@ -344,6 +344,11 @@ class SamplingParams(Record, frozen=True):
             if value is not UNSET:
                 parameter.check(value)
 
+    @property
+    def samples(self) -> int:
+        """How many are asked for."""
+        return 1 if isinstance(self.n, Unset) else self.n
+
 
 _values = attrgetter(*(each.name for each in PARAMETERS))
 

@@ -10,13 +10,12 @@ import msgspec
 from sglang_lite.lang.backend.anthropic_messages import MESSAGES
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.profile import Profile, chosen
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
-from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import CapabilityError, Delta, Generation, ParameterError, Prompt, SamplingParams
 from sglang_lite.protocol.anything import Foreign
@@ -59,14 +58,11 @@ class Anthropic(RemoteBackend):
         rate_limit: RateLimit | None = None,
         **kwargs: Foreign,
     ) -> None:
-        if profile is None:
-            profile = profile_of("anthropic", model_name)
-        known = profile if isinstance(profile, Profile) else named(profile)
-
         make = sdk_client("AsyncAnthropic", args, kwargs, client)
         super().__init__(
             model_name, Connector("anthropic", "anthropic", make, sdk_errors("AnthropicError"), ready=client),
-            known, policy, capabilities, without_marks(get_chat_template("claude")), rate_limit,
+            chosen(profile, "anthropic", model_name), policy, capabilities,
+            without_marks(get_chat_template("claude")), rate_limit,
         )  # fmt: skip
         made = self._connection.made
         if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
@@ -85,9 +81,9 @@ class Anthropic(RemoteBackend):
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         target = Target(self.model_name, effort=rung.effort, cached=self.profile.takes("cache_control"))
-        question = self.question(target, prompt, params, shape_of(rung))
         blanks = _Repeated(prompt.partial)
-        async with aclosing(self.ask(MESSAGES, question, constrained=constrained, stream=stream)) as events:
+        asked = self.ask(MESSAGES, target, prompt, params, rung, constrained=constrained, stream=stream)
+        async with aclosing(asked) as events:
             async for event in events:
                 trimmed = blanks.left_out(event)
                 if trimmed is not None:

@@ -95,13 +95,12 @@ class Asker:
 
     def _samples(self, reader: Reader, question: Question, *, constrained: bool) -> Iterator[Generation]:
         """The samples of an answer that has been read. Their usage is added to the sums."""
-        self.tokens.prompt_tokens += reader.usage.prompt_tokens
-        self.tokens.completion_tokens += reader.usage.completion_tokens
+        self.tokens.add(reader.usage)
         if reader.failure:
             raise self.failures.failed(reader.failure)
         if reader.paused:
             raise self.failures.unreadable(f"the model paused {_MOST_PAUSES} times")
-        wanted = 1 if isinstance(question.params.n, Unset) else question.params.n
+        wanted = question.params.samples
         if len(reader.samples) != wanted:
             raise self.failures.unreadable(f"{len(reader.samples)} answers came where {wanted} should have")
         for index, sample in sorted(reader.samples.items()):

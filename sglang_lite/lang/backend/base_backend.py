@@ -6,7 +6,7 @@ A backend implements the native hooks (`agenerate`, `aselect`: coroutines that s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -378,6 +378,12 @@ class BaseBackend:
         """The error for what the model can't do."""
         name = f"{type(self).__name__}({self.get_model_name()!r})"
         return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
+
+
+async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
+    """The one sample of a generation."""
+    (answer,) = [event async for event in events if isinstance(event, Generation)]
+    return answer
 
 
 ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)

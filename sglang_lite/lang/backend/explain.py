@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
 from sglang_lite.errors import Location
-from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
 from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.backend.turns import from_start
@@ -45,33 +44,13 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import given
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote import RemoteBackend
     from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.symbols import Entry
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for the tokens of a call of a model; None: not known
 CHARACTERS_A_TOKEN = 4  # of English, about: where nobody counts
-
-
-class Explainer(Protocol):
-    """A backend, as far as it is needed here."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the backend with its model."""
-
-    def rung(self, asked: Asked) -> Rung | Refusal:
-        """The rung on which a node is served, or why it is not."""
-
-    def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
-        """Demands of a selection."""
-
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Refuses a prompt that it would be shown only in part.
-
-        Raises:
-            CapabilityError: the model can't continue this text.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +134,7 @@ class Explanation:
 
 
 def explain(
-    backend: Explainer,
+    backend: RemoteBackend,
     name: str,
     model: str,
     graph: GraphRecord,
@@ -231,7 +210,9 @@ class _Place:
 class _Reader:
     """Reader of the nodes of one way."""
 
-    def __init__(self, backend: Explainer, params: SamplingParams, retries: int, count: Callable[[str], int]) -> None:
+    def __init__(
+        self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
+    ) -> None:
         self._backend, self._params, self._retries, self._count = backend, params, retries, count
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}

@@ -104,18 +104,15 @@ class Fallback(BaseBackend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         failed = list[tuple[str, str]]()
-        for backend in self.backends[:-1]:
+        for backend in self.backends:
             try:
                 picked = await backend.aselect(self._prompt(prompt, backend), choices, unconditional=unconditional)
+                return self._from(backend, picked, failed)
             except BackendError as error:
-                if not error.retryable:
+                if not error.retryable or backend is self.backends[-1]:
                     raise
                 failed.append((_name(backend), str(error)))
-            else:
-                return self._from(backend, picked, failed)
-        last = self.backends[-1]
-        picked = await last.aselect(self._prompt(prompt, last), choices, unconditional=unconditional)
-        return self._from(last, picked, failed)
+        raise AssertionError("unreachable")
 
     def shutdown(self) -> None:
         for backend in self.backends:

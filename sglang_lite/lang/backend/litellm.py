@@ -10,13 +10,12 @@ from typing import Any
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, Heard
 from sglang_lite.lang.backend.openai_chat import CHAT
-from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.profile import Profile, chosen
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
-from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, Prompt, SamplingParams
 from sglang_lite.text.chat_template import ChatTemplate
@@ -74,22 +73,18 @@ class LiteLLM(RemoteBackend):
         def make(sdk: Any, heard: Heard, before: Any) -> Any:
             return SimpleNamespace(completion=sdk.acompletion, options=options, api_key=api_key, base_url=base_url)
 
-        known = profile if isinstance(profile, Profile) else named(profile) if profile else None
         super().__init__(
             model_name, Connector("litellm", "litellm", make, _errors, close=_nothing),
-            known or profile_of("compatible", model_name), policy, capabilities,
+            chosen(profile, "compatible", model_name), policy, capabilities,
             without_marks(chat_template or get_chat_template("default")), rate_limit,
         )  # fmt: skip
         self.reasoning_effort = reasoning_effort
 
-    async def call(
+    def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         target = Target(self.model_name, effort=rung.effort)
-        question = self.question(target, prompt, params, shape_of(rung))
-        async with aclosing(self.ask(LITELLM, question, constrained=constrained, stream=stream)) as events:
-            async for event in events:
-                yield event
+        return self.ask(LITELLM, target, prompt, params, rung, constrained=constrained, stream=stream)
 
 
 def _create(client: Any) -> Any:

@@ -23,7 +23,6 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
     TemplateError,
-    Unset,
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
@@ -54,7 +53,7 @@ class LocalBackend(BaseBackend):
         events: asyncio.Queue[Delta | Generation | SglError] = asyncio.Queue()
         mailbox = running_mailbox()
 
-        count = 1 if isinstance(params.n, Unset) else params.n
+        count = params.samples
         sink = partial(mailbox.put, events.put_nowait)
         submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
         ticket = await self.engine.admitted(submit, count)

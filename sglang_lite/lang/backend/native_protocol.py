@@ -7,8 +7,9 @@ other is asked with text and what its parameters can say.
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +35,6 @@ from sglang_lite.protocol import (
     SamplingParams,
     SglError,
     TokenLogprob,
-    Unset,
     Usage,
 )
 from sglang_lite.protocol.anything import Json
@@ -134,7 +134,7 @@ class Sample:
         Raises:
             BackendError: it is no answer, tells of a failure, or is not that of the same output.
         """
-        try:
+        with _readable():
             meta = answer["meta_info"]
             reason = meta.get("finish_reason")
             text, ids, logprobs = answer["text"], answer.get("output_ids") or [], _entries(meta, "output")
@@ -145,24 +145,15 @@ class Sample:
             else:
                 self._text, self.ids, self._logprobs = text, list(ids), logprobs
             check_failure(reason)
-            if reason is not None and "generation" in answer:
-                whole = msgspec.convert(answer["generation"], Generation)
-            elif reason is not None:
-                whole = self._generation(meta)
-            else:
-                return self._news()
-        except (KeyError, TypeError, AttributeError, ValueError, msgspec.ValidationError) as error:
-            if isinstance(error, SglError):
-                raise
-            raise BackendError(f"an answer can't be read ({type(error).__name__}: {error}).") from error
+        if reason is None:
+            return self._news()
+        whole = generation_of({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
         self.ended = True
         self._text, self.ids = whole.text, list(whole.token_ids)
         if whole.output_logprobs:
             self._logprobs = list(whole.output_logprobs)
         meta_info = {name: value for name, value in whole.meta.items() if name != "continued_from"}
-        whole = msgspec.structs.replace(
-            whole, index=self._index, output_logprobs=tuple(self._all_logprobs()), meta=meta_info
-        )
+        whole = msgspec.structs.replace(whole, output_logprobs=tuple(self._all_logprobs()), meta=meta_info)
         return [*self._news(), whole]
 
     def _all_logprobs(self) -> list[TokenLogprob]:
@@ -184,11 +175,6 @@ class Sample:
         self._told_logprobs = max(self._told_logprobs, len(logprobs))
         return [delta]
 
-    def _generation(self, meta: Mapping[str, Any]) -> Generation:
-        return generation_of(
-            {"text": self._text, "output_ids": self.ids, "meta_info": meta}, self._constraint, self._index
-        )
-
 
 def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
     """A whole answer as a record.
@@ -196,7 +182,7 @@ def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, ind
     Raises:
         BackendError: it is none, or tells of a failure.
     """
-    try:
+    with _readable():
         if "generation" in answer:
             return msgspec.structs.replace(msgspec.convert(answer["generation"], Generation), index=index)
         meta = answer["meta_info"]
@@ -216,9 +202,16 @@ def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, ind
             prompt_logprobs=tuple(_entries(meta, "input")),
             meta={name: value for name, value in meta.items() if name not in _READ and not name.endswith("logprobs")},
         )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Raises BackendError where what is read inside is not as an answer has it."""
+    try:
+        yield
+    except SglError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError, msgspec.ValidationError) as error:
-        if isinstance(error, SglError):
-            raise
         raise BackendError(f"an answer can't be read ({type(error).__name__}: {error}).") from error
 
 
@@ -299,8 +292,3 @@ def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens
 def unconditional_of(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
     """The log-probabilities of all tokens of an answer's prompt, None for the first."""
     return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))
-
-
-def samples_of(params: SamplingParams) -> int:
-    """Number of samples that are asked for."""
-    return 1 if isinstance(params.n, Unset) else params.n

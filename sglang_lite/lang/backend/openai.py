@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal
 
@@ -22,7 +21,6 @@ from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
-from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # where SGLang's users look for it
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
@@ -119,7 +117,7 @@ class OpenAI(RemoteBackend):
             found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
 
-    async def call(
+    def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         profile = self.profile
@@ -128,10 +126,7 @@ class OpenAI(RemoteBackend):
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
         reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
         target = Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)
-        question = self.question(target, prompt, params, shape_of(rung))
-        async with aclosing(self.ask(api, question, constrained=constrained, stream=stream)) as events:
-            async for event in events:
-                yield event
+        return self.ask(api, target, prompt, params, rung, constrained=constrained, stream=stream)
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()

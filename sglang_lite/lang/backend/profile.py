@@ -170,6 +170,13 @@ def named(name: str) -> Profile:
     return found
 
 
+def chosen(given: str | Profile | None, provider: str, model: str) -> Profile:
+    """The profile that a user has given, by name or as it is; None: what is known of a provider's model."""
+    if given is None:
+        return profile_of(provider, model)
+    return given if isinstance(given, Profile) else named(given)
+
+
 @lru_cache(maxsize=1)
 def providers() -> tuple[str, ...]:
     """Names of the providers that there is data of."""

@@ -19,7 +19,6 @@ from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.chat_template import ChatTemplateStyle
 from sglang_lite.protocol import (
@@ -205,10 +204,6 @@ class Recording(DelegatingBackend):
         return _KEY.sub(r"\1\2…", _QUERY.sub(r"\1", text))
 
     # ------------------------------------------------------------------------------------- what the other one is
-
-    @property
-    def turn_rules(self) -> TurnRules | None:
-        return self.backend.turn_rules
 
     def cost(self, usage: Usage) -> float | None:
         return self.backend.cost(usage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -23,12 +23,12 @@ from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote_api import Api, Question, Shape, Target
+from sglang_lite.lang.backend.remote_api import Api, Question, Target
 from sglang_lite.lang.backend.rendering import text_outside
 from sglang_lite.lang.backend.returned_items import ReturnedItems
 from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, selected
-from sglang_lite.lang.backend.serving import served
+from sglang_lite.lang.backend.serving import served, shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.backend.turns import TurnRules
@@ -47,17 +47,11 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 
+if TYPE_CHECKING:
+    from sglang_lite.lang.function import SglFunction
+
 _SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
 _Answer = TypeVar("_Answer", Generation, Selection)
-
-
-class Traceable(Protocol):
-    """A program, as far as it is needed here."""
-
-    speculation: Any
-
-    def trace(self, *, backend: UserValue = None, explore: int | None = None, **kwargs: UserValue) -> UserValue:
-        """Trace of the program."""
 
 
 class RemoteBackend(BaseBackend):
@@ -165,7 +159,7 @@ class RemoteBackend(BaseBackend):
 
     def explain(
         self,
-        program: Traceable,
+        program: SglFunction,
         *,
         explore: int = 16,
         params: SamplingParams = SamplingParams(),
@@ -264,7 +258,14 @@ class RemoteBackend(BaseBackend):
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call of the provider's API: see `serving.Caller`. A subclass has it."""
+        """Makes one call of the provider's API: deltas if `stream`, and the samples, each as it was said.
+
+        Args:
+            constrained: an answer that was cut short is none.
+
+        Raises:
+            CapabilityError: a subclass has to have it.
+        """
         raise CapabilityError(f"{self._name} has no calls.", hint="Write `call` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
@@ -301,14 +302,12 @@ class RemoteBackend(BaseBackend):
 
     # ------------------------------------------------------------------------------------------------- asking
 
-    def question(self, target: Target, prompt: Prompt, params: SamplingParams, shape: Shape) -> Question:
-        """A question, with what the API wants to be given back of earlier turns."""
-        return Question(target, prompt, params, shape, self._asker.given_back.of(prompt.messages))
-
     def ask(
-        self, api: Api, question: Question, *, constrained: bool, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks a question: see `Asker.ask`."""
+        self, api: Api, target: Target, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool,
+        stream: bool,
+    ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
+        """Asks an API, which is given back what it wants of earlier turns: see `Asker.ask`."""
+        question = Question(target, prompt, params, shape_of(rung), self._asker.given_back.of(prompt.messages))
         return self._asker.ask(api, question, constrained=constrained, stream=stream)
 
 

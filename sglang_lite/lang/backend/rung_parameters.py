@@ -53,7 +53,7 @@ def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> 
 def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:
     """Rung of a node with a parameter that the model, or the rung, does not take; or the refusal."""
     if policy != "strict" and name == "n":
-        count = 1 if isinstance(asked.params.n, Unset) else asked.params.n
+        count = asked.params.samples
         best, worst = rung.calls
         warnings = (*rung.warnings, f"{count} samples are {count} calls")
         return replace(rung, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)

@@ -18,7 +18,6 @@ from sglang_lite.lang.backend.native_protocol import (
     Sample,
     body_of,
     generation_of,
-    samples_of,
     scores_of,
     unconditional_of,
     usage_of,
@@ -129,7 +128,7 @@ class RuntimeEndpoint(BaseBackend):
         body = body_of(prompt, params, constraint, records=bool(self._ours.get("records")))
         if self._ours:
             body["sampling_params"].setdefault("sampling_seed", secrets.randbits(63))
-        count = samples_of(params)
+        count = params.samples
         if stream:
             async with contextlib.aclosing(self._streamed(body, count, constraint)) as events:
                 async for event in events:
@@ -141,7 +140,7 @@ class RuntimeEndpoint(BaseBackend):
             raise BackendError(f"{self.base_url} gave {len(answers)} answers for {count} samples.")
         for index, each in enumerate(answers):
             generation = generation_of(each, constraint, index)
-            self._count(generation.usage)
+            self.token_usage.add(generation.usage)
             yield generation
 
     async def _streamed(
@@ -163,7 +162,7 @@ class RuntimeEndpoint(BaseBackend):
                         for event in samples[index].take(answer):
                             retries.progressed()
                             if isinstance(event, Generation):
-                                self._count(event.usage)
+                                self.token_usage.add(event.usage)
                             yield event
                 if all(sample.ended for sample in samples):
                     return
@@ -186,12 +185,8 @@ class RuntimeEndpoint(BaseBackend):
         async with contextlib.aclosing(played_alone(self._server, prompt, node, stream=stream, model=model)) as events:
             async for event in events:
                 if not isinstance(event, Delta):
-                    self._count(event.usage)
+                    self.token_usage.add(event.usage)
                 yield event
-
-    def _count(self, usage: Usage) -> None:
-        self.token_usage.prompt_tokens += usage.prompt_tokens
-        self.token_usage.completion_tokens += usage.completion_tokens
 
     # -------------------------------------------------------------------------------------------- selections
 
@@ -228,7 +223,7 @@ class RuntimeEndpoint(BaseBackend):
             cached_tokens=sum(each.cached_tokens for each in usages),
             total_s=max((each.total_s for each in usages), default=0.0),
         )
-        self._count(usage)
+        self.token_usage.add(usage)
         return Selection(tuple(scores), usage)
 
     # ---------------------------------------------------------------------------------------------- programs

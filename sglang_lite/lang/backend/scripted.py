@@ -171,9 +171,7 @@ class ScriptedBackend(BaseBackend):
 
     def _generations(self, call: Call) -> list[Generation]:
         self.calls.append(call)
-        return [
-            self._generate(call, index) for index in range(1 if isinstance(call.params.n, Unset) else call.params.n)
-        ]
+        return [self._generate(call, index) for index in range(call.params.samples)]
 
     def _generate(self, call: Call, index: int) -> Generation:
         text, params = self._answer(call), call.params

@@ -6,19 +6,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from sglang_lite.lang.backend.base_backend import only_answer
 from sglang_lite.lang.backend.rung import Asked, Rung
-from sglang_lite.lang.backend.serving import Caller, served, told, with_words
+from sglang_lite.lang.backend.serving import served, told, with_words
 from sglang_lite.protocol import (
     Choices,
     ChoiceScore,
     Generation,
     ParameterError,
     Prompt,
-    SamplingParams,
     Selection,
     Span,
     TokenLogprob,
@@ -26,6 +26,9 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.protocol.results import total_usage
+
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote import RemoteBackend
 
 LEAST_LOGPROB = -1e4  # instead of the logarithm of 0
 _BIAS = 100.0  # the largest that OpenAI takes: nothing else is drawn
@@ -51,7 +54,9 @@ def checked_tokenizer(given: Foreign) -> Tokenizer | None:
     return found
 
 
-async def selected(caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, tokenizer: Tokenizer | None) -> Selection:
+async def selected(
+    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, tokenizer: Tokenizer | None
+) -> Selection:
     """Has the model choose.
 
     Args:
@@ -63,12 +68,11 @@ async def selected(caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, tok
     assert isinstance(asked.constraint, Choices)
     choices = asked.constraint.options
     if rung.name == "token_logprobs":
-        return await _by_first_token(caller, prompt, asked, rung, choices)
+        return await _by_first_token(backend, prompt, asked, rung, choices)
     if rung.name == "logit_bias_steps":
         assert tokenizer is not None  # else there is no such rung
-        return await _by_steps(caller, prompt, asked, rung, choices, tokenizer)
-    events = served(caller, prompt, asked.params, asked.constraint, rung, stream=False)
-    (picked,) = [event async for event in events if isinstance(event, Generation)]
+        return await _by_steps(backend, prompt, asked, rung, choices, tokenizer)
+    picked = await only_answer(served(backend, prompt, asked.params, asked.constraint, rung, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
 
 
@@ -76,18 +80,18 @@ async def selected(caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, tok
 
 
 async def _by_first_token(
-    caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str]
+    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str]
 ) -> Selection:
     """Asks for one token, with the likeliest ones at its place: each counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
     params = msgspec.structs.replace(asked.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
-    said = await _answer(caller, shown, params, rung)
+    said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
     found = _scores(said.output_logprobs, choices)
     if not any(found):
         if rung.otherwise is None:
             told_first = said.output_logprobs[0].text if said.output_logprobs else said.text
             raise _none_of(choices, f"the answer begins with {told_first!r:.60}", said)
-        other = await selected(caller, prompt, asked, rung.otherwise, None)
+        other = await selected(backend, prompt, asked, rung.otherwise, None)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(other, usage=total_usage([said.usage, other.usage]), meta=meta)
     scores = tuple(
@@ -116,7 +120,7 @@ def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]
 
 
 async def _by_steps(
-    caller: Caller, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
 ) -> Selection:
     """Goes through the choices' tokens: where those that are left differ, one token is asked for, with a bias for
     theirs; where they don't, none has to be."""
@@ -130,7 +134,8 @@ async def _by_steps(
             begun = tokenizer.decode(next(iter(left.values()))[:at])
             bias = tuple((token, _BIAS) for token in tokens)
             params = msgspec.structs.replace(asked.params, max_tokens=1, logit_bias=bias)
-            said = await _answer(caller, _continued(prompt, begun), params, rung)
+            shown = _continued(prompt, begun)
+            said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
             calls, meta = calls + 1, dict(said.meta)
             usages.append(said.usage)
             texts = [token for token in tokens if tokenizer.decode((token,)) == said.text]
@@ -146,12 +151,6 @@ async def _by_steps(
 def _continued(prompt: Prompt, text: str) -> Prompt:
     spans = (*prompt.spans, Span(text, special=False)) if text else prompt.spans
     return msgspec.structs.replace(prompt, spans=spans, partial=prompt.partial + text)
-
-
-async def _answer(caller: Caller, prompt: Prompt, params: SamplingParams, rung: Rung) -> Generation:
-    events = caller.call(prompt, params, rung, constrained=False, stream=False)
-    (said,) = [event async for event in events if isinstance(event, Generation)]
-    return said
 
 
 def _listed(choices: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from sglang_lite.constraints.emit.gbnf import to_gbnf
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.base_backend import only_answer
 from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
 from sglang_lite.lang.backend.rung import REPAIRS, Rung
 from sglang_lite.lang.backend.structured import unwrapped
@@ -36,24 +37,20 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.results import total_usage
 
+if TYPE_CHECKING:
+    from sglang_lite.lang.backend.remote import RemoteBackend
+
 _CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # whose answers are calls
 
 
-class Caller(Protocol):
-    """Maker of one call."""
-
-    def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks once: deltas if `stream`, and the samples, each as it was said.
-
-        Args:
-            constrained: an answer that was cut short is none.
-        """
-
-
 async def served(
-    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung, *, stream: bool
+    backend: RemoteBackend,
+    prompt: Prompt,
+    params: SamplingParams,
+    constraint: Constraint | None,
+    rung: Rung,
+    *,
+    stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
     """Serves a generation on its rung.
 
@@ -65,31 +62,30 @@ async def served(
         params = msgspec.structs.replace(params, stop=UNSET)  # that of a number, which ends by itself
     if rung.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
-        calls = [_alone(caller, prompt, params, constraint, rung) for _ in range(rung.samples)]
+        calls = [_alone(backend, prompt, params, constraint, rung) for _ in range(rung.samples)]
         for index, each in enumerate(await asyncio.gather(*calls)):
             yield msgspec.structs.replace(each, index=index)
     elif rung.name == "repair":
         assert constraint is not None
-        yield await _repaired(caller, prompt, params, constraint, rung)
+        yield await _repaired(backend, prompt, params, constraint, rung)
     else:
         whole = rung.stops or rung.name in _CALLED or (rung.form is not None and rung.form.wrapped)
         shown = stream and not whole  # others when they are whole
-        async for event in caller.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
+        async for event in backend.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
             if isinstance(event, Generation):
                 event = _finished(event, constraint, rung, 1)
             yield event
 
 
 async def _alone(
-    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
 ) -> Generation:
     """One sample of several, by calls of its own."""
     if rung.name == "repair":
         assert constraint is not None
-        return await _repaired(caller, prompt, params, constraint, rung)
-    events = caller.call(prompt, params, rung, constrained=constraint is not None, stream=False)
-    (said,) = [event async for event in events if isinstance(event, Generation)]
-    return _finished(said, constraint, rung, 1)
+        return await _repaired(backend, prompt, params, constraint, rung)
+    events = backend.call(prompt, params, rung, constrained=constraint is not None, stream=False)
+    return _finished(await only_answer(events), constraint, rung, 1)
 
 
 def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
@@ -130,7 +126,7 @@ def _read(constraint: Constraint, rung: Rung, text: str) -> str:
 
 
 async def _repaired(
-    caller: Caller, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
+    backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
 ) -> Generation:
     """Asks until the answer is what the constraint allows: told what is wanted, then shown what was wrong.
 
@@ -140,8 +136,8 @@ async def _repaired(
     shown = with_words(prompt, _instruction(constraint))
     usages, asked = [], shown
     for attempt in range(1 + REPAIRS):
-        events = caller.call(asked, params, rung, constrained=True, stream=False)
-        (said,) = [event async for event in events if isinstance(event, Generation)]
+        events = backend.call(asked, params, rung, constrained=True, stream=False)
+        said = await only_answer(events)
         usages.append(said.usage)
         plain = msgspec.structs.replace(said, text=_bare(said.text), usage=total_usage(usages))
         try:

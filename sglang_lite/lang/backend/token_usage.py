@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang_lite.protocol import Usage
+
 
 @dataclass
 class TokenUsage:
@@ -11,6 +13,10 @@ class TokenUsage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def add(self, usage: Usage) -> None:
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
 
     def reset(self) -> None:
         self.prompt_tokens = self.completion_tokens = 0

@@ -5,19 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, Heard
 from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
-from sglang_lite.lang.backend.profile import Profile, named, profile_of
+from sglang_lite.lang.backend.profile import Profile, chosen
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
-from sglang_lite.lang.backend.serving import shape_of
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams
 from sglang_lite.protocol.anything import Foreign
@@ -74,24 +72,20 @@ class VertexAI(RemoteBackend):
             options.setdefault("location", os.environ.get("GCP_LOCATION"))
             if not options["project"]:
                 raise ParameterError("project", "there is none.", hint="Give project=, or set GCP_PROJECT_ID.")
-        known = profile if isinstance(profile, Profile) else named(profile) if profile else None
         super().__init__(
             model_name, Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
-            known or profile_of("vertexai", model_name), policy, capabilities,
+            chosen(profile, "vertexai", model_name), policy, capabilities,
             without_marks(get_chat_template("default")), rate_limit,
         )  # fmt: skip
         safety = _settings(safety_settings)
         self._extra = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
-    async def call(
+    def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         target = Target(self.model_name, effort=rung.effort, extra=self._extra)
-        question = self.question(target, prompt, params, shape_of(rung))
-        async with aclosing(self.ask(GENERATE_CONTENT, question, constrained=constrained, stream=stream)) as events:
-            async for event in events:
-                yield event
+        return self.ask(GENERATE_CONTENT, target, prompt, params, rung, constrained=constrained, stream=stream)
 
 
 def _maker(options: Mapping[str, Any], client: Any) -> Any:

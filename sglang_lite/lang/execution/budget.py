@@ -135,7 +135,7 @@ def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingPar
             "max_tokens", "a generation without it has no end here, so no budget could hold.",
             hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
         )  # fmt: skip
-    samples = 1 if isinstance(params.n, Unset) else params.n
+    samples = params.samples
     return Usage(estimated_tokens(prompt), 0, longest * samples)
 
 

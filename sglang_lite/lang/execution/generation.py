@@ -86,7 +86,7 @@ def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
         and op.own.value_type is None
         and branch.log is None
         and branch.run.plain
-        and (isinstance(op.node.params.n, Unset) or op.node.params.n == 1)
+        and op.node.params.samples == 1
     )
 
 
@@ -244,7 +244,7 @@ def _events(
     *,
     stream: bool,
 ) -> AsyncGenerator[Any, None]:
-    """The answer's events, from where they come: an earlier run, the run's program, hooks, a turn's call, the backend."""
+    """Events of an answer, of whoever has it: an earlier run, the run's program, hooks, a turn's call, the backend."""
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
@@ -257,7 +257,7 @@ def _events(
     if branch.pushed is not None and options.backend is None and not repairs:
         first = op.asked if not attempt else None
         pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
-        return pushed.answers(place, 1 if isinstance(params.n, Unset) else params.n)
+        return pushed.answers(place, params.samples)
     if backend.blocking:
         return _from_hooks(backend, branch, op, show)
     says_what_asks(branch, op)
@@ -364,7 +364,7 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     """Appends the first sample to the text and gives the variable its value."""
     if not branch.is_at(op):  # stopped meanwhile
         return
-    several = not isinstance(op.node.params.n, Unset) and op.node.params.n > 1
+    several = op.node.params.samples > 1
     if several and len(generations) != op.node.params.n:
         raise ProgramError(f"the backend gave {len(generations)} of {op.node.params.n} samples.")
     first, options = generations[0], op.own.options or _NO_OPTIONS

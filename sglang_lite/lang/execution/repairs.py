@@ -15,7 +15,6 @@ from sglang_lite.protocol import (
     SamplingParams,
     SglError,
     TemplateError,
-    Unset,
     ValueValidationError,
 )
 
@@ -40,7 +39,7 @@ def check_repair(
     if not retries:
         hint = "Set retries=…, the most attempts after the first."
         raise ParameterError("repair", "nothing is tried again where retries is 0.", hint=hint, where=where)
-    if not isinstance(params.n, Unset) and params.n > 1:
+    if params.samples > 1:
         raise ParameterError("repair", "there are several samples: one answer is shown.", where=where)
     if backend.blocking:
         raise backend.refusal(own, "repair, with SGLang's hooks", "Leave it out, or write agenerate.", where)

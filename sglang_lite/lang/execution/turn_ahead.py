@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
 from sglang_lite.lang.backend.turn_object import turn_object
 from sglang_lite.lang.backend.turn_text import turn_text
 from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
@@ -151,7 +151,7 @@ class Turn:
         """
         assert self._speculation is not None
         free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET, max_tokens=self._speculation.tokens)
-        said = await _answer(backend, prompt, free, None)
+        said = await only_answer(backend.agenerate(prompt, free, None, stream=False))
         tokens = tuple(entry.text or "" for entry in said.output_logprobs)
         text = unrepeated(begun, said.text) if begun else said.text
         answer = Answer(text, said.finish_reason == "stop", said.usage.completion_tokens, tokens)
@@ -204,7 +204,7 @@ class Turn:
         limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, Hole)]
         most = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else most)
-        return await _answer(backend, from_start(prompt), params, constraint)
+        return await only_answer(backend.agenerate(from_start(prompt), params, constraint, stream=False))
 
     def _keep_whole(self, place: int, said: Generation, texts: Sequence[str]) -> None:
         """Keeps the texts of all generations from a place on."""
@@ -220,14 +220,14 @@ class Turn:
         """Has the model go on with the begun turn."""
         begun = prompt.partial
         shown = asked_to_go_on(prompt, _template(backend))
-        said = await _answer(backend, shown, params, constraint)
+        said = await only_answer(backend.agenerate(shown, params, constraint, stream=False))
         if constraint is not None:
             return msgspec.structs.replace(said, meta={**said.meta, "turn": {"by": "asked"}})
         text = unrepeated(begun, said.text)
         if not text.strip() and said.text.strip():  # a stop has ended it in what it said again
             self._spent.append(said)
             free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET)
-            said = await _answer(backend, shown, free, None)
+            said = await only_answer(backend.agenerate(shown, free, None, stream=False))
             hole = Hole(() if isinstance(params.stop, Unset) else params.stop)
             answer = Answer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
             values = read(answer, (hole,)).values
@@ -270,14 +270,6 @@ def _fits(gen: SglGen, text: str) -> bool:
     except ValueValidationError:
         return False
     return True
-
-
-async def _answer(
-    backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
-) -> Generation:
-    events: AsyncGenerator[Any, None] = backend.agenerate(prompt, params, constraint, stream=False)
-    (said,) = [event async for event in events if isinstance(event, Generation)]
-    return said
 
 
 def _with_thrown(usage: Usage, tokens: int) -> Usage:
