@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,24 +18,11 @@ from sglang_lite.protocol import UNSET, Location, SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
+if TYPE_CHECKING:
+    from sglang_lite.lang.recording_state import RecordingBranch
+
 MOST_NODES = 100_000  # that a compiled program may have
 _ESCAPED = "ue002"  # a mark that JSON was made of
-
-
-class RecordedBranch(Protocol):
-    """A branch, as far as its nodes go.
-
-    Attributes:
-        at: its path.
-        children: branches of its forks, by their places.
-    """
-
-    index: int
-    at: Path
-    nodes: list[Any]
-
-    @property
-    def children(self) -> Mapping[int, Sequence[RecordedBranch]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ class Recorder:
         self.script = Script()
         self.decisions, self.unrolled = decisions, unrolled
         decisions.cut, decisions.hold, decisions.hand_over = self._cut, self._hold, self.hand_over
-        self.branches: list[RecordedBranch] = []
+        self.branches: list[RecordingBranch] = []
         self.holes: list[Hole] = []
         self.seeds: list[Seed] = []
         self.held: Path | None = None
@@ -90,7 +77,7 @@ class Recorder:
         self._count = 0
         self._cuts: list[_Cut] = []
 
-    def add(self, branch: RecordedBranch, node: Any, outer: SamplingParams) -> Any:  # another of its type
+    def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # another of its type
         """Records a node, and returns it as it is kept.
 
         Args:
@@ -161,7 +148,7 @@ class Recorder:
             yield Segment(tuple(added), holes, seeds, decision)
             before = cut
 
-    def _nodes(self, branch: RecordedBranch, first: int, ends: Sequence[int]) -> tuple[Node, ...]:
+    def _nodes(self, branch: RecordingBranch, first: int, ends: Sequence[int]) -> tuple[Node, ...]:
         """Nodes of a branch up to a cut, those of its forks included."""
         found: list[Node] = []
         for place, node in enumerate(branch.nodes[first : ends[branch.index]], first):

@@ -31,7 +31,8 @@ from sglang_lite.lang.execution.reading import check_name, nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.expressions import BaseProgram, GenOptions, SglCall, SglSeparateReasoning
 from sglang_lite.lang.recorder import Recorder
-from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted, adopt
+from sglang_lite.lang.scopes import CopyScope
+from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
 from sglang_lite.program.compiled import Seed
 from sglang_lite.program.nodes import (
@@ -71,7 +72,7 @@ class RecordingRun(Run):
 
     def __init__(self, backend: BaseBackend, settings: RunSettings, program: BaseProgram, recorder: Recorder) -> None:
         super().__init__(backend, settings, is_async=program.is_async, new_state=_state_of)
-        self.main = _Branch(Player(self), "", recorder, ()).state
+        self.main = RecordingBranch(Player(self), "", recorder, ()).state
 
     def contain(self, inner: object) -> None:
         raise run_inside()
@@ -101,7 +102,7 @@ def _retried(op: GenOp) -> bool:
     return plain and isinstance(params.n, Unset) and not isinstance(params.seed, Deferred)
 
 
-class _Branch(Branch):
+class RecordingBranch(Branch):
     """A branch that records instead of playing. Everything the submitting side checks is checked here too.
 
     Args:
@@ -116,11 +117,13 @@ class _Branch(Branch):
         "_live", "_marks", "_scope_starts", "_seed", "at", "children", "index", "nodes", "parent", "recorder", "state",
     )  # fmt: skip
 
-    def __init__(self, player: Player, seeds: str, recorder: Recorder, at: Path, parent: _Branch | None = None) -> None:
+    def __init__(
+        self, player: Player, seeds: str, recorder: Recorder, at: Path, parent: RecordingBranch | None = None
+    ) -> None:
         super().__init__(player, seeds)
         self.recorder, self.at, self.index = recorder, at, len(recorder.branches)
         self.nodes: list[Any] = []
-        self.children: dict[int, list[_Branch]] = {}
+        self.children: dict[int, list[RecordingBranch]] = {}
         self.parent = parent
         self._live: list[int] = []  # places of its nodes that nothing has taken back
         self._marks: dict[Place, tuple[int, int, int]] = {}  # place, how many were live, number of the action
@@ -285,7 +288,7 @@ class _Branch(Branch):
             elif isinstance(node, Fill):
                 parts.append(node)
             elif isinstance(node, Gen | Select):
-                several = isinstance(node, Gen) and not isinstance(node.params.n, Unset) and node.params.n > 1
+                several = isinstance(node, Gen) and node.params.samples > 1
                 parts.append(Fill(node=path, steps=(0,) if several else ()))
             elif isinstance(node, ImagePart) or (isinstance(node, Join) and node.mode == "concate_and_append"):
                 return None, "it has branches or images in it"
@@ -296,7 +299,9 @@ class _Branch(Branch):
         place = len(self.nodes)
         self._record(Fork(((),) * size, where=where))
         children = [
-            _Branch(Player(self.run), f"{self.path}/{self.node_count}.{i}", self.recorder, (*self.at, place, i), self)
+            RecordingBranch(
+                Player(self.run), f"{self.path}/{self.node_count}.{i}", self.recorder, (*self.at, place, i), self
+            )
             for i in range(size)
         ]
         self.hand_down(children)
@@ -306,7 +311,7 @@ class _Branch(Branch):
         return list(children)
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
-        own = [child for child in children if isinstance(child, _Branch) and child.parent is self]
+        own = [child for child in children if isinstance(child, RecordingBranch) and child.parent is self]
         places = {child.at[-2] for child in own}
         if len(own) < len(children) or len(places) != 1 or len(own) != len(self.children[min(places)]):
             raise CompileError("a join of other branches than those of one fork.", hint=RUN_IT, where=where)
@@ -345,36 +350,33 @@ class _Branch(Branch):
         return Variable.of(None)
 
 
-class _Copy:
+class _Copy(CopyScope):
     """`with s.copy() as c:`"""
 
-    def __init__(self, state: _State) -> None:
-        self._state = state
-        self._child: ProgramState | None = None
-
-    def __enter__(self) -> ProgramState:
-        self._child = self._state.fork(1)[0]
-        return self._child
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._child is not None
-        parent, child = self._state.branch, self._child.branch
-        adopt(parent, child)
-        assert isinstance(parent, _Branch)
-        assert isinstance(child, _Branch)
+        super().__exit__(kind, error, tb)
+        assert self._group is not None
+        parent, child = self._state.branch, self._group[0].branch
+        assert isinstance(parent, RecordingBranch)
+        assert isinstance(child, RecordingBranch)
         parent.recorder.act(Adopted(parent.index, child.index))
+
+
+def _handed_over(method: str) -> Any:
+    """Method of a state that the caller's Python calls when it is there."""
+    return lambda self, *args, **kwargs: self._handed(method, *args, **kwargs)
 
 
 class _State(ProgramState):
     """A state of a body that is compiled."""
 
-    branch: _Branch
+    branch: RecordingBranch
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         group = super().fork(size, position_ids_offset)
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
-    def copy(self, position_ids_offset: list[int] | None = None) -> Any:
+    def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         super().copy(position_ids_offset)  # refuses what it does not take
         return _Copy(self)
 
@@ -420,26 +422,9 @@ class _State(ProgramState):
             raise run_inside()
         return self._handed("call", program, *args, **kwargs)
 
-    def cancel(self) -> None:
-        self._handed("cancel")
-
-    def raw(self, name: str) -> Any:
-        return self._handed("raw", name)
-
-    def probs(self, name: str) -> Any:
-        return self._handed("probs", name)
-
-    def selection(self, name: str) -> Any:
-        return self._handed("selection", name)
-
-    def usage(self, name: str | None = None) -> Any:
-        return self._handed("usage", name)
-
-    def text(self) -> Any:
-        return self._handed("text")
-
-    def messages(self) -> Any:
-        return self._handed("messages")
+    cancel, raw, probs = _handed_over("cancel"), _handed_over("raw"), _handed_over("probs")
+    selection, usage = _handed_over("selection"), _handed_over("usage")
+    text, messages = _handed_over("text"), _handed_over("messages")
 
     # What can't be noticed when it is asked something: `is None`, isinstance(…).
 
@@ -457,5 +442,5 @@ class _State(ProgramState):
 
 
 def _state_of(branch: Branch) -> _State:
-    assert isinstance(branch, _Branch)
+    assert isinstance(branch, RecordingBranch)
     return branch.state

@@ -11,27 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
+from sglang_lite.lang.held_row import HeldRow
 from sglang_lite.lang.whole_row import WholeRow
 from sglang_lite.protocol import RequestAbortedError, SglError
 
-
-class PlayedRow(Protocol):
-    """A row of a batch: its end is told on any thread, and `flush` called after those that end together."""
-
-    told: Callable[[Any], object] | None
-    flush: Callable[[], object] | None
-
-    def start(self) -> None: ...
-
-    def stop(self, error: SglError) -> None: ...
-
-    def outcome(self) -> Outcome: ...
+Row: TypeAlias = HeldRow | WholeRow
 
 
 class RowPool:
@@ -47,7 +37,7 @@ class RowPool:
 
     def __init__(
         self,
-        jobs: Iterable[tuple[int, Callable[[], PlayedRow]]],
+        jobs: Iterable[tuple[int, Callable[[], Row]]],
         window: int,
         report: Report,
         *,
@@ -57,9 +47,9 @@ class RowPool:
         self._jobs, self._room, self._report, self._held = iter(jobs), window, report, held
         self._timeout, self._outer = timeout, current_run.get()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
-        self._ended: deque[tuple[int, PlayedRow]] = deque()
+        self._ended: deque[tuple[int, Row]] = deque()
         self._released: deque[None] = deque()
-        self._open: dict[int, PlayedRow] = {}
+        self._open: dict[int, Row] = {}
         self._due: deque[tuple[float, int, SglError]] = deque()  # when rows have taken too long, the first one first
         self._stopped = threading.Event()
         self._error: SglError | None = None  # of all rows that are left, if they are to be told
@@ -121,7 +111,7 @@ class RowPool:
             self._end(index, error)
         return True
 
-    def _told(self, index: int, row: PlayedRow) -> None:
+    def _told(self, index: int, row: Row) -> None:
         """Takes a row that has ended, on any thread; the bell is rung once for all that end together."""
         self._ended.append((index, row))
 

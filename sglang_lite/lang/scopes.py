@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.execution.operations import Checkpoint as Place
-from sglang_lite.lang.state_group import tells_failure
+from sglang_lite.lang.state_group import adopt
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import ProgramError, SglError
@@ -45,10 +45,7 @@ class CopyScope:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._group is not None
-        parent, child = self._state.branch, self._group[0].branch
-        for name, variable in list(child.names.own(parent.names.variables)):
-            parent.names.declare(name, variable)
-            tells_failure(variable, child)
+        adopt(self._state.branch, self._group[0].branch)
 
 
 class Checkpoint:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.program.nodes import JoinMode, Path
 from sglang_lite.protocol import Location
 
@@ -146,9 +145,3 @@ class Scripts:
     def waits(self) -> bool:
         """True if, on any way, the body reads values, or calls the user's Python with them."""
         return any(isinstance(action, Read | Called) for script in self.ways.values() for action in script.actions)
-
-
-def adopt(parent: Branch, child: Branch) -> None:
-    """Gives a branch the variables that another one has made."""
-    for name, variable in list(child.names.own(parent.names.variables)):
-        parent.names.declare(name, variable)

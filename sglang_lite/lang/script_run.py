@@ -24,9 +24,9 @@ from sglang_lite.lang.script import (
     RolledBack,
     Script,
     Submitted,
-    adopt,
 )
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+from sglang_lite.lang.state_group import adopt
 from sglang_lite.program.nodes import Path, ScopeEnd
 from sglang_lite.protocol.anything import UserValue
 

@@ -47,7 +47,7 @@ class ProgramStateGroup:
         gathered = {name: _gather([c.names.variables.get(name) for c in children], shared.get(name)) for name in names}
         for child, variables in zip(children, own):
             for variable in variables.values():
-                tells_failure(variable, child)
+                _tells_failure(variable, child)
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
 
@@ -113,7 +113,14 @@ def _gather(variables: list[Variable | None], shared: Variable | None) -> Variab
     return gathered
 
 
-def tells_failure(variable: Variable, child: Branch) -> None:
+def adopt(parent: Branch, child: Branch) -> None:
+    """Gives a branch the variables that another one has made."""
+    for name, variable in list(child.names.own(parent.names.variables)):
+        parent.names.declare(name, variable)
+        _tells_failure(variable, child)
+
+
+def _tells_failure(variable: Variable, child: Branch) -> None:
     """Counts a branch's failure as told where a variable of it fails that another branch shows. (The failure of
     a node that no variable shows is still to be told.)"""
 

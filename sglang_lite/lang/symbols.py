@@ -265,18 +265,6 @@ class Symbol(Expression, Deferred):
             record.equal[key] = other
         return same
 
-    def __lt__(self, other: object) -> bool:
-        return self._compare(operator.lt, "<", other)
-
-    def __le__(self, other: object) -> bool:
-        return self._compare(operator.le, "<=", other)
-
-    def __gt__(self, other: object) -> bool:
-        return self._compare(operator.gt, ">", other)
-
-    def __ge__(self, other: object) -> bool:
-        return self._compare(operator.ge, ">=", other)
-
     def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
         if isinstance(other, Symbol):
             self.__refuse__("compare it")
@@ -314,6 +302,14 @@ class Symbol(Expression, Deferred):
         self.__refuse__("turn it into a number")
 
     __index__ = __float__ = __int__
+
+
+def _comparing(compare: Callable[[Any, Any], Any], sign: str) -> Callable[[Symbol, object], bool]:
+    return lambda self, other: self._compare(compare, sign, other)
+
+
+for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    setattr(Symbol, f"__{_name}__", _comparing(getattr(operator, _name), _sign))
 
 
 def _calculating(self: Symbol, *_: object) -> NoReturn:

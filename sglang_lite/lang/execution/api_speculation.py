@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 
 _LEAST_SEEN, _LEAST_RATE = 32, 0.5  # speculation ends where fewer were found, of so many or more
 
 
+@dataclass(slots=True, eq=False)
 class ApiSpeculation:
     """Speculation of a program on the calls of an API, and what it has brought in all runs of that program so far.
 
@@ -20,10 +22,12 @@ class ApiSpeculation:
         thrown_tokens: that were generated and not used.
     """
 
-    def __init__(self, tokens: int | None) -> None:
-        self.tokens = tokens
-        self.found = self.missed = self.saved_tokens = self.thrown_tokens = 0
-        self._lock = threading.Lock()
+    tokens: int | None
+    found: int = field(default=0, init=False)
+    missed: int = field(default=0, init=False)
+    saved_tokens: int = field(default=0, init=False)
+    thrown_tokens: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def on(self) -> bool:
@@ -38,9 +42,3 @@ class ApiSpeculation:
             self.missed += missed
             self.saved_tokens += saved
             self.thrown_tokens += thrown
-
-    def __repr__(self) -> str:
-        return (
-            f"ApiSpeculation(tokens={self.tokens}, found={self.found}, missed={self.missed}, "
-            f"saved_tokens={self.saved_tokens}, thrown_tokens={self.thrown_tokens})"
-        )

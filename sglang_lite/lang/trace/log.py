@@ -85,9 +85,8 @@ class _Reader:
         self._unknown = list(unknown)
         self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # how much there was, and `unknown`
         self._run, self._started = player.run, player.run.account.started
-        played = list(dict.fromkeys(map(_Once, player.played[:])))  # what was stopped may stand there twice
-        for each in played:
-            self._take(each.op)
+        for op in {id(op): op for op in player.played[:]}.values():  # what was stopped may stand there twice
+            self._take(op)
         if player.failure is not None and self.drafts and self.drafts[-1].said["error"] is None:
             self.drafts[-1].said["error"] = _told(player.failure)
 
@@ -210,19 +209,6 @@ class _Reader:
             draft.cached = cached if draft.cached is None else min(draft.cached, cached)
             left = max(left - length, 0)
         self._unknown = []
-
-
-@dataclass(slots=True, eq=False)
-class _Once:
-    """An operation, equal to itself alone."""
-
-    op: Op
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Once) and other.op is self.op
-
-    def __hash__(self) -> int:
-        return id(self.op)
 
 
 def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
