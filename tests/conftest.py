@@ -49,13 +49,13 @@ def _commit() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: no later collection of garbage looks at it."""
+    """Modules that are imported and collected stay: no later collection of garbage looks at it."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """What was kept from the collector is given back: at its end Python finds what Triton's kernels hold."""
+    """Objects that were kept from the collector are given back: at its end Python finds what Triton's kernels hold."""
     gc.unfreeze()
 
 

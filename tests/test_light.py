@@ -1,4 +1,4 @@
-"""What needs no model runs without what models need: `pip install sglang-lite`."""
+"""All that needs no model runs without what models need: `pip install sglang-lite`."""
 
 import re
 import subprocess

@@ -137,7 +137,7 @@ def aborted(message, partial):
 
 
 def content(message):
-    """What is compared of a message."""
+    """Fields of a message that are compared."""
     if isinstance(message, sgl.SglError):
         return type(message), str(message), {name: content(value) for name, value in vars(message).items()}
     if isinstance(message, protocol.Played):
@@ -548,7 +548,7 @@ def outcome(data):
 
 
 def test_json_that_was_written_here_is_read_as_any_other(monkeypatch):
-    """What is taken without a scan is what a scan lets through: a blank before it brings the scan."""
+    """Data that is taken without a scan is what a scan lets through: a blank before it brings the scan."""
     draw, taken = random.Random(11), 0
     scanned = []
     monkeypatch.setattr(messages, "scan_json", lambda *args: scanned.append(1) or scan_json(*args))

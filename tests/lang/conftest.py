@@ -10,7 +10,7 @@ import sglang_lite as sgl
 
 @pytest.fixture(scope="session")
 def engine_process(small_file) -> Iterator[sgl.Engine]:
-    """One for all tests."""
+    """Engine process of all tests."""
     with sgl.Engine(small_file, dtype="float32") as engine:
         yield engine
 

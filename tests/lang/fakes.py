@@ -172,7 +172,7 @@ class Silent(sgl.BaseBackend):
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work()` gives or raises; a failure, and not a test run that hangs, where it takes longer. The seconds are
+    """Result of `work()`, or what it raises; a failure, and not a test run that hangs, where it takes longer. The seconds are
     those of a quiet machine."""
     outcome: list[Any] = []
 
@@ -200,7 +200,7 @@ def line_here(program: Any) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """What interrupts the main thread as Ctrl+C does, also where the tests run in the background, which ignores it."""
+    """Interrupt of the main thread, as Ctrl+C is, also where the tests run in the background, which ignores that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
     assert main is not None

@@ -15,7 +15,7 @@ BACKEND = sgl.ScriptedBackend(default="fine")
 
 
 def read_all(state):
-    """What a user reads when a program has run."""
+    """Text that a user reads when a program has run."""
     state.sync()
     return [state.text(), state.messages(), dict(state.stream_executor.variables)]
 

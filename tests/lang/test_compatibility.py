@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23's frontend offers is here: names, modules, signatures and the shapes of results.
+"""SGLang 0.5.23's frontend is here: names, modules, signatures and the shapes of results.
 
 The signatures are those of its wheel, written down as data. docs/compatibility.md is the table of what is here.
 """

@@ -55,7 +55,7 @@ def more(state):
 
 
 def asked(backend, state, at, value):
-    """What a run gives when it runs again, and how many requests that makes."""
+    """Results of a run that runs again, and how many requests that makes."""
     before = backend.engine.stats()["requests_submitted"]
     found = state.rerun(at, value)
     found.error()

@@ -1,4 +1,4 @@
-"""What steers a generation: time limits, retries, other backends, seeds."""
+"""Settings that steer a generation: time limits, retries, other backends, seeds."""
 
 from contextvars import ContextVar, copy_context
 from types import SimpleNamespace

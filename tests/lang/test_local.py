@@ -65,7 +65,7 @@ def test_a_stopped_program_stops_its_requests(engine):
 
 
 def test_a_run_is_one_program(engine):
-    """What is asked one by one and what is handed over at once gives the same."""
+    """Programs asked node by node and handed over at once give the same."""
 
     @sgl.function
     def program(s):
@@ -106,7 +106,7 @@ def test_what_is_wrong_with_one_node_of_a_program_is_told_at_its_line(engine):
 
 
 def test_pieces_of_a_stream_have_their_logprobs_and_the_counts_so_far(engine):
-    """What SGLang's own program for streamed log-probabilities asserts."""
+    """Assertions of SGLang's own program for streamed log-probabilities."""
 
     @sgl.function
     def program(s):

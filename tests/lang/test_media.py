@@ -96,7 +96,7 @@ def test_an_array_that_is_no_image_is_refused(array, message):
 
 
 class FakePicture:
-    """What is used of a PIL image."""
+    """Stand-in for a PIL image, as far as it is used."""
 
     def __init__(self, mode):
         self.mode = mode
@@ -227,7 +227,7 @@ def test_a_backend_that_sees_no_images_refuses_at_the_line_and_before_anything_i
 
 
 class FakeCapture:
-    """What is used of an OpenCV video: ten frames, each its number, of which the eighth can't be read."""
+    """Stand-in for an OpenCV video: ten frames, each its number, of which the eighth can't be read."""
 
     def __init__(self, path):
         self.count, self.at = (10, 0) if path == "ten.mp4" else (0, 0)

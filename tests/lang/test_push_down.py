@@ -1,4 +1,4 @@
-"""What docs/programs.md says of a run that an engine plays as one program, sentence by sentence."""
+"""Statements of docs/programs.md on a run that an engine plays as one program, sentence by sentence."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What a program writes into a turn begins and ends none, on every path; outside turns it does."""
+"""Text that a program writes into a turn begins and ends none, on every path; outside turns it does."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""What is printed of an error is the user's program: its frames, and hardly any of this package."""
+"""Output for an error is the user's program: its frames, and hardly any of this package."""
 
 import asyncio
 import os

@@ -363,7 +363,7 @@ ROME = '{"name": "Rome", "inhabitants": 3, "tags": ["old", "big"]}'
 
 
 def prefixes(kind, text):
-    """What a reader says of each beginning of the text, without repeats."""
+    """Values that a reader gives of each beginning of the text, without repeats."""
     read, seen = partial_reader(kind), []
     for end in range(len(text) + 1):
         value = read(text[:end])

@@ -1,4 +1,4 @@
-"""What SGLang's frontend is known to get wrong, and that none of it is here: one test for each complaint, by its number
+"""Faults that SGLang's frontend is known for, none of which is here: one test for each complaint, by its number
 in the list that docs/compatibility.md explains."""
 
 import threading

@@ -262,14 +262,14 @@ class Recorder(sgl.BaseBackend):
 
 
 def told(node):
-    """What a node says that a trace and a run have in common."""
+    """Fields of a node that a trace and a run have in common."""
     said = {name: getattr(node, name, None) for name in ("text", "role", "name", "choices", "mode")}
     size = len(node.branches) if isinstance(node, Fork) else None
     return type(node).__name__, tuple(said.values()), size
 
 
 def played(branches, path=()):
-    """What a run was made of, as a tree."""
+    """Nodes that a run was made of, as a tree."""
     nodes = branches.get(path, [])
     return [
         (told(node), [played(branches, (*path, i, k)) for k in range(len(node.branches))] if isinstance(node, Fork) else [])

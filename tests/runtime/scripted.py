@@ -86,7 +86,7 @@ def loaded(context_length=512):
 
 
 def answer(prompt, params, seed=None):
-    """What the model generates, worked out one token after another: token ids, and why it ended."""
+    """Text that the model generates, worked out one token after another: token ids, and why it ended."""
     tokens, out = list(prompt), []
     least = params.min_tokens if isinstance(params.min_tokens, int) else 0
     for _ in range(params.max_tokens):
@@ -202,7 +202,7 @@ class SteppedEngine(Engine):
 
     @property
     def open(self):
-        """How many requests and programs count as open."""
+        """Number of requests and programs that count as open."""
         return self.core.open.under_way
 
     def check_empty(self):

@@ -1,4 +1,4 @@
-"""Whatever is asked, each bad request is refused alone, by its parameter's name; and a crash is everyone's to hear of."""
+"""Bad requests: each is refused alone, by its parameter's name; and a crash is everyone's to hear of."""
 
 import contextlib
 import threading

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def no_gc():
-    """What is freed is freed at once: by counting references."""
+    """Memory is freed at once: by counting references."""
     gc.collect()
     gc.disable()
     yield
@@ -179,7 +179,7 @@ def test_a_program_keeps_its_engine_until_it_ends():
 
 
 def in_a_fork(call):
-    """What `call` says in a forked copy of this process."""
+    """Words of `call` in a forked copy of this process."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 

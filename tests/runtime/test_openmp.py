@@ -24,7 +24,7 @@ def run(code, **environment):
 
 
 def spins(code, **environment):
-    """How often threads look for work, as the library says where it is loaded; None where torch has another library."""
+    """Times that threads look for work, as the library says where it is loaded; None where torch has another library."""
     shown = run(code, OMP_DISPLAY_ENV="VERBOSE", **environment).stderr
     lines = [line.split("'")[1] for line in shown.splitlines() if "GOMP_SPINCOUNT" in line]
     assert len(lines) <= 1  # once: torch takes what is there

@@ -1,4 +1,4 @@
-"""What an engine says while it starts, to whom."""
+"""Messages of an engine while it starts, and who gets them."""
 
 import contextlib
 import logging

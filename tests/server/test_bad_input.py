@@ -1,4 +1,4 @@
-"""What a server is sent that it must refuse: one 4xx each, in the protocol's shape, and the next request is served."""
+"""Requests that a server must refuse: one 4xx each, in the protocol's shape, and the next request is served."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What all protocols of the server share."""
+"""Behaviour that all protocols of the server share."""
 
 import asyncio
 

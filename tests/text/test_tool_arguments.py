@@ -60,7 +60,7 @@ def is_json(text):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_arguments_are_read_as_they_were_written(family, data):
-    """Whole, and in pieces, with the types that they had."""
+    """Arguments, whole and in pieces, have the types that they had."""
     mark = FORMATS[family].arguments.mark
     calls = data.draw(st.lists(sent(mark), min_size=1, max_size=2))
     text = written(family, "", *(("send", each) for each in calls))

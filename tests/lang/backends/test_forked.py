@@ -46,7 +46,7 @@ def in_a_copy(work: Callable[[], Any]) -> Callable[[], Any]:
 
 @pytest.fixture(params=[OpenAI, Anthropic])
 def backend(request, api, connected):
-    """One that answers with the user's words."""
+    """Backend that answers with the user's words."""
 
     def answer(request):
         word = request.body["messages"][0]["content"]

@@ -234,7 +234,7 @@ def test_what_is_asked_for_beyond_the_timeout_is_not_waited_for(pauses):
 
 
 def test_a_clock_that_is_set_changes_nothing(api, openai, monkeypatch):
-    """What waits or has a limit looks at no clock that can be set."""
+    """Code that waits or has a limit looks at no clock that can be set."""
     jumps = itertools.cycle([0.0, 4e9, 1e9, -4e9])
     monkeypatch.setattr("time.time", lambda: next(jumps))
     api.answers = lambda request: rate_limit(retry_after=0.001) if len(api.requests) % 2 else "an answer"

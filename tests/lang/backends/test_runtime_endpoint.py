@@ -57,7 +57,7 @@ def server():
 
 
 def generated(backend, prompt="ab", params=SamplingParams(), constraint=None, *, stream=True):
-    """What a backend generates: deltas, and the last events."""
+    """Events of a backend: deltas, and the last events."""
 
     async def run():
         spans = prompt if isinstance(prompt, Prompt) else Prompt((Span(prompt),))

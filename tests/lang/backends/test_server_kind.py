@@ -1,4 +1,4 @@
-"""What a compatible server is, by what it says of itself."""
+"""Kinds of compatible servers, told by what each says of itself."""
 
 import pytest
 from openai_answers import ask

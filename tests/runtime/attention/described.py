@@ -1,4 +1,4 @@
-"""What of other packages our attention calls, as their documentation describes it, computed by the CPU's attention."""
+"""Functions of other packages that our attention calls, as their documentation has them, by the CPU's attention."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What every backend of attention answers, against the CPU's attention of each row by itself."""
+"""Answers of every backend of attention, against the CPU's attention of each row by itself."""
 
 import re
 from typing import Any, NamedTuple

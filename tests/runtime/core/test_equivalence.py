@@ -1,4 +1,4 @@
-"""However requests are scheduled, they get the answer that the model gives."""
+"""Requests, however they are scheduled, get the answer that the model gives."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Where a constrained generation ends: `stop` means that its text is complete."""
+"""Ends of constrained generations: `stop` means that its text is complete."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def test_the_users_stop_token_ends_it_anywhere():
 
 
 def test_half_a_character_at_the_end_is_left_out(engine):
-    """What a model has begun to write of a character is no text; its ids stay."""
+    """Bytes of a character that a model has begun to write are no text; its ids stay."""
     whole = "日本" * 4
     ids = engine.tokenizer.encode(whole, first=False)
     assert len(ids) > len(whole)  # some of its tokens are parts of a character

@@ -43,7 +43,7 @@ def test_segments_of_a_program_are_held_to_a_grammar(tiny):
 
 
 def test_text_alone_is_not_held_to_a_grammar_by_the_engine(tiny):
-    """Whoever wrote it has walked it: the language does, special tokens included."""
+    """The author of a text has walked it: the language does, special tokens included."""
     assert play(tiny, GrammarBegin(WORDS), Text("nonsense"), GrammarEnd()) == ("nonsense", [])
 
 

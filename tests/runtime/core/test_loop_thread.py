@@ -1,4 +1,4 @@
-"""What takes long is never done on the engine's own thread: there every row would wait for it.
+"""Work that takes long is never done on the engine's own thread: there every row would wait for it.
 
 Watched are the tokenizer, and of the grammars what compiles, and what walks the text that a generation continues.
 """
@@ -51,7 +51,7 @@ def engine():
 
 @pytest.fixture
 def entered(monkeypatch):
-    """Where something slow was entered on an engine's thread."""
+    """Places where something slow was entered on an engine's thread."""
     found = []
 
     def watched(call):

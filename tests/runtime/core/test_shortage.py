@@ -1,4 +1,4 @@
-"""Where memory ends in a step, its rows are tried alone: none but those that fail alone gets another answer."""
+"""Memory that ends in a step: its rows are tried alone: none but those that fail alone gets another answer."""
 
 import random
 from dataclasses import replace

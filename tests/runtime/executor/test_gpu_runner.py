@@ -187,7 +187,7 @@ def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
 
 
 def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
-    """What is drawn differs, but not what it is drawn from."""
+    """Draws differ, but not what they are drawn from."""
     params = SamplingParams(
         temperature=0.6, max_tokens=1, return_logprob=True, top_logprobs_num=8, logit_bias=((7, 2.0),), ignore_eos=True
     )

@@ -1,4 +1,4 @@
-"""What only a GPU shows: every head size in every format, memory that is kept within, and memory that ends."""
+"""Facts that only a GPU shows: every head size in every format, memory that is kept within, and memory that ends."""
 
 import copy
 import json

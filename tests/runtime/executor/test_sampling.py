@@ -1,4 +1,4 @@
-"""What is drawn, where it ends and what is reported: the same alone, in a batch, from the cache and after a retraction."""
+"""Draws, their ends and reports: the same alone, in a batch, from the cache and after a retraction."""
 
 import threading
 
@@ -429,7 +429,7 @@ def test_in_16_bits_a_prompt_alone_gives_the_same_bits_from_an_empty_and_a_warm_
 
 
 def test_in_16_bits_logits_are_float32(tmp_path):
-    """They are not so far apart that the best ones are equal, and as exact as the last hidden state."""
+    """Scores are not so far apart that the best ones are equal, and as exact as the last hidden state."""
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=0, eos_token_id=1, pad_token_id=None, tie_word_embeddings=False,

@@ -1,4 +1,4 @@
-"""What kernels take where they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8` compiles all of
+"""Kernels as they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8` compiles all of
 them in eight processes (an hour of processor time) and writes compiled.tsv. Words select cases: `… compiled 8 A10 256`.
 
 In a process of its own, as Triton's interpreter, which other tests run, stays in what the compiler calls.

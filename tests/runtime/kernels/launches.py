@@ -148,7 +148,7 @@ def products(dtype: torch.dtype) -> None:
 
 
 def products_fp8(dtype: torch.dtype) -> None:
-    """What is around products of 8-bit weights."""
+    """Launches around products of 8-bit weights."""
     weight, x = empty(28_672, 4096, dtype=FLOAT8), empty(8, 4096, dtype=dtype)
     linear_one(x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu")
     quantise_rows(x)
@@ -172,7 +172,7 @@ def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
 
 
 def around(dtype: torch.dtype) -> None:
-    """What is around products and attention."""
+    """Launches around products and attention."""
     plan = Attention(128, dtype, dtype).plan(8, 8)
     x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
     add_rms_norm(x, x, empty(4096, dtype=dtype), 1e-5)

@@ -487,7 +487,7 @@ def drawn(logits, table, positions=None, **options):
 
 @pytest.fixture
 def block(monkeypatch):
-    """How many logits a program reads."""
+    """Number of logits that a program reads."""
     if not GPU:
         monkeypatch.setattr("sglang_lite.runtime.kernels.sampling.BLOCK", 64)
     return sampling_kernel.BLOCK

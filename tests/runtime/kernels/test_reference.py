@@ -24,7 +24,7 @@ from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampl
 
 
 def launches(definition, private):
-    """Whether a function launches a kernel (`kernel[grid](…)`), by itself or through a function of its file."""
+    """Tell whether a function launches a kernel (`kernel[grid](…)`), by itself or through a function of its file."""
     calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
     names = {call.id for call in calls if isinstance(call, ast.Name)}
     return any(isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name) for call in calls) or any(

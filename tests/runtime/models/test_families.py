@@ -168,7 +168,7 @@ def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:
 
 
 def differences(reference: PreTrainedModel, ids: list[int], generation: Generation) -> torch.Tensor:
-    """How far each log-probability that the engine gave is from transformers'."""
+    """Distance of each log-probability that the engine gave is from transformers'."""
     with torch.no_grad():
         theirs = reference(torch.tensor([[*ids, *generation.token_ids]])).logits[0].log_softmax(-1)[:-1]
     entries = [*(generation.prompt_logprobs or ()), *generation.output_logprobs]

@@ -121,7 +121,7 @@ def test_a_head_beside_tied_embeddings_is_used_where_it_differs(tmp_path, refere
 
 
 def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """How llama.cpp's converter stores q and k of Llama models."""
+    """Layout in which llama.cpp's converter stores q and k of Llama models."""
     return rows.view(heads, 2, rows.shape[0] // heads // 2, -1).transpose(1, 2).reshape(rows.shape)
 
 
@@ -200,7 +200,7 @@ def test_gguf_carries_the_frequencies_of_llama_3_1_as_a_tensor(tmp_path, referen
 
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
 def test_every_supported_gguf_type_is_read(tmp_path, kind):
-    """What the gguf package can't write are random blocks, against its own dequantisation."""
+    """Formats that the gguf package can't write are random blocks, against its own dequantisation."""
     quantised = getattr(gguf.GGMLQuantizationType, kind)
     per_block, size = gguf.GGML_QUANT_SIZES[quantised]
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What programs say of their future: prefixes are held and yield, the queue is ordered, room is kept. Counted, not
+"""Programs say of their future: prefixes are held and yield, the queue is ordered, room is kept. Counted, not
 timed; the engine's cache is checked after every step."""
 
 import random
@@ -73,7 +73,7 @@ def play(engine, programs, delay=1, limit=5000):
 
 
 def counted(engine):
-    """How often each token was computed, by all tokens up to it."""
+    """Counts of how often each token was computed, by all tokens up to it."""
     computed, launched = Counter(), engine.scheduler.launched
 
     def launch(batch):

@@ -94,7 +94,7 @@ def run(engine, grammars, slow_at, constrained, length=3):
 @pytest.mark.parametrize(("slow_at", "length"), [(0, 16), (0, 3), (1, 3), (5, 3)])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_others_end_before_it_and_it_gets_what_it_would_have_got(settings, slow_at, length, constrained):
-    """Where its first mask is late as well, and its prompt fills its last page."""
+    """A first mask that is late as well, and a prompt that fills its last page."""
 
     def engine():
         return SteppedEngine(max_total_tokens=256, context_length=64, threads=2, **settings)

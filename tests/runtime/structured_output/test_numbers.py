@@ -71,7 +71,7 @@ def model():
 
 
 def free_text(prompt, params, seed):
-    """What the model writes without an end of the number, worked out one token after another; and whether the end of
+    """Text that a model writes without an end of the number, worked out one token after another; and whether the end of
     sequence ended it. A number has to begin, with a sign at most before its first digit."""
     tokens, text = list(prompt), ""
     for _ in range(params.max_tokens):
@@ -159,7 +159,7 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
     {"enum": [7, 24, 2400, 1.5]}, {"type": "number", "exclusiveMinimum": -1, "maximum": 10},
 ], ids=str)  # fmt: skip
 def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
-    """It is valid under its schema, and of the value that was written."""
+    """The value is valid under its schema, and of the value that was written."""
     constraint = json_schema(schema)
     engine = engine_for(jump_forward=jump, max_running=4, retract_every=5)
     engine.compile_grammar(constraint)
@@ -192,7 +192,7 @@ def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
-    """Whole programs give what call by call gives, whose prompts have the number's own tokens and no others."""
+    """Programs as wholes give what call by call gives, whose prompts have the number's own tokens and no others."""
     engine = engine_for(overlap=overlap, page_size=4, step_tokens=16, max_running=4)
     numbers = 0
     engine.compile_grammar(json_schema({"type": "integer"}))

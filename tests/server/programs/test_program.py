@@ -49,7 +49,7 @@ def messages(response):
 
 
 def without_times(event):
-    """What an event says, but for its usage, and why it was not cached: that depends on what was there."""
+    """Content of an event, but for its usage, and why it was not cached: that depends on what was there."""
     told = data_of(event)["event"]
     told.pop("usage", None)
     told["meta"] = {name: value for name, value in told.get("meta", {}).items() if name != "cache_miss"}

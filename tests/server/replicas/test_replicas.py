@@ -104,7 +104,7 @@ def children(parent):
 
 
 def alive(pids):
-    """Those that run, and are no zombies."""
+    """Processes that run, and are no zombies."""
     found = []
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
