@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -21,7 +22,7 @@ from sglang_lite.lang.expressions import (
     SglSeparateReasoning,
     SglVideo,
 )
-from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.function import SglFunction, takes_what
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
@@ -277,28 +278,13 @@ def gen_int(
     return node
 
 
-def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None,
-    stop_regex: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    ignore_eos: bool | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-) -> SglGen:
+_OF_GEN_INT = inspect.signature(gen_int)
+
+
+@takes_what(gen_int)
+def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     """`gen` of a string in double quotes, which are part of the result."""
-    given = {key: value for key, value in locals().items() if key != "name"}
-    node = gen(name, dtype=str, **given)
+    node = gen(dtype=str, **_OF_GEN_INT.bind(*args, **kwargs).arguments)
     assert isinstance(node, SglGen)
     return node
 

@@ -51,6 +51,9 @@ class BatchPlan:
         window: how many runs may be under way.
         file: keeps outcomes.
         known: outcomes that it has already, by index.
+        progress: shows how far it is.
+        cluster: runs the items; None: they run here.
+        on_error, ordered: as of `run_batch`.
     """
 
     items: list[Item]
@@ -60,20 +63,9 @@ class BatchPlan:
     file: BatchFile | None
     known: Mapping[int, Outcome]
     progress: Progress | None
-
-    @property
-    def cluster(self) -> Cluster | None:
-        cluster: Cluster | None = self.options["cluster"]
-        return cluster
-
-    @property
-    def on_error(self) -> OnError:
-        on_error: OnError = self.options["on_error"]
-        return on_error
-
-    @property
-    def ordered(self) -> bool:
-        return bool(self.options["ordered"])
+    cluster: Cluster | None
+    on_error: OnError
+    ordered: bool
 
     @property
     def iterates(self) -> bool:
@@ -135,7 +127,9 @@ def plan_of(
         )
     known = dict(file.states) if file is not None else {}
     progress = Progress(len(items), len(known)) if options["progress_bar"] else None
-    return BatchPlan(items, options, settings, window, file, known, progress)
+    return BatchPlan(
+        items, options, settings, window, file, known, progress, cluster, options["on_error"], options["ordered"]
+    )
 
 
 def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:

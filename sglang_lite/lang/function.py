@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from sglang_lite.lang.whole_row import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
-logger = logging.getLogger("sglang_lite")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -58,7 +56,7 @@ class _Trimmed:
 _trimmed = _Trimmed()
 
 
-def _takes_what(method: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+def takes_what(method: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
     """Gives a method the signature of another one, of which it is the twin."""
 
     def given(twin: Callable[..., _T]) -> Callable[_P, _T]:
@@ -221,7 +219,7 @@ class SglFunction(BaseProgram):
             print(call.state.text())
         return call.state
 
-    @_takes_what(run)
+    @takes_what(run)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
@@ -314,7 +312,7 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.settle(plan, batch.all_results(make_pool, plan))
 
-    @_takes_what(run_batch)
+    @takes_what(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():

@@ -9,12 +9,12 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
-from sglang_lite.lang.sampling_keywords import check_flags, check_limits, run_params
-from sglang_lite.protocol import ParameterError, SamplingParams
+from sglang_lite.lang.sampling_keywords import check_flags, check_limits
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import named
+from sglang_lite.protocol.sampling import named, read_params
 
-_PARAMS = tuple(named("run", sglang=True))
+_PARAMS = named("run", sglang=True)
 _PLAIN = RunSettings()
 
 
@@ -70,7 +70,7 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     seed = options["seed"]
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
-    params: SamplingParams = run_params(given) if given else NO_PARAMS
+    params = read_params(given, _PARAMS) if given else NO_PARAMS
     seed = None if seed is None else int(seed)
     priority = options["priority"]
     if isinstance(priority, bool) or not isinstance(priority, int):

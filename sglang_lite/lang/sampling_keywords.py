@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +10,7 @@ from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named, read_params
 
-_OF_GEN, _OF_RUN = named("gen"), named("run", sglang=True)
+_OF_GEN = named("gen")
 
 
 def gen_params(*values: UserValue) -> SamplingParams:
@@ -30,15 +29,6 @@ def gen_params(*values: UserValue) -> SamplingParams:
 @lru_cache(maxsize=4096, typed=True)
 def _cached(*values: Any) -> SamplingParams:
     return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
-
-
-def run_params(given: Mapping[str, UserValue]) -> SamplingParams:
-    """SamplingParams of what was given to `run`; None is unset.
-
-    Raises:
-        ParameterError: a value that no backend could honour.
-    """
-    return read_params(given, _OF_RUN)
 
 
 def check_limits(timeout: float | None, retries: int | None) -> None:

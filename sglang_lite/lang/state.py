@@ -369,15 +369,13 @@ class ProgramState:
             position_ids_offset: SGLang never used it; only None is accepted.
         """
         check_size(size)
-        if position_ids_offset is not None:
-            raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
+        _refuse_offset(position_ids_offset)
         children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         """`with s.copy() as c:` works on a branch; the variables it makes are the state's own afterwards."""
-        if position_ids_offset is not None:
-            raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
+        _refuse_offset(position_ids_offset)
         return CopyScope(self)
 
     # ------------------------------------------------------------------------------------------- again
@@ -469,6 +467,11 @@ class ProgramState:
     def __repr__(self) -> str:
         failure = self.branch.player.failure
         return f"ProgramState({self.text()})" if failure is None else f"ProgramState(failed: {failure})"
+
+
+def _refuse_offset(offset: object) -> None:
+    if offset is not None:
+        raise ParameterError("position_ids_offset", "has no effect.", hint="Leave it out.", where=user_location())
 
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:

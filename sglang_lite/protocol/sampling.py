@@ -346,7 +346,7 @@ class SamplingParams(Record, frozen=True):
 
     @property
     def samples(self) -> int:
-        """How many are asked for."""
+        """Number of samples that are asked for."""
         return 1 if isinstance(self.n, Unset) else self.n
 
 

@@ -51,6 +51,19 @@ def said(priority: int) -> dict[str, int]:
     return {"priority": priority} if priority else {}
 
 
+def flushed(
+    sink: Callable[[Played | ProgramResult | SglError], None], flush: Callable[[], object] | None
+) -> Callable[[Played | ProgramResult | SglError], None]:
+    """A sink with `flush` called after it."""
+
+    def tell(event: Played | ProgramResult | SglError) -> None:
+        sink(event)
+        if flush is not None:
+            flush()
+
+    return tell
+
+
 class BaseBackend:
     """Base of backends; subclass it for one of your own.
 
@@ -118,15 +131,9 @@ class BaseBackend:
         Returns:
             What ends it, unless it has ended; on any thread.
         """
-
-        def flushed(event: Played | ProgramResult | SglError) -> None:
-            sink(event)
-            if flush is not None:
-                flush()
-
         if program.decision is not None:
             raise CapabilityError(f"{type(self).__name__} plays no decisions.")
-        opened = self.open_program(flushed, stream=False, **said(priority))
+        opened = self.open_program(flushed(sink, flush), stream=False, **said(priority))
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())

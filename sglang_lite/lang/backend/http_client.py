@@ -194,21 +194,18 @@ class Server:
             SglError: an error of the server's.
         """
         reader = EventReader()
-        with self._failures():
-            async with self._client().stream("POST", path, json=body) as response:
-                if response.status_code >= 400:
-                    raise self._refused(response.status_code, await response.aread())
-                if began is not None:
-                    began(response.headers)
-                async for chunk in response.aiter_bytes():
-                    for data in reader.feed(chunk):
-                        if data == _DONE:
-                            return
-                        yield data
+        async with contextlib.aclosing(self.pieces(path, body, began)) as pieces:
+            async for piece in pieces:
+                for data in reader.feed(piece):
+                    if data == _DONE:
+                        return
+                    yield data
         raise self.broken_off()
 
-    async def pieces(self, path: str, body: object) -> AsyncGenerator[bytes, None]:
-        """The bytes of an answer, as they come. Closed before its end, it leaves the server.
+    async def pieces(
+        self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of an answer, as they come. Closed before its end, it leaves the server. `began` as of `events`.
 
         Raises:
             LostConnectionError: it broke off.
@@ -218,6 +215,8 @@ class Server:
             async with self._client().stream("POST", path, json=body) as response:
                 if response.status_code >= 400:
                     raise self._refused(response.status_code, await response.aread())
+                if began is not None:
+                    began(response.headers)
                 async for piece in response.aiter_bytes():
                     yield piece
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.lang.backend.native_protocol import (
     NATIVE,
@@ -247,12 +247,7 @@ class RuntimeEndpoint(BaseBackend):
         flush: Callable[[], object] | None = None,
         priority: int = 0,
     ) -> Callable[[], object]:
-        def flushed(event: Played | ProgramResult | SglError) -> None:
-            sink(event)
-            if flush is not None:
-                flush()
-
-        opened = RemoteProgram(self._server, flushed, stream=False, priority=priority)
+        opened = RemoteProgram(self._server, flushed(sink, flush), stream=False, priority=priority)
         opened.play(program)
         return opened.abort
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -87,9 +86,6 @@ from sglang_lite.text.reasoning import reasoned
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-logger = logging.getLogger("sglang_lite")
-
-_NOTHING = Text("")  # what a forked branch is at until its parent gets there
 _UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
 
 

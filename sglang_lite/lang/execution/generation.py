@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
@@ -42,7 +42,6 @@ from sglang_lite.text.reasoning import ReasoningParser
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
-_T = TypeVar("_T")
 _NO_OPTIONS = GenOptions()
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
