@@ -56,7 +56,7 @@ class _Trimmed:
 _trimmed = _Trimmed()
 
 
-def takes_what(method: Callable[_P, Any]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+def takes_what(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
     """Gives a method the signature of another one, of which it is the twin."""
 
     def given(twin: Callable[..., _T]) -> Callable[_P, _T]:

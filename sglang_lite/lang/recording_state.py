@@ -339,10 +339,10 @@ class RecordingBranch(Branch):
     def stop(self, error: SglError, *, told: bool = True) -> None:
         raise CompileError("a cancellation can't be compiled.", hint=RUN_IT, where=error.where)
 
-    def restore(self, *_: Any) -> None:
+    def restore(self, *_: UserValue) -> None:
         raise CompileError("a state that has run can't be compiled.", hint=RUN_IT)
 
-    def read(self, what: Callable[[Player], Any], where: Location | None = None) -> Variable:
+    def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
         if what is not nothing:
             raise CompileError(
                 "the text or the messages are only known when the program runs.", hint=RUN_IT, where=where
