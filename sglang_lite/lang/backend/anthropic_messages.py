@@ -147,9 +147,6 @@ class MessagesReader(Reader):
         self._start: Any = None  # usage at the start of the message
         self._first = 0  # its first block, after those of messages before it
 
-    def whole(self, said: Foreign) -> None:
-        raise AssertionError("a message always comes in events")
-
     def event(self, said: Foreign) -> Sequence[Delta]:
         sample = self._sample
         match said.type:

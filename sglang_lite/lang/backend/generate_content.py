@@ -146,9 +146,6 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
 class GenerateContentReader(Reader):
     """Reader of an answer, or of its pieces, which are of the same form."""
 
-    def whole(self, said: Foreign) -> None:
-        self.event(said)
-
     def event(self, said: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": said.response_id, "model": said.model_version}
         if said.usage_metadata is not None:

@@ -161,9 +161,9 @@ class Reader(ABC):
         self.failure = ""
         self.paused = False
 
-    @abstractmethod
     def whole(self, said: Foreign) -> None:
-        """Reads an answer in one piece."""
+        """Reads an answer in one piece: as an event, unless a subclass knows more."""
+        self.event(said)
 
     @abstractmethod
     def event(self, said: Foreign) -> Sequence[Delta]:

@@ -36,7 +36,7 @@ def spans(trace: Trace, tracer: Tracer) -> None:
         return tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(trace, at))
 
     def request(node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None) -> None:
-        said = _request(trace, node, result)
+        said = _request(trace, result)
         took = node.end - result.usage.total_s if result is not None and result.usage.total_s else node.start
         span = begin(f"text_completion {trace.head.model}", max(took, node.start), inside, said, asks=True)
         _end(span, trace, node, error)
@@ -94,7 +94,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
     return said
 
 
-def _request(trace: Trace, node: TraceNode, result: Generation | Selection | None) -> dict[str, Any]:
+def _request(trace: Trace, result: Generation | Selection | None) -> dict[str, Any]:
     said: dict[str, Any] = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": _PROVIDER.get(trace.head.backend, "sglang_lite"),
