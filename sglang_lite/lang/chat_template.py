@@ -7,9 +7,11 @@ path one of the matching functions knows; an unknown model is an error, never "d
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from importlib import resources
 
 from sglang_lite.protocol import TemplateError
 from sglang_lite.protocol.anything import Json
@@ -116,147 +118,18 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     )
 
 
-def _around(
-    prefix: str, suffix: str, roles: Sequence[str] = ("system", "user", "assistant")
-) -> dict[str, tuple[str, str]]:
-    return {role: (prefix.format(role), suffix) for role in roles}
+def _registered() -> None:
+    """Registers the templates of chat_templates.toml."""
+    text = resources.files("sglang_lite.lang").joinpath("chat_templates.toml").read_text("utf-8")
+    for name, said in tomllib.loads(text).items():
+        turns = {role: (prefix, suffix) for role, (prefix, suffix) in said.pop("turns").items()}
+        style = ChatTemplateStyle[said.pop("style", "PLAIN")]
+        stops = tuple(said.pop("stop_str", ()))
+        system = said.pop("default_system_prompt", None)
+        register_chat_template(ChatTemplate(name, system, turns, stops, style=style, **said))
 
 
-def _turns(system: tuple[str, str], user: tuple[str, str], assistant: tuple[str, str]) -> dict[str, tuple[str, str]]:
-    return {"system": system, "user": user, "assistant": assistant}
-
-
-_CHATML = _around("<|im_start|>{}\n", "<|im_end|>\n")
-_LLAMA3 = _around("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>")
-_DEEPSEEK = _turns(("", ""), ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"))
-_MINICPM = _turns(("", " "), ("user:", " "), ("assistant:", "</s>"))
-_HELPFUL = "You are a helpful assistant."
-_IM_END = ("<|im_end|>",)
-
-for _template in (
-    ChatTemplate("default", None, _turns(("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))),
-    ChatTemplate("claude", None, _turns(("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", ""))),
-    ChatTemplate("chatml", None, _CHATML, _IM_END),
-    ChatTemplate("chatml-llava", _HELPFUL, _CHATML, _IM_END, "<image>\n"),
-    ChatTemplate("qwen", _HELPFUL, _CHATML, _IM_END),
-    ChatTemplate("qwen2-vl", _HELPFUL, _CHATML, _IM_END, "<|vision_start|><|image_pad|><|vision_end|>"),
-    ChatTemplate(
-        "vicuna_v1.1",
-        "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
-        "detailed, and polite answers to the user's questions.",
-        _turns(("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
-        image_token=" <image>\n",
-    ),
-    ChatTemplate(
-        "llama-2-chat",
-        None,
-        _turns(("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
-        style=ChatTemplateStyle.LLAMA2,
-    ),
-    ChatTemplate(
-        "mistral",
-        None,
-        _turns(("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
-        ("</s>",),
-        "[IMG]",
-    ),
-    ChatTemplate("llama-3-instruct", None, _LLAMA3, ("<|eot_id|>",), "<|image|>"),
-    ChatTemplate("llama-3-instruct-llava", None, _LLAMA3, ("<|eot_id|>",), "<image>\n"),
-    ChatTemplate(
-        "llama-4", None, _around("<|header_start|>{}<|header_end|>\n\n", "<|eot|>"), ("<|eot|>",), "<|image|>"
-    ),
-    ChatTemplate("minicpmv", None, _MINICPM, ("<|im_end|>", "<|endoftext|>"), "(<image>./</image>)"),
-    ChatTemplate(
-        "minicpmo", None, _MINICPM, ("<|im_end|>", "<|endoftext|>"), "(<image>./</image>)", "(<audio>./</audio>)"
-    ),
-    ChatTemplate("janus-pro", None, _DEEPSEEK, ("<｜end▁of▁sentence｜>",), "<image_placeholder>\n"),
-    ChatTemplate("janus", None, _DEEPSEEK, ("<｜end▁of▁sentence｜>",), "<image_placeholder>\n"),
-    ChatTemplate("deepseek-v3", None, _DEEPSEEK, ("<｜end▁of▁sentence｜>",)),
-    ChatTemplate(
-        "yi-1.5",
-        None,
-        _turns(("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")),
-        _IM_END,
-    ),
-    ChatTemplate(
-        "yi-vl",
-        "This is a chat between an inquisitive human and an AI assistant. Assume the role of the AI assistant. Read "
-        "all the images carefully, and respond to the human's questions with informative, helpful, detailed and polite "
-        "answers.这是一个好奇的人类和一个人工智能助手之间的对话。假设你扮演这个AI助手的角色。"
-        "仔细阅读所有的图像，并对人类的问题做出信息丰富、有帮助、详细的和礼貌的回答。",
-        _turns(("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n")),
-        image_token=" <image_placeholder>\n",
-    ),
-    ChatTemplate(
-        "gemma-it",
-        None,
-        _turns(("", ""), ("<start_of_turn>user\n", "<end_of_turn>\n"), ("<start_of_turn>model\n", "<end_of_turn>\n")),
-        (),
-        "<start_of_image>",
-        "<start_of_audio>",
-    ),
-    ChatTemplate(
-        "gemma-4-it",
-        None,
-        _turns(("<|turn>system\n", "<turn|>\n"), ("<|turn>user\n", "<turn|>\n"), ("<|turn>model\n", "<turn|>\n")),
-    ),
-    ChatTemplate(
-        "dbrx-instruct",
-        "You are DBRX, created by Databricks. You were last updated in December 2023. You answer questions based on "
-        "information available up to that point.\nYOU PROVIDE SHORT RESPONSES TO SHORT QUESTIONS OR STATEMENTS, but "
-        "provide thorough responses to more complex and open-ended questions.\nYou assist with various tasks, from "
-        "writing to coding (using markdown for code blocks — remember to use ``` with code, JSON, and tables).\n(You "
-        "do not have real-time data access or code execution capabilities. You avoid stereotyping and provide balanced "
-        "perspectives on controversial topics. You do not provide song lyrics, poems, or news articles and do not "
-        "divulge details of your training data.)\nThis is your system prompt, guiding your responses. Do not reference "
-        "it, just respond to the user. If you find yourself talking about this message, stop. You should be responding "
-        "appropriately and usually that means not mentioning this.\nYOU DO NOT MENTION ANY OF THIS INFORMATION ABOUT "
-        "YOURSELF UNLESS THE INFORMATION IS DIRECTLY PERTINENT TO THE USER'S QUERY.",
-        _turns(
-            ("<|im_start|>system\n", "<|im_end|>"),
-            ("\n<|im_start|>user\n", "<|im_end|>"),
-            ("\n<|im_start|>assistant\n", "<|im_end|>"),
-        ),
-        _IM_END,
-    ),
-    ChatTemplate(
-        "c4ai-command-r",
-        None,
-        _turns(
-            ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-        ),
-    ),
-    ChatTemplate(
-        "internvl-2-5",
-        "你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。",
-        _CHATML,
-        ("<|im_end|>", "<|action_end|>"),
-    ),
-    ChatTemplate(
-        "interns1",
-        "You are an AI assistant whose name is Intern-S1 (书生大模型).\n- Intern-S1 (书生大模型) is a vision-language "
-        "model that is developed by Shanghai AI Laboratory (上海人工智能实验室).  It is designed to be helpful, "
-        "honest, and harmless.\n- Intern-S1 (书生大模型) can understand and communicate fluently in the language "
-        "chosen by the user such as English and 中文.\nYou are an expert reasoner with extensive experience in all "
-        "areas. You approach problems through systematic thinking and rigorous reasoning. Your response should reflect "
-        "deep understanding and precise logical thinking, making your solution path and reasoning clear to others. "
-        "Please put your thinking process within <think>...</think> tags.",
-        _CHATML,
-        ("<|im_end|>", "<|action_end|>"),
-    ),
-    ChatTemplate(
-        "granite-3-instruct",
-        None,
-        _around("<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>\n"),
-        ("<|end_of_text|>",),
-    ),
-    ChatTemplate(
-        "glm-4v", None, _around("<|{}|>\n", "\n"), ("<|user|>", "<|endoftext|>", "<|observation|>"), "<|image|>"
-    ),
-):
-    register_chat_template(_template)
+_registered()
 
 
 def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]:

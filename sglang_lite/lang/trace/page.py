@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any, Final
 
 import msgspec
@@ -58,41 +59,14 @@ def as_html(trace: Trace) -> str:
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = _title(trace)
+    title = html.escape(_title(trace))
     totals = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _totals(trace))
     legend = "".join(f'<li><span class="{origin}">{origin}</span></li>' for origin in _ORIGINS)
-    timeline = "Branches over time; the list below has each node"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<h1>{html.escape(title)}</h1>
-<p class="soft">{html.escape(_shown(f"{trace.head.backend} {trace.head.model}"))}</p>
-<dl class="totals">{totals}</dl>
-<ul class="legend" aria-label="Colours of text by origin">{legend}</ul>
-</header>
-<section class="time" aria-label="Branches over time">
-<div class="scroll"><canvas id="timeline" role="img" aria-label="{timeline}"></canvas></div>
-<p id="told" aria-live="off"></p>
-</section>
-<main>
-<div id="nodes" role="listbox" aria-label="Nodes of the run; arrow keys move"></div>
-<aside id="details" aria-label="The chosen node" aria-live="polite"></aside>
-</main>
-<noscript><p>The page's list is made by a script of its own.</p></noscript>
-<script type="application/json" id="trace">{_embedded(trace)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    backend = html.escape(_shown(f"{trace.head.backend} {trace.head.model}"))
+    return Template(_resource("page.html")).substitute(
+        policy=policy, title=title, backend=backend, totals=totals, legend=legend, style=style, script=script,
+        trace=_embedded(trace),
+    )  # fmt: skip
 
 
 def extract(trace: Trace) -> str:
