@@ -110,7 +110,7 @@ def test_the_page_on_models_names_every_architecture_and_no_other():
         (name, file)
         for _, names, files in rows
         for name in re.findall(r"`(\w+)`", names)
-        for file in re.findall(r"`(\w+)`", files)
+        for file in re.findall(r"`([\w-]+)`", files)
     }
     known = {(family.architecture, file) for file, family in read_gguf.FAMILIES.items()}
     assert known <= in_gguf

@@ -346,7 +346,7 @@ FAMILIES: Mapping[str, Family] = {
          "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                              "truncate": False, "original_max_position_embeddings": 4096}},
         biases=_ATTENTION, slides=lambda c, i: i % 2 == 0, attention=lambda c: {"sinks": True},
-        experts=_gpt_oss_experts, experts_interleaved=True, names={**_NOT_SPLIT, "router": "mlp.router"},
+        experts=_gpt_oss_experts, experts_interleaved=True, names={"router": "mlp.router"},
     ),
     "glm4_moe": Family(
         ("Glm4MoeForCausalLM",),

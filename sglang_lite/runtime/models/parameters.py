@@ -202,10 +202,11 @@ class _Names:
                 places = [Place(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)]
             else:
                 places = [Place(path, (experts.count, stacked_rows, inputs), (expert, rows), outputs=1, inputs=2)]
+            biases = [Place(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)]
             if self._names[f"expert_{role}"]:
                 split = self._path(f"expert_{role}").format(expert)
                 places.insert(0, Place(f"{split}.weight", (outputs, inputs), inputs=1))
+                biases.insert(0, Place(f"{split}.bias", (outputs,)))
             yield Parameter(f"expert_{role}", (outputs, inputs), tuple(places), self._layer, expert)
             if experts.bias:
-                place = Place(f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1)
-                yield Parameter(f"expert_{role}_bias", (outputs,), (place,), self._layer, expert)
+                yield Parameter(f"expert_{role}_bias", (outputs,), tuple(biases), self._layer, expert)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import AttentionSpec, LayerSpec, ModelSpec
+
+Value: TypeAlias = Callable[[str], Json]  # of a key that goes without the architecture's name; None: it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +23,51 @@ class GgufFamily:
         architecture: that `config.json` names.
         more: fields of the config by keys of the metadata, which go without the architecture's name.
         fixed: fields of the config that llama.cpp takes for granted.
+        others: further fields of the config, of keys that may be missing.
         interleaved: rows of queries and keys lie for rotary pairs side by side.
         shifted_norms: norms are stored with the 1 that the model adds to them.
         wide: number of layers of that one size whose scores are scaled by the share of a head in the hidden state, not
             by the size of a head.
+        sigmoid: architecture of the files whose experts are scored by sigmoids.
     """
 
     architecture: str
     more: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Json] = field(default_factory=dict)
+    others: Callable[[Value], dict[str, Any]] = lambda value: {}
     interleaved: bool = False
     shifted_norms: bool = False
     wide: int | None = None
+    sigmoid: str = ""
 
 
+def _exaone4(value: Value) -> dict[str, Any]:
+    window, pattern = value("attention.sliding_window"), value("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return {"sliding_window": window}
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    return {"sliding_window": window, "layer_types": kinds if window else None}
+
+
+def _deepseek2(value: Value) -> dict[str, Any]:
+    groups = value("expert_group_count")
+    return {
+        "q_lora_rank": value("attention.q_lora_rank"),
+        "qk_nope_head_dim": value("attention.key_length_mla") - value("rope.dimension_count"),
+        "head_dim": None,
+        "partial_rotary_factor": 1.0,
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "norm_topk_prob": bool(value("expert_weights_norm")),
+        "routed_scaling_factor": value("expert_weights_scale") or 1.0,
+    }
+
+
+_SIGMOID = 2  # llama.cpp's number of it
 _EXPERTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }  # fmt: skip
+_WINDOW = {"sliding_window": "attention.sliding_window"}
 FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("LlamaForCausalLM", interleaved=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
@@ -58,13 +87,33 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "gemma": GgufFamily("GemmaForCausalLM", shifted_norms=True),
     "gemma2": GgufFamily(
         "Gemma2ForCausalLM",
-        {"sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+        {**_WINDOW, "attn_logit_softcapping": "attn_logit_softcapping",
          "final_logit_softcapping": "final_logit_softcapping"},
         shifted_norms=True, wide=46,
     ),
-    "gemma3": GgufFamily(
-        "Gemma3ForCausalLM", {"sliding_window": "attention.sliding_window"}, {"sliding_window_pattern": 6},
-        shifted_norms=True, wide=62,
+    "gemma3": GgufFamily("Gemma3ForCausalLM", _WINDOW, {"sliding_window_pattern": 6}, shifted_norms=True, wide=62),
+    "phi3": GgufFamily(
+        "Phi3ForCausalLM", {"original_max_position_embeddings": "rope.scaling.original_context_length"},
+        others=lambda value: {"sliding_window": value("attention.sliding_window")},
+    ),
+    "glm4": GgufFamily("Glm4ForCausalLM"),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", others=_exaone4),
+    "seed_oss": GgufFamily("SeedOssForCausalLM"),
+    "ernie4_5": GgufFamily("Ernie4_5ForCausalLM"),
+    "gpt-oss": GgufFamily(
+        "GptOssForCausalLM",
+        {**_WINDOW, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+         "intermediate_size": "expert_feed_forward_length"},
+    ),
+    "deepseek2": GgufFamily(
+        "DeepseekV2ForCausalLM",
+        {"n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+         "moe_intermediate_size": "expert_feed_forward_length", "n_shared_experts": "expert_shared_count",
+         "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+         "first_k_dense_replace": "leading_dense_block_count", "kv_lora_rank": "attention.kv_lora_rank",
+         "qk_rope_head_dim": "rope.dimension_count", "v_head_dim": "attention.value_length_mla",
+         "qk_nope_head_dim": "attention.key_length_mla"},
+        others=_deepseek2, sigmoid="DeepseekV3ForCausalLM",
     ),
 }  # fmt: skip
 
@@ -87,12 +136,13 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
             f"{source}: GGUF architecture {arch!r} is not supported.", hint=f"Supported: {', '.join(FAMILIES)}."
         )
     family = FAMILIES[arch]
-    if "attention.sliding_window" not in family.more.values() and metadata.get(f"{arch}.attention.sliding_window"):
-        raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
+    _check_parts(metadata, tensors, arch, source)
     try:
         config = _config(family, lambda key: metadata[f"{arch}.{key}"], metadata, arch, source)
     except KeyError as error:
         raise ModelError(f"{source}: the metadata key {error} is missing.") from error
+    if metadata.get(f"{arch}.attention.sliding_window") and config.get("sliding_window") is None:
+        raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
     config["tie_word_embeddings"] = "output.weight" not in tensors
     spec = spec_from_config(config, source)
     layers = tuple(_with_bias(layer, "blk.0.attn_q.bias" in tensors) for layer in spec.layers)
@@ -103,8 +153,22 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     )  # fmt: skip
 
 
+def _check_parts(metadata: Mapping[str, Json], tensors: frozenset[str], arch: str, source: str) -> None:
+    """Raises ModelError: the file has something that is not read."""
+    if any(name.startswith("rope_factors_") for name in tensors):
+        raise ModelError(f"{source}: longrope factors in a GGUF file are not supported.", hint="Use the HF folder.")
+    if metadata.get(f"{arch}.nextn_predict_layers"):
+        raise ModelError(f"{source}: layers that draft tokens are not supported here.", hint="Use the HF folder.")
+    if "blk.0.attn_kv_b.weight" in tensors:
+        raise ModelError(
+            f"{source}: latent attention as older converters wrote it is not supported.",
+            hint="Take a newer file, or the HF folder.",
+        )
+
+
 def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
-    assert isinstance(layer.attention, AttentionSpec)
+    if not isinstance(layer.attention, AttentionSpec):
+        return layer
     return replace(layer, attention=replace(layer.attention, qkv_bias=bias))
 
 
@@ -119,8 +183,9 @@ def _config(
         raise ModelError(f"{source}: heads of {head_dim} numbers, of which {rotary} are turned in pairs, can't be.")
     layers = value("block_count")
     scalar = hidden // heads if layers == family.wide else head_dim
+    sigmoid = metadata.get(f"{arch}.expert_gating_func") == _SIGMOID
     return {
-        "architectures": [family.architecture],
+        "architectures": [family.sigmoid if sigmoid and family.sigmoid else family.architecture],
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
         "intermediate_size": value("feed_forward_length"),
@@ -131,19 +196,47 @@ def _config(
         "max_position_embeddings": value("context_length"),
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "query_pre_attn_scalar": scalar,
+        "eos_token_id": None,  # the tokenizer says it
         "partial_rotary_factor": rotary / head_dim,
         **_rope(metadata, arch, source),
         **{name: value(key) for name, key in family.more.items()},
+        **family.others(lambda key: metadata.get(f"{arch}.{key}")),
         **family.fixed,
     }
 
 
 def _rope(metadata: Mapping[str, Json], arch: str, source: str) -> dict[str, Any]:
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
+    def value(key: str) -> Json:
+        return metadata.get(f"{arch}.rope.{key}")
+
+    kind = value("scaling.type") or "none"
+    if kind not in ("none", "linear", "yarn"):
         raise ModelError(f"{source}: GGUF rope scaling {kind!r} is not supported.", hint="Use the HF folder.")
-    theta = metadata.get(f"{arch}.rope.freq_base")
+    theta = value("freq_base")
     found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
     if kind == "linear":
         found["rope_scaling"] = {"rope_type": "linear", "factor": metadata[f"{arch}.rope.scaling.factor"]}
+    if kind == "yarn":
+        found["rope_scaling"] = {
+            name: number for name, number in _yarn(value, arch, source).items() if number is not None
+        }
     return found
+
+
+def _yarn(value: Value, arch: str, source: str) -> dict[str, Any]:
+    if value("scaling.yarn_ext_factor") not in (None, 1.0):
+        raise ModelError(
+            f"{source}: `{arch}.rope.scaling.yarn_ext_factor` is not supported.", hint="Use the HF folder."
+        )
+    weight = value("scaling.yarn_log_multiplier")
+    if weight is not None and arch != "deepseek2":
+        raise ModelError(
+            f"{source}: `{arch}.rope.scaling.yarn_log_multiplier` is not supported.", hint="Use the HF folder."
+        )
+    weight = None if weight is None else weight / 0.1  # as converters write it
+    return {
+        "rope_type": "yarn", "factor": value("scaling.factor"),
+        "original_max_position_embeddings": value("scaling.original_context_length"),
+        "attention_factor": value("scaling.yarn_attn_factor"), "beta_fast": value("scaling.yarn_beta_fast"),
+        "beta_slow": value("scaling.yarn_beta_slow"), "mscale": weight, "mscale_all_dim": weight,
+    }  # fmt: skip

@@ -17,7 +17,24 @@ SIZES = dict(
 )  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 EXPERT_KEYS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
-# Class in transformers, further fields of its config, and further keys of the metadata.
+LATENT = dict(
+    num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+    n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, moe_intermediate_size=24, first_k_dense_replace=1,
+)  # fmt: skip
+# As the converter writes them: heads share one latent, which is as long as rank and turned part.
+LATENT_KEYS = {
+    "attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16, "attention.q_lora_rank": 20,
+    "attention.kv_lora_rank": 16, "attention.key_length_mla": 20, "attention.value_length_mla": 10,
+    "rope.dimension_count": 8, "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3,
+    "expert_shared_count": 2, "expert_feed_forward_length": 24, "expert_weights_scale": 1.7,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
+GROUP_KEYS = {"expert_group_count": 4, "expert_group_used_count": 2}
+MSCALE = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=0.8,
+              mscale_all_dim=0.8)  # fmt: skip
+YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+# Class in transformers, further fields of its config, and further keys of the metadata. A second word is a variant.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("Llama", {}, {}),
     "qwen2": ("Qwen2", {}, {}),
@@ -35,6 +52,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                {"attention.sliding_window": 5, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16},
                {"attention.sliding_window": 5}),
+    "phi3": ("Phi3", {"sliding_window": 5},
+             {"attention.sliding_window": 5, "rope.scaling.original_context_length": 4096}),
+    "phi3 4": ("Phi3", {"sliding_window": None, "rope_parameters": dict(
+                   rope_type="default", rope_theta=1e4, partial_rotary_factor=0.75)},
+               {"attention.sliding_window": 0, "rope.scaling.original_context_length": 64, "rope.dimension_count": 6}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}, {"rope.dimension_count": 8}),
+    "exaone4": ("Exaone4", {"sliding_window": 5, "layer_types": WINDOWS},
+                {"attention.sliding_window": 5, "attention.sliding_window_pattern": [True, True, False] * 2}),
+    "exaone4 small": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 6}, {}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}, {}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}, {}),
+    "gpt-oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 5,
+                           "rope_parameters": dict(rope_type="yarn", rope_theta=1e4, factor=4.0, truncate=False,
+                                                   original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)},
+                {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48,
+                 "attention.sliding_window": 5, **YARN_KEYS}),
+    "deepseek2": ("DeepseekV3", {**LATENT, **GROUPS, "rope_parameters": MSCALE, "norm_topk_prob": True},
+                  {**LATENT_KEYS, **GROUP_KEYS, **YARN_KEYS, "expert_gating_func": 2, "expert_weights_norm": True,
+                   "rope.scaling.yarn_log_multiplier": 0.08}),
+    "deepseek2 groups": ("DeepseekV2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy"},
+                         {**LATENT_KEYS, **GROUP_KEYS, "expert_gating_func": 1}),
+    "deepseek2 lite": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1,
+                                      "routed_scaling_factor": 1.0, "topk_method": "greedy"},
+                       {**LATENT_KEYS, "attention.q_lora_rank": None, "expert_group_count": 1,
+                        "expert_group_used_count": 1, "expert_weights_scale": 1.0}),
 }  # fmt: skip
 PERMUTED = ("llama", "smollm3", "granite")
 
@@ -47,12 +89,12 @@ def pairs_side_by_side(rows, heads):
 def model_of(arch):
     name, config, _ = FAMILIES[arch]
     made = {"Gemma3": "Gemma3Text"}.get(name, name)
-    config = getattr(transformers, f"{made}Config")(**SIZES, **config)
+    config = getattr(transformers, f"{made}Config")(**SIZES | config)
     return randomise(getattr(transformers, f"{name}ForCausalLM")(config))
 
 
-def write(path, arch, model, **changes):
-    c = model.config
+def write(path, family, model, **changes):
+    c, arch = model.config, family.partition(" ")[0]
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     theta = c.rope_parameters.get("rope_theta") or c.rope_parameters["full_attention"]["rope_theta"]
     writer = gguf.GGUFWriter(path, arch)
@@ -61,12 +103,12 @@ def write(path, arch, model, **changes):
         "feed_forward_length": c.intermediate_size, "attention.head_count": c.num_attention_heads,
         "attention.head_count_kv": c.num_key_value_heads, "attention.key_length": head_dim,
     }  # fmt: skip
-    for key, value in keys.items():
-        writer.add_uint32(f"{arch}.{key}", value)
-    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", c.rms_norm_eps)
-    writer.add_float32(f"{arch}.rope.freq_base", theta)
-    for key, value in {**FAMILIES[arch][2], **changes}.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{arch}.{key}", value)
+    keys |= {"attention.layer_norm_rms_epsilon": c.rms_norm_eps, "rope.freq_base": float(theta)}
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+           list: writer.add_array}  # fmt: skip
+    for key, value in {**keys, **FAMILIES[family][2], **changes}.items():
+        if value is not None:
+            add[type(value)](f"{arch}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*(chr(33 + i) for i in range(c.vocab_size - 1)), '!"'])
@@ -93,10 +135,30 @@ def converted(name, tensor, arch, config):
     if arch in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         tensor = pairs_side_by_side(tensor, heads)
+    if arch == "gpt-oss" and ".experts." in name:
+        return converted_experts(name, tensor)
+    if name.endswith("kv_b_proj.weight"):
+        heads = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, values = heads.split_with_sizes((config.qk_nope_head_dim, config.v_head_dim), 1)
+        return [(name.replace("kv_b", "k_b"), keys.transpose(1, 2)), (name.replace("kv_b", "v_b"), values)]
+    if name.endswith("sinks"):
+        name += ".weight"
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.gate_up_proj"):
         stem = name.removesuffix("gate_up_proj")
         return [(f"{stem}{part}.weight", half) for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2, 1))]
     return [(f"{name}.weight" if name.endswith("experts.down_proj") else name, tensor)]
+
+
+def converted_experts(name, tensor):
+    """gpt-oss's stacks, in which inputs lie before outputs, and a gate beside each up."""
+    stem, _, last = name.rpartition(".")
+    kind = "bias" if last.endswith("_bias") else "weight"
+    part = last.removesuffix("_bias")
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if part == "down_proj":
+        return [(f"{stem}.down_proj.{kind}", rows)]
+    return [(f"{stem}.gate_proj.{kind}", rows[:, ::2]), (f"{stem}.up_proj.{kind}", rows[:, 1::2])]
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -130,4 +192,23 @@ def test_the_largest_gemmas_scale_by_the_share_of_a_head(arch, layers, scale):
 def test_what_a_family_has_not_is_refused(tmp_path):
     path = write(tmp_path / "tiny.gguf", "olmo2", model_of("olmo2"), **{"attention.sliding_window": 16})
     with pytest.raises(sgl.ModelError, match="olmo2 with a sliding window is not supported"):
+        sgl.Engine(path, in_process=True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "change", "message"),
+    [
+        ("gpt-oss", {"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
+        ("gpt-oss", {"rope.scaling.yarn_log_multiplier": 0.1}, "gpt-oss.rope.scaling.yarn_log_multiplier"),
+        ("gpt-oss", {"expert_count": 5}, "blk.0.ffn_gate_exps.weight has 4 experts, and more are needed"),
+        ("gpt-oss", {"expert_used_count": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
+        ("exaone4", {"attention.sliding_window_pattern": [True] * 5}, "don't fit 6 layers"),
+        ("deepseek2", {"expert_group_count": None}, "'deepseek2.expert_group_count' is missing"),
+        ("deepseek2", {"nextn_predict_layers": 1}, "layers that draft tokens are not supported here"),
+        ("deepseek2", {"attention.kv_lora_rank": 12}, r"has shape \(16,\), the config says \(12,\)"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused_by_its_key(tmp_path, arch, change, message):
+    path = write(tmp_path / "tiny.gguf", arch, model_of(arch), **change)
+    with pytest.raises(sgl.ModelError, match=message):
         sgl.Engine(path, in_process=True)

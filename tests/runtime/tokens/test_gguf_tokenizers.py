@@ -16,6 +16,40 @@ PIECES = ["the", "The", "THE", "camelCase", "HTTPServer", "it's", "WE'LL", "can'
           "3.14", "!", "...", "/*", "a/b", "é", "É", "e\u0301", "नमस्ते", "日本語", "Ünïcödé", "ǅ", "ʰ", "½", "_x", "-", "\u00a0", "😀"]  # fmt: skip
 
 
+EAST = [
+    "中文字",
+    "ひらがな",
+    "カタカナ",
+    "한국어",
+    "，",
+    "。",
+    "“x”",
+    "ＡＢ",
+    "\u3000",
+    "№",
+    "Ω",
+    "+",
+    "<=",
+    "€",
+    "ß",
+    "ა",
+]
+# Of the tokenizers' own files, where transformers names no pre-tokenizer of GGUF.
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+OWN = {
+    "command-r": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "deepseek-coder": [
+        *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (
+            "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")),
+        pre_tokenizers.Digits(individual_digits=True), BYTES],
+    "deepseek-v3": [
+        *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (
+            r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+            r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")),
+        BYTES],
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def metadata(model_file):
     return GgufFile(model_file).metadata
@@ -32,7 +66,26 @@ def test_text_is_split_as_transformers_splits_it(metadata, name):
         assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
 
 
-@pytest.mark.parametrize("name", ["deepseek-llm", "command-r", "gpt-5"])
+@pytest.mark.parametrize("name", OWN)
+def test_text_is_split_as_the_tokenizers_own_file_splits_it(metadata, name):
+    ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test").backend.pre_tokenizer
+    expected = pre_tokenizers.Sequence(OWN[name])
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choices(PIECES + EAST, k=rng.randrange(1, 12)))
+        assert ours.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
+def test_deepseeks_first_pre_tokenizer_splits_by_scripts(metadata):
+    """Pieces as llama.cpp's vocabulary tests have them: letters, punctuation and East Asian text apart."""
+    ours = tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": "deepseek-llm"}, "test").backend.pre_tokenizer
+    text = "Hello, y'all! 3 33 333 我想在apple工作1314天～\n\nнещо ===  "
+    pieces = [text[slice(*span)] for _, span in ours.pre_tokenize_str(text)]
+    assert pieces == ["Hello", ",", " y", "'", "all", "!", " ", "3", " ", "33", " ", "333", " ", "我想在", "apple", "工作",
+                      "1314", "天", "～", "\n", "\n", "нещо", " ===", "  "]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["falcon", "gpt-5"])
 def test_what_is_not_checked_is_refused_by_name(metadata, name):
     with pytest.raises(sgl.ModelError, match=f"pre-tokenizer '{name}' is not supported"):
         tokenizer_from_gguf({**metadata, "tokenizer.ggml.pre": name}, "test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.parameters import Parameter, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
@@ -45,6 +46,8 @@ class GgufSource(WeightSource):
 
     def _read(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]
+        if isinstance(tensor, LatentHeads):
+            return tensor.matrix()
         heads = self._heads.get(name)
         rows = tensor.shape[0]
         # take() refuses a shape that the heads don't divide.
@@ -57,7 +60,41 @@ class GgufSource(WeightSource):
         return _Rows(data[order], tensor)
 
 
-def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor]:
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The matrix that makes keys and values of latents, which lies in two stacks, a matrix a head.
+
+    Attributes:
+        keys: of shape (heads, rank, size of a key).
+        values: of shape (heads, size of a value, rank).
+    """
+
+    keys: GgufTensor
+    values: GgufTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.keys.shape[0] * (self.keys.shape[2] + self.values.shape[1]), self.values.shape[2]
+
+    @property
+    def kind(self) -> str:
+        return self.values.kind
+
+    @property
+    def size(self) -> int:
+        return self.keys.size + self.values.size
+
+    def matrix(self) -> torch.Tensor:
+        """float32 of `shape`: a head's keys, then its values."""
+        parts = []
+        for head in range(self.keys.shape[0]):
+            keys, values = self.keys.part(head), self.values.part(head)
+            parts += [_Rows(keys.data(), keys).decode(0, keys.shape[0]).T]
+            parts += [_Rows(values.data(), values).decode(0, values.shape[0])]
+        return torch.cat(parts)
+
+
+def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | LatentHeads]:
     """The tensors of a file by the names that `parameters` has for them; experts, which lie in stacks, one by one.
 
     Raises:
@@ -68,20 +105,54 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor]:
 
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.metadata["general.architecture"])
     table = get_tensor_name_map(arch, len(spec.layers))
-    named, left = {}, set(file.tensors) - {_FREQUENCIES}
-    wanted = [(p.places[0].name, p.expert) for p in parameters(spec)]
-    for name, expert in wanted:
-        theirs = name if expert is None else name.replace(f".experts.{expert}.", ".experts.")
-        found = table.get_name(theirs, (".weight", ".bias"))
-        if found in file.tensors:
-            tensor = file.tensors[found]
-            named[name] = tensor if expert is None or len(tensor.shape) != 3 else tensor.part(expert)
-            left.discard(found)
+    named: dict[str, GgufTensor | LatentHeads] = {}
+    left = set(file.tensors) - {_FREQUENCIES}
+    for parameter in parameters(spec):
+        name, found = parameter.places[0].name, [
+            table.get_name(theirs, (".weight", ".bias")) for theirs in _converted_names(parameter)
+        ]  # fmt: skip
+        if not all(each in file.tensors for each in found):
+            continue
+        left -= set(found)
+        tensors = [file.tensors[each] for each in found]
+        if len(tensors) == 2:
+            named[name] = _latent_heads(tensors[0], tensors[1], file)
+        elif parameter.expert is None or len(tensors[0].shape) == len(parameter.shape):
+            named[name] = tensors[0]
+        elif tensors[0].shape[0] <= parameter.expert:
+            raise ModelError(f"{file.path}: {found[0]} has {tensors[0].shape[0]} experts, and more are needed.")
+        else:
+            named[name] = tensors[0].part(parameter.expert)
     if left:
         raise ModelError(f"{file.path}: the tensor {min(left)!r} is of no supported architecture.")
     if _FREQUENCIES in file.tensors:
         named[_FREQUENCIES] = file.tensors[_FREQUENCIES]
     return named
+
+
+def _converted_names(parameter: Parameter) -> list[str]:
+    """Names by which a converter looks up where it writes a parameter: of latents' keys and values two, of experts'
+    that of their stack."""
+    name = parameter.places[0].name
+    if parameter.role == "kv_b":
+        return [name.replace("kv_b_proj", part) for part in ("k_b_proj", "v_b_proj")]
+    if parameter.role == "sinks":
+        return [f"{name}.weight"]
+    if parameter.role == "correction":
+        return [name.replace("_correction_bias", "_correction.bias")]
+    return [name if parameter.expert is None else name.replace(f".experts.{parameter.expert}.", ".experts.")]
+
+
+def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> LatentHeads:
+    """Raises ModelError: the shapes don't fit each other."""
+    shapes = keys.shape, values.shape
+    if (
+        len(keys.shape) != 3
+        or len(values.shape) != 3
+        or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
+    ):
+        raise ModelError(f"{file.path}: {keys.name} and {values.name} have the shapes {shapes[0]} and {shapes[1]}.")
+    return LatentHeads(keys, values)
 
 
 class _Rows(Encoded):

@@ -14,8 +14,8 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import MOST_BYTES
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.weights.folder import pickled_tensors, weight_files
-from sglang_lite.runtime.models.weights.gguf import named_tensors
-from sglang_lite.runtime.models.weights.gguf_file import GgufFile
+from sglang_lite.runtime.models.weights.gguf import LatentHeads, named_tensors
+from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import Weight, WeightSource, canonical
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers
 
 def _of_gguf(file: GgufFile) -> Headers:
     try:
-        tensors = named_tensors(file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path)))
+        tensors: Mapping[str, GgufTensor | LatentHeads] = named_tensors(
+            file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
+        )
     except ModelError:  # of which reading the model tells
         tensors = file.tensors
     return {name: Header(each.shape, each.kind, torch.float32, each.size, file.path) for name, each in tensors.items()}
