@@ -140,7 +140,9 @@ class _Inquiry:
             return
         self._spec = found = read_spec(self.path)
         native = isinstance(found, ModelSpec)
-        why = f"the family {found.architecture}" if native else "there is none of our own for it; on a CPU only"
+        why = "there is none of our own for it; on a CPU only"
+        if isinstance(found, ModelSpec):
+            why = f"the family {found.architecture}{'' if found.has_kernels else '; on a CPU only'}"
         self._learn(
             architecture=self.known.architecture or found.architecture, why=why,
             runs="native" if native else "transformers", serves=("generate", "score"),

@@ -112,7 +112,11 @@ class Decoder:
             x = x * self.embedding_scale
         turns = [rope.at(positions) for rope in self.ropes]
         for i, layer in enumerate(self.layers):
-            h = self._attention(i, layer, self._norm(x, layer.input_norm), *turns[layer.rope], plan, cache)
+            taken = self._norm(x, layer.input_norm)
+            h = self._attention(i, layer, taken, *turns[layer.rope], plan, cache)
+            if layer.spec.parallel:
+                x = x + self._added(layer, h + layer.feed_forward(taken))
+                continue
             x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
             h = layer.feed_forward(self._norm(x, layer.mlp_norm))
             x = x + self._added(layer, self._norm(h, layer.post_mlp_norm))
@@ -127,7 +131,11 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+        if weight is None:
+            return x
+        if self.spec.norm == "layer":
+            return F.layer_norm(x, (x.shape[-1],), weight[0], weight[1], self.spec.rms_eps)
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
 
     def _added(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale

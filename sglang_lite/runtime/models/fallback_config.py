@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field
-from sglang_lite.runtime.models.families import ARCHITECTURES, Config
+from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, Config
 
 _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
 _FIELDS = {
@@ -33,11 +33,13 @@ class FallbackSpec:
 
 
 def is_native(config: Config) -> bool:
-    """True for an architecture of our own, and for a config that names none, or not in words."""
+    """True for an architecture of our own, if our code computes what its config asks for; and for a config that names
+    none, or not in words."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
-    return any(name in ARCHITECTURES for name in names)
+    ours = [FAMILIES[ARCHITECTURES[name]] for name in names if name in ARCHITECTURES]
+    return any(not any(config.get(flag) for flag in family.without) for family in ours)
 
 
 def fallback_spec(config: Config, source: str) -> FallbackSpec:

@@ -31,6 +31,8 @@ class Family:
         turns: the layers whose queries and keys are turned by their positions, by index and window.
         interleaved: pairs that are turned together lie side by side. A constant, or a field's name.
         latent: attention is latent, by DeepSeek's names of fields.
+        gated: dense feed-forwards have a gate.
+        without: flags of configs that none of our code computes: transformers' own runs those.
         layer_ropes: layers with a window have rope parameters of their own.
         rope_aliases: types of rope under other names.
         activations: of which the name in a config means another one.
@@ -49,6 +51,8 @@ class Family:
     turns: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
     interleaved: bool | str = False
     latent: bool = False
+    gated: bool = True
+    without: tuple[str, ...] = ()
     layer_ropes: bool = False
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +95,15 @@ def _granite_layer(config: Config) -> dict[str, Any]:
 
 def _granite_model(config: Config) -> dict[str, Any]:
     return {"embedding_scale": float(config["embedding_multiplier"]), "logit_scale": 1.0 / config["logits_scaling"]}
+
+
+def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
+    """Layer norms in place of RMSNorm, whose eps has that name in a config."""
+    return lambda config: {"norm": "layer", "norm_bias": bias, "norm_offset": offset, "rms_eps": config[eps]}
+
+
+def _cohere_model(config: Config) -> dict[str, Any]:
+    return {**_layer_norm("layer_norm_eps", bias=False)(config), "logit_scale": config["logit_scale"]}
 
 
 def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
@@ -302,6 +315,43 @@ FAMILIES: Mapping[str, Family] = {
         {"num_key_value_heads": 2, "head_dim": 128, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
          "tie_word_embeddings": True},
         biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
+    ),
+    "starcoder2": Family(
+        ("Starcoder2ForCausalLM",),
+        {"num_key_value_heads": 2, "norm_epsilon": 1e-5, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
+         "tie_word_embeddings": True},
+        biases=("use_bias", "use_bias", "use_bias"), gated=False, slides=_always, model=_layer_norm("norm_epsilon"),
+        names={"up": "mlp.c_fc", "down": "mlp.c_proj"},
+    ),
+    "phi": Family(
+        ("PhiForCausalLM",),
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}, biases=(True, True, True),
+        gated=False, without=("qk_layernorm",), layer=lambda c: {"parallel": True},
+        model=lambda c: {**_layer_norm("layer_norm_eps")(c), "head_bias": True},
+        names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "final_layernorm"},
+    ),
+    "stablelm": Family(
+        ("StableLmForCausalLM",),
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
+        biases=("use_qkv_bias", False, False), without=("qk_layernorm",),
+        layer=lambda c: {"parallel": c["use_parallel_residual"]}, model=_layer_norm("layer_norm_eps"),
+    ),
+    "cohere": Family(
+        ("CohereForCausalLM",),
+        {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625, "tie_word_embeddings": True},
+        biases=_ATTENTION, interleaved=True, without=("use_qk_norm",), layer=lambda c: {"parallel": True},
+        model=_cohere_model,
+    ),
+    "cohere2": Family(
+        ("Cohere2ForCausalLM",),
+        {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
+         "sliding_window_pattern": 4},
+        biases=_ATTENTION, interleaved=True, slides=_but_each("sliding_window_pattern"),
+        turns=lambda c, i, window: window is not None, layer=lambda c: {"parallel": True}, model=_cohere_model,
+    ),
+    "nemotron": Family(
+        ("NemotronForCausalLM",), {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
+        biases=_ALL, gated=False, model=_layer_norm("norm_eps", offset=1.0),
     ),
     "mixtral": Family(
         ("MixtralForCausalLM",),

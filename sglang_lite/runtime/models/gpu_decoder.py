@@ -37,6 +37,10 @@ class GpuDecoder(Decoder):
         heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}
         if len(heads) > 1 or spec.kv_layout.alike is None:
             raise ModelError("layers whose heads differ don't run on a GPU.", hint='Use device="cpu".')
+        if not spec.has_kernels:
+            raise ModelError(
+                "layer norms, and feed-forwards without a gate, don't run on a GPU.", hint='Use device="cpu".'
+            )
         super().__init__(spec, *args, **kwargs)
         self._plain = all(map(_is_plain, spec.layers))
 

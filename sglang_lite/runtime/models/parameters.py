@@ -89,35 +89,41 @@ def parameters(spec: ModelSpec) -> Iterator[Parameter]:
     yield Parameter("embedding", table, (Place("model.embed_tokens.weight", table, inputs=1),))
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
-    yield Parameter("norm", (spec.hidden_size,), (Place("model.norm.weight", (spec.hidden_size,)),))
+    norm, size = f"model.{FAMILIES[spec.architecture].names.get('norm', 'norm')}", (spec.hidden_size,)
+    yield Parameter("norm", size, (Place(f"{norm}.weight", size),))
+    if spec.norm_bias:
+        yield Parameter("norm_bias", size, (Place(f"{norm}.bias", size),))
     if not spec.tied_embeddings:
         yield Parameter("head", table, (Place("lm_head.weight", table, inputs=1),))
+    if spec.head_bias:
+        yield Parameter("head_bias", table[:1], (Place("lm_head.bias", table[:1]),))
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
     """Parameters of a layer. A bias has its matrix's role and `_bias`."""
     layer = spec.layers[index]
-    names = _Names(FAMILIES[spec.architecture], index)
+    names = _Names(FAMILIES[spec.architecture], index, norm_bias=spec.norm_bias)
     yield from _of_attention(names, layer, spec.hidden_size)
     feed_forward = layer.feed_forward
-    if layer.norms != "after":
-        yield names.vector("mlp_norm", spec.hidden_size)
+    if layer.norms != "after" and not layer.parallel:
+        yield from names.norm("mlp_norm", spec.hidden_size)
     if isinstance(feed_forward, DenseSpec):
-        yield from names.gated("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
+        made = names.gated if feed_forward.gated else names.plain
+        yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
     else:
         yield from _of_experts(names, feed_forward, spec.hidden_size)
     if layer.norms != "before":
-        yield names.vector("mlp_out_norm", spec.hidden_size)
+        yield from names.norm("mlp_out_norm", spec.hidden_size)
 
 
 def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[Parameter]:
     a = layer.attention
     if layer.norms != "after":
-        yield names.vector("input_norm", hidden)
+        yield from names.norm("input_norm", hidden)
     yield from _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
     yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
     if layer.norms != "before":
-        yield names.vector("attention_out_norm", hidden)
+        yield from names.norm("attention_out_norm", hidden)
 
 
 def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Parameter]:
@@ -158,8 +164,8 @@ def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Pa
 class _Names:
     """Parameters of one layer by role, at the names that its family gives them."""
 
-    def __init__(self, family: Family, layer: int) -> None:
-        self._family, self._layer = family, layer
+    def __init__(self, family: Family, layer: int, *, norm_bias: bool) -> None:
+        self._family, self._layer, self._norm_bias = family, layer, norm_bias
         self._names = {**_NAMES, **family.names}
 
     def _path(self, role: str) -> str:
@@ -167,6 +173,15 @@ class _Names:
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> Parameter:
         return Parameter(role, (size,), (Place(self._path(role) + suffix, (size,)),), self._layer)
+
+    def norm(self, role: str, size: int) -> Iterator[Parameter]:
+        yield self.vector(role, size)
+        if self._norm_bias:
+            yield Parameter(f"{role}_bias", (size,), (Place(f"{self._path(role)}.bias", (size,)),), self._layer)
+
+    def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
+        yield from self.matrices({f"{prefix}up": size}, hidden, bias=bias)
+        yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
     def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
         yield from self.matrices({f"{prefix}gate": size, f"{prefix}up": size}, hidden, bias=bias)

@@ -24,6 +24,7 @@ from sglang_lite.runtime.models.spec import (
 _FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }  # fmt: skip
 # What the frequency scaling of each kind needs.
 _ROPE_KINDS = {
@@ -85,12 +86,11 @@ def _read(name: str, config: Config) -> ModelSpec:
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         max_positions=_max_positions(config, layers),
-        rms_eps=config.get("rms_norm_eps", 1e-6),
         layers=layers,
         tied_embeddings=config.get("tie_word_embeddings", False),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         bos_id=config.get("bos_token_id"),
-        **family.model(config),
+        **{"rms_eps": config.get("rms_norm_eps", 1e-6), **family.model(config)},
     )
 
 
@@ -107,7 +107,10 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     qkv_bias, output_bias, mlp_bias = (
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
-    dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias)
+    for flag in family.without:
+        if config.get(flag):
+            raise ValueError(f"{flag} is not supported")
+    dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias, family.gated)
     rope, local = _ropes(family, config, head_dim)
     causal = _is_causal(family, config)
     changes = {"scale": head_dim**-0.5, "qk_norm": family.qk_norm, "causal": causal, **family.attention(config)}
@@ -169,7 +172,7 @@ def _experts(config: Config, fields: Mapping[str, Any]) -> ExpertsSpec:
 def _activation(family: Family, config: Config) -> str:
     name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     name = family.activations.get(name, name)
-    if name not in _ACTIVATIONS:
+    if name not in _ACTIVATIONS or (name == "relu2" and family.gated):
         raise ValueError(f"the activation {name!r} is not supported (only {', '.join(_ACTIVATIONS)})")
     return _ACTIVATIONS[name]
 

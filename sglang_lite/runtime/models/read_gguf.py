@@ -67,6 +67,7 @@ _EXPERTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }  # fmt: skip
+_LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 _WINDOW = {"sliding_window": "attention.sliding_window"}
 FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("LlamaForCausalLM", interleaved=True),
@@ -104,6 +105,14 @@ FAMILIES: Mapping[str, GgufFamily] = {
         "GptOssForCausalLM",
         {**_WINDOW, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
          "intermediate_size": "expert_feed_forward_length"},
+    ),
+    "command-r": GgufFamily("CohereForCausalLM", {**_LAYER_NORM, "logit_scale": "logit_scale"}),
+    "cohere2": GgufFamily(
+        "Cohere2ForCausalLM", {**_LAYER_NORM, **_WINDOW, "logit_scale": "logit_scale"}, {"sliding_window_pattern": 4},
+    ),
+    "starcoder2": GgufFamily("Starcoder2ForCausalLM", {"norm_epsilon": _LAYER_NORM["layer_norm_eps"]}),
+    "stablelm": GgufFamily(
+        "StableLmForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
     ),
     "deepseek2": GgufFamily(
         "DeepseekV2ForCausalLM",
@@ -183,6 +192,7 @@ def _config(
         raise ModelError(f"{source}: heads of {head_dim} numbers, of which {rotary} are turned in pairs, can't be.")
     layers = value("block_count")
     scalar = hidden // heads if layers == family.wide else head_dim
+    layer_norm = _LAYER_NORM["layer_norm_eps"] in family.more.values()
     sigmoid = metadata.get(f"{arch}.expert_gating_func") == _SIGMOID
     return {
         "architectures": [family.sigmoid if sigmoid and family.sigmoid else family.architecture],
@@ -194,7 +204,7 @@ def _config(
         "num_key_value_heads": metadata.get(f"{arch}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        **({} if layer_norm else {"rms_norm_eps": value("attention.layer_norm_rms_epsilon")}),
         "query_pre_attn_scalar": scalar,
         "eos_token_id": None,  # the tokenizer says it
         "partial_rotary_factor": rotary / head_dim,

@@ -41,7 +41,7 @@ Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # of a layer, by rol
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of a layer; None for what its spec does not have.
+    """Weights of a layer; None for what its spec does not have. A layer norm's [2, size] are factors, then biases.
 
     Attributes:
         rope: index of its rotary table.
@@ -103,28 +103,34 @@ class WeightReader:
         """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
         p = self.precision
         embedding = stacked([self._take(self._of_model["embedding"])], p.weights, self.device)
+        bias = self._vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
-            return embedding, self._head(self._take(self._of_model["head"]))
+            return embedding, self._head(self._take(self._of_model["head"]), bias)
         if self.source.has("lm_head.weight"):
             # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
             table = stacked([self.source.take("lm_head.weight", shape)], p.weights, self.device)
-            return embedding, self._head(embedding if torch.equal(table, embedding) else table)
-        return embedding, self._head(embedding)
+            return embedding, self._head(embedding if torch.equal(table, embedding) else table, bias)
+        return embedding, self._head(embedding, bias)
 
     def embedding_alone(self) -> torch.Tensor:
         """The table of token embeddings, of a model whose head is not wanted."""
-        self.source.leave_out("lm_head.weight")
+        for name in ("lm_head.weight", "lm_head.bias"):
+            self.source.leave_out(name)
         return stacked([self._take(self._of_model["embedding"])], self.precision.weights, self.device)
 
     def norm(self) -> torch.Tensor:
-        """Weight of the norm before the head."""
-        return self._norm(self._of_model["norm"])
+        """Weight of the norm before the head, as `Layer` has them."""
+        return self._norm(self._of_model["norm"], self._of_model.get("norm_bias"))
 
     def layer(self, index: int) -> Layer:
         spec = self.spec.layers[index]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
-        norms = {role: self._norm(p) for (role, _), p in table.items() if role.endswith("norm")}
+        norms = {
+            role: self._norm(p, table.get((f"{role}_bias", None)))
+            for (role, _), p in table.items()
+            if role.endswith("norm")
+        }
         sinks, attention = table.get(("sinks", None)), spec.attention
         layer = Layer(
             spec=spec,
@@ -188,8 +194,11 @@ class WeightReader:
         assert isinstance(vector, torch.Tensor), "only matrices are encoded"
         return vector
 
-    def _norm(self, parameter: Parameter) -> torch.Tensor:
-        return self._vector(parameter).float().add(self.spec.norm_offset).to(self.device, self.precision.compute)
+    def _norm(self, parameter: Parameter, bias: Parameter | None = None) -> torch.Tensor:
+        weight = self._vector(parameter).float().add(self.spec.norm_offset)
+        if self.spec.norm == "layer":
+            weight = torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
+        return weight.to(self.device, self.precision.compute)
 
     def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
         """Matrices that are stacked along their outputs; as one where the checkpoint has them so."""
@@ -223,7 +232,8 @@ class WeightReader:
     def _feed_forward(
         self, table: Table, prefix: str, spec: DenseSpec | ExpertsSpec, expert: int | None = None
     ) -> FeedForward:
-        gate_up = self._linear(table, (f"{prefix}gate", f"{prefix}up"), expert)
+        plain = isinstance(spec, DenseSpec) and not spec.gated
+        gate_up = self._linear(table, (f"{prefix}up",) if plain else (f"{prefix}gate", f"{prefix}up"), expert)
         return FeedForward(gate_up, self._linear(table, (f"{prefix}down",), expert), spec, self.precision.one_path)
 
     def _experts(self, table: Table, spec: ExpertsSpec) -> Experts | GpuExperts:
@@ -303,10 +313,10 @@ class WeightReader:
                 at = end
         return whole, scales
 
-    def _head(self, weight: Weight) -> Linear:
+    def _head(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         p = self.precision
-        if self.fused or p.int8 or p.weights == torch.float32:
-            return self._make([weight], None, quantise=False)
+        if self.fused or p.int8 or p.weights == torch.float32 or bias is not None:
+            return self._make([weight], bias, quantise=False)
         return self._steady(make_head([weight], one_path=p.one_path), *stacked_shape([weight]))
 
     def _make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:

@@ -159,19 +159,21 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A gated feed-forward.
+    """A feed-forward.
 
     Attributes:
-        activation: "silu", "gelu" or "gelu_tanh".
+        activation: "silu", "gelu", "gelu_tanh" or "relu2".
+        gated: the activation is that of a gate, which what goes up is multiplied by; else of what goes up.
     """
 
     size: int
     activation: str = "silu"
     bias: bool = False
+    gated: bool = True
 
     def numbers(self, hidden: int) -> int:
         """Numbers of its matrices."""
-        return 3 * hidden * self.size
+        return (3 if self.gated else 2) * hidden * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +234,14 @@ class LayerSpec:
     Attributes:
         norms: what is normalised: what comes in ("before"), what goes out ("after"), or both.
         residual_scale: factor of what is added.
+        parallel: the feed-forward takes what attention takes, normalised once, and both are added together.
     """
 
     attention: AttentionSpec | LatentSpec
     feed_forward: FeedForwardSpec
     norms: Literal["before", "after", "both"] = "before"
     residual_scale: float = 1.0
+    parallel: bool = False
 
     def numbers(self, hidden: int) -> int:
         """Numbers of its matrices."""
@@ -251,7 +255,11 @@ class ModelSpec:
     Attributes:
         architecture: the family, of `families.FAMILIES`, whose names its checkpoints have.
         max_positions: longest sequence.
-        norm_offset: 1.0 where RMSNorm multiplies by (1 + weight).
+        rms_eps: of all norms of hidden states, whatever their kind.
+        norm: kind of those: "rms", or "layer", which takes the mean off first (arXiv:1607.06450).
+        norm_bias: they add one.
+        norm_offset: 1.0 where they multiply by (1 + weight).
+        head_bias: of the product that gives logits.
         embedding_scale, logit_scale: factors of embeddings and logits.
         logit_softcap: logits become softcap * tanh(logits / softcap).
         draft_layers: layers that a checkpoint may have behind its own to draft tokens with; they are left out.
@@ -264,7 +272,10 @@ class ModelSpec:
     rms_eps: float
     layers: tuple[LayerSpec, ...]
     tied_embeddings: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
     norm_offset: float = 0.0
+    head_bias: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -280,6 +291,12 @@ class ModelSpec:
     def causal(self) -> bool:
         """True where no token sees what is after it: the model can generate."""
         return all(layer.attention.causal for layer in self.layers)
+
+    @property
+    def has_kernels(self) -> bool:
+        """True where all its layers are of kinds that kernels compute on a GPU."""
+        plain = (isinstance(each.feed_forward, DenseSpec) and not each.feed_forward.gated for each in self.layers)
+        return self.norm == "rms" and not any(plain) and not any(layer.parallel for layer in self.layers)
 
     @property
     def latent(self) -> bool:

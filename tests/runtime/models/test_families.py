@@ -12,6 +12,8 @@ import torch
 import transformers
 from safetensors import safe_open
 from transformers import (
+    Cohere2ForCausalLM,
+    CohereForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
@@ -31,10 +33,12 @@ from transformers import (
     MinistralForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
     Phi3ForCausalLM,
+    PhiForCausalLM,
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen2MoeForCausalLM,
@@ -42,10 +46,16 @@ from transformers import (
     Qwen3MoeForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
+    StableLmForCausalLM,
+    Starcoder2ForCausalLM,
 )
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
+from sglang_lite.runtime.checkpoint import read_spec
+from sglang_lite.runtime.config import EngineConfig
+from sglang_lite.runtime.load import load_model
+from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -134,6 +144,14 @@ FAMILIES: dict[str, Any] = {
     "glm4-moe-lite": ("Glm4MoeLiteForCausalLM", DEEPSEEK | dict(v_head_dim=24)),
     "youtu": ("YoutuForCausalLM", LATENT),
     "minicpm3": ("MiniCPM3ForCausalLM", MINICPM3),
+    "starcoder2": (Starcoder2ForCausalLM, {}),
+    "starcoder2-window": (Starcoder2ForCausalLM, dict(sliding_window=9, use_bias=False, tie_word_embeddings=False)),
+    "phi": (PhiForCausalLM, dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "stablelm": (StableLmForCausalLM, dict(use_qkv_bias=True)),
+    "stablelm-parallel": (StableLmForCausalLM, dict(use_parallel_residual=True)),
+    "cohere": (CohereForCausalLM, dict(logit_scale=0.3)),
+    "cohere2": (Cohere2ForCausalLM, dict(sliding_window=9, layer_types=WINDOWS, logit_scale=0.3)),
+    "nemotron": (NemotronForCausalLM, dict(mlp_bias=True)),
 }  # fmt: skip
 
 
@@ -274,3 +292,28 @@ def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
     with engine(save(reference, tmp_path)) as running:
         assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
     assert "tensors that see images are left out" in caplog.text
+
+
+def test_what_our_code_or_kernels_lack_is_left_to_transformers_code(tmp_path, monkeypatch):
+    small = SHAPE | dict(num_hidden_layers=1)
+    folder = save(randomise(StableLmForCausalLM(StableLmForCausalLM.config_class(**small))), tmp_path / "stablelm")
+    spec = read_spec(folder)
+    assert not spec.has_kernels
+    config = EngineConfig.make(model=str(folder), quantization="fp8")
+    monkeypatch.setattr("sglang_lite.runtime.load.pick_device", lambda config: torch.device("cuda", 0))
+    with pytest.raises(sgl.ParameterError, match="StableLmForCausalLM runs by transformers' code"):
+        load_model(config, folder)
+    changed = StableLmForCausalLM.config_class(**small, qk_layernorm=True)
+    folder = save(randomise(StableLmForCausalLM(changed)), tmp_path / "normalised")
+    assert isinstance(read_spec(folder), FallbackSpec)
+    with pytest.raises(sgl.ModelError, match="qk_layernorm is not supported"):
+        read_spec(folder, "native")
+
+
+@needs_kernels
+def test_a_gpus_decoder_refuses_layer_norms_by_name():
+    spec = spec_from_config(
+        {**PhiForCausalLM.config_class(**SHAPE).to_dict(), "architectures": ["PhiForCausalLM"]}, "test"
+    )
+    with pytest.raises(sgl.ModelError, match="layer norms, and feed-forwards without a gate, don't run on a GPU"):
+        GpuDecoder(spec)

@@ -33,6 +33,8 @@ GROUP_KEYS = {"expert_group_count": 4, "expert_group_used_count": 2}
 MSCALE = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=0.8,
               mscale_all_dim=0.8)  # fmt: skip
 YARN_KEYS = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
+HALF_TURNED = {"rope.dimension_count": 2}
 WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 # Class in transformers, further fields of its config, and further keys of the metadata. A second word is a variant.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -68,6 +70,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                                                    original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0)},
                 {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48,
                  "attention.sliding_window": 5, **YARN_KEYS}),
+    "command-r": ("Cohere", {"logit_scale": 0.3}, {"logit_scale": 0.3, **LAYER_NORM}),
+    "cohere2": ("Cohere2", {"logit_scale": 0.3, "sliding_window": 5},
+                {"logit_scale": 0.3, "attention.sliding_window": 5, "rope.dimension_count": 8, **LAYER_NORM}),
+    "starcoder2": ("Starcoder2", {}, LAYER_NORM),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}, {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": False}),
+    "stablelm parallel": ("StableLm", {"use_parallel_residual": True},
+                          {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": True}),
     "deepseek2": ("DeepseekV3", {**LATENT, **GROUPS, "rope_parameters": MSCALE, "norm_topk_prob": True},
                   {**LATENT_KEYS, **GROUP_KEYS, **YARN_KEYS, "expert_gating_func": 2, "expert_weights_norm": True,
                    "rope.scaling.yarn_log_multiplier": 0.08}),
@@ -103,7 +112,7 @@ def write(path, family, model, **changes):
         "feed_forward_length": c.intermediate_size, "attention.head_count": c.num_attention_heads,
         "attention.head_count_kv": c.num_key_value_heads, "attention.key_length": head_dim,
     }  # fmt: skip
-    keys |= {"attention.layer_norm_rms_epsilon": c.rms_norm_eps, "rope.freq_base": float(theta)}
+    keys |= {"attention.layer_norm_rms_epsilon": getattr(c, "rms_norm_eps", None), "rope.freq_base": float(theta)}
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
            list: writer.add_array}  # fmt: skip
     for key, value in {**keys, **FAMILIES[family][2], **changes}.items():

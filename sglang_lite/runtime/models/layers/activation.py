@@ -1,4 +1,4 @@
-"""Activations of gated feed-forwards, on a CPU."""
+"""Activations of feed-forwards, on a CPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 
-def gated(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, exact: bool) -> torch.Tensor:
-    """act(gate) * up of rows [T, 2 size], gates first.
+def activated(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, exact: bool) -> torch.Tensor:
+    """act(gate) * up of rows [T, 2 size], gates first; without a gate act(up) of rows [T, size].
 
     Args:
         exact: a row's bits don't depend on its neighbours: in 16 bits, torch computes the last elements of a thread's
             share differently.
     """
+    if isinstance(spec, DenseSpec) and not spec.gated:
+        return _plain(gate_up.float() if exact else gate_up, spec.activation).to(gate_up.dtype)
     gate, up = gate_up.chunk(2, -1)
     if spec.activation == "silu":
         return F.silu(gate).mul_(up)
@@ -26,3 +28,11 @@ def gated(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, exact: bool) 
     else:
         wide = F.gelu(wide, approximate="tanh" if spec.activation == "gelu_tanh" else "none")
     return wide.to(gate.dtype).mul_(up)
+
+
+def _plain(x: torch.Tensor, activation: str) -> torch.Tensor:
+    if activation == "silu":
+        return F.silu(x)
+    if activation == "relu2":
+        return F.relu(x).square()
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

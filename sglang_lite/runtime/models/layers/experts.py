@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 
 from sglang_lite.runtime.kernels.reference.experts_route import experts_route
-from sglang_lite.runtime.models.layers.activation import gated
+from sglang_lite.runtime.models.layers.activation import activated
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A gated feed-forward.
+    """A feed-forward.
 
     Attributes:
-        gate_up: gates, then ups.
-        exact: as `gated` takes it.
+        gate_up: gates, then ups; without a gate ups alone.
+        exact: as `activated` takes it.
     """
 
     gate_up: Linear
@@ -27,7 +27,7 @@ class FeedForward:
     exact: bool
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated(self.gate_up(x), self.spec, exact=self.exact))
+        return self.down(activated(self.gate_up(x), self.spec, exact=self.exact))
 
 
 @dataclass(frozen=True, slots=True)
