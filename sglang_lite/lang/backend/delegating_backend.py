@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turns import TurnRules
+from sglang_lite.protocol import Constraint, Location, SamplingParams, Usage
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -18,7 +21,7 @@ class DelegatingBackend(BaseBackend):
     def __init__(self, backend: BaseBackend) -> None:
         super().__init__()
         self.backend, self.chat_template = backend, backend.chat_template
-        self.capabilities = backend.capabilities
+        self.capabilities, self.unset_max_tokens = backend.capabilities, backend.unset_max_tokens
 
     @property
     def trace_name(self) -> str:
@@ -46,3 +49,14 @@ class DelegatingBackend(BaseBackend):
 
     def tool_family(self) -> str | None:
         return self.backend.tool_family()
+
+    def cost(self, usage: Usage) -> float | None:
+        return self.backend.cost(usage)
+
+    def check(
+        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
+    ) -> None:
+        self.backend.check(node, params, constraint, where)
+
+    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
+        self.backend.check_selection(node, choices, scores=scores, where=where)

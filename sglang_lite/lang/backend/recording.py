@@ -28,7 +28,6 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Image,
-    Location,
     Message,
     ParameterError,
     Prompt,
@@ -37,7 +36,6 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
     Span,
-    Usage,
 )
 from sglang_lite.protocol.recording import (
     RecordedCall,
@@ -87,7 +85,7 @@ class Recording(DelegatingBackend):
         super().__init__(backend)
         if backend.blocking:
             raise backend.refusal("record", "being recorded, with SGLang's hooks", "Write agenerate and aselect.", None)
-        self.enforces, self.unset_max_tokens = backend.enforces, backend.unset_max_tokens
+        self.enforces = backend.enforces
         self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
         self._runs: list[Callable[[], object]] = []  # wait for runs on it
         self._secrets = [
@@ -202,19 +200,6 @@ class Recording(DelegatingBackend):
         for secret in self._secrets:
             text = text.replace(secret, "…")
         return _KEY.sub(r"\1\2…", _QUERY.sub(r"\1", text))
-
-    # ------------------------------------------------------------------------------------- what the other one is
-
-    def cost(self, usage: Usage) -> float | None:
-        return self.backend.cost(usage)
-
-    def check(
-        self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
-    ) -> None:
-        self.backend.check(node, params, constraint, where)
-
-    def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
-        self.backend.check_selection(node, choices, scores=scores, where=where)
 
 
 def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:

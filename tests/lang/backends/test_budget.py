@@ -212,3 +212,10 @@ def test_an_answer_that_is_cut_short_counts_too(api, connected):
     assert state["n"] == 4
     assert (state.usage().completion_tokens, state.usage().thrown_away_tokens) == (5, 3)
     assert isinstance(state.usage(), Usage)
+
+
+def test_a_run_again_has_the_backends_price():
+    backend = sgl.ScriptedBackend(default="a")
+    backend.price = sgl.Price(1.0, 1.0)
+    state = four.run(backend=backend, max_cost=1.0)
+    assert state.rerun("a1", "b")["a3"] == "a"
