@@ -1,0 +1,43 @@
+"""The picture of a measurement: bars are as long as the limit's share, and whoever has no figure has no bar."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from sglang_lite.bench.peers import Figures
+from sglang_lite.bench.picture import main
+from sglang_lite.bench.records import Machine, Report, Row, Runs
+
+MACHINE = Machine("H200 <1>", "2.11", "qwen3-0.6b", "bfloat16", 4e12, 8e14, 2.0, 9.0, 0, 100_000)
+
+
+def rows(*ideals):
+    return tuple(Row(f"work{i}", 64, ideal, Runs(3.0, (2.0, 4.0, 1.0), 10), None) for i, ideal in enumerate(ideals))
+
+
+def drawn(report, tmp_path):
+    """Bars' widths by their title, and all texts, of the picture that the command draws."""
+    report.save(tmp_path / "report.json")
+    main(str(tmp_path / "report.json"), str(tmp_path / "report.svg"))
+    svg = ElementTree.parse(tmp_path / "report.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [(r[0].text, float(r.get("width"))) for r in svg.iter(space + "rect") if len(r)]
+    return bars, [text.text for text in svg.iter(space + "text")]
+
+
+def test_bars_are_as_long_as_the_share_of_the_limit(tmp_path):
+    peers = {"vllm": Figures("1", {"work0": 4.0}, ""), "sglang": Figures("", {}, "can't be imported")}
+    bars, texts = drawn(Report(MACHINE, rows(1.0, 0.5), peers), tmp_path)
+    lengths = dict(bars)
+    assert [name for name, _ in bars] == ["sglang_lite: 2 s", "vllm: 4 s", "sglang_lite: 2 s"]
+    assert bars[0][1] == 2 * lengths["vllm: 4 s"] == pytest.approx(2 * bars[2][1])
+    assert {"50%, 2 s", "25%, 4 s", "25%, 2 s", "vllm: not measured", "work0", "work1"} <= set(texts)
+    assert any("H200 <1>" in text and "of what the hardware allows" in text for text in texts)
+    assert not any("sglang" in text.split() for text in texts)  # nothing of it was measured
+
+
+def test_without_a_limit_the_fastest_is_all(tmp_path):
+    bars, texts = drawn(Report(MACHINE, rows(None), {"vllm": Figures("1", {"work0": 1.0}, "")}), tmp_path)
+    assert bars[1][1] == 2 * bars[0][1]
+    assert {"100%, 1 s", "50%, 2 s"} <= set(texts)
+    assert any("share of the fastest" in text for text in texts)
