@@ -56,7 +56,7 @@ KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept o
 KEPT_MB = 64  # of memory that may be more: allocators keep some
 ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
 _DRAIN_S = 30  # for what was left alone to end
-_ROLES = {"sglang_lite.engine.serve": "engine", "structured_output.worker": "workers"}  # by what they run
+_ROLES = {"sglang_lite.engine.child_main": "engine", "structured_output.worker": "workers"}  # by what they run
 
 
 class Client:

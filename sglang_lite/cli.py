@@ -158,7 +158,7 @@ def _warm(options: argparse.Namespace) -> int:
     from sglang_lite.engine.engine import Engine
 
     started = time.perf_counter()
-    with Engine(**({"model": options.model} if options.model else {}), compile_processes=None) as engine:
+    with Engine(**({"model": options.model} if options.model else {})) as engine:
         print(f"{engine.model_name}: ready after {time.perf_counter() - started:.1f} s")
     return 0
 

@@ -20,6 +20,14 @@ def test_importing_loads_no_heavy_package():
     assert run(f"import sys, sglang_lite; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
 
 
+def test_an_engine_process_is_started_before_heavy_packages_are_imported():
+    """And what that process imports first, to start what compiles kernels."""
+    modules = "sglang_lite.engine.engine_process, sglang_lite.engine.engine, sglang_lite.engine.child_main"
+    assert run(f"import sys, {modules}; print([m for m in {HEAVY} if m in sys.modules])").strip() == "[]"
+    light = run("import sys, sglang_lite.engine.child_main; print(*sys.modules)").split()
+    assert not {"msgspec", "asyncio", "sglang_lite.wire", "sglang_lite.protocol"} & set(light)
+
+
 def test_a_program_can_be_defined_and_run_without_torch():
     code = (
         "import sys, sglang_lite as sgl\n"

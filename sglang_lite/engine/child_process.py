@@ -30,8 +30,9 @@ _LONGEST_LINE = 10_000  # bytes; the rest is the next one
 class ChildProcess:
     """
     Args:
-        module: whose `main(descriptor)` it runs.
+        module: whose `main(descriptor, *arguments)` it runs.
         name: of what it is, for messages.
+        arguments: numbers, texts or None.
 
     Attributes:
         connection: to it.
@@ -41,7 +42,7 @@ class ChildProcess:
         BackendError: it can't be started.
     """
 
-    def __init__(self, module: str, name: str) -> None:
+    def __init__(self, module: str, name: str, *arguments: int | str | None) -> None:
         if not sys.executable:
             raise BackendError(
                 f"{name} can't be started: Python does not say where its executable is.", hint="Use in_process=True."
@@ -57,7 +58,7 @@ class ChildProcess:
                 f"import sys; sys.path[:] = {_paths()!r}\n"  # before a `signal.py` in its folder could be found
                 "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C is the parent's
                 f"from {module} import main\n"
-                f"main({theirs.fileno()})"
+                f"main(*{(theirs.fileno(), *arguments)!r})"
             )
             try:
                 self._process = subprocess.Popen(

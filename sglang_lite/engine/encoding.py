@@ -1,4 +1,7 @@
-"""`Engine.encode`, `score_pairs`, `classify` and `reward`: the calls of models that read texts and generate none."""
+"""`Engine.encode`, `score_pairs`, `classify` and `reward`: the calls of models that read texts and generate none.
+
+numpy is imported where it is used, as an engine's process is started before that.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.encoding.request import Readable, are_ids, reads_no_text, tokenised
 from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sglang_lite.engine.engine import Engine
 
 _TEXTS = 4096  # that cross to the engine's process at a time
@@ -106,6 +109,8 @@ def embeddings(
     Raises:
         As `encode`.
     """
+    import numpy as np
+
     spec = _spec(engine)
     if spec.classifier is not None:
         raise CapabilityError(f"{engine.model_name} gives scores or classes.", hint="Use score_pairs or classify.")
@@ -214,6 +219,8 @@ def label_numbers(
     Raises:
         As `reward`.
     """
+    import numpy as np
+
     classifier = _classifier(engine)
     logits, tokens = _read(engine, texts, truncate=truncate, field=field)
     if plain:
@@ -248,6 +255,8 @@ def _read(
     engine: Engine, texts: Sequence[Readable], *, truncate: bool, field: str, prompt: str = ""
 ) -> tuple[NDArray[np.float32], list[int]]:
     """The numbers of texts or pairs: float32 [N, width], and the tokens of each."""
+    import numpy as np
+
     engine.core.check_wait("encode")
     spec = _spec(engine)
     requests = [
@@ -268,5 +277,7 @@ def _read(
 
 
 def _sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    import numpy as np
+
     shares: NDArray[np.float32] = 0.5 * (1 + np.tanh(0.5 * x))
     return shares

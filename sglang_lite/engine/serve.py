@@ -65,6 +65,7 @@ from sglang_lite.protocol import (
     Selection,
     SglError,
 )
+from sglang_lite.runtime.compile_process import CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
@@ -87,11 +88,12 @@ _TURN_S = 0.0001
 _T = TypeVar("_T")
 
 
-def main(descriptor: int) -> None:
+def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     """Runs the engine's process.
 
     Args:
         descriptor: of its end of the socket.
+        compiler: that was started early, if any.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the handle's, whose requests are then aborted
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
@@ -107,7 +109,7 @@ def main(descriptor: int) -> None:
     served = Served(outgoing)
     threading.Thread(target=served.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
     try:
-        core = _loaded(start, outgoing)
+        core = _loaded(start, outgoing, compiler)
     except Exception as error:
         outgoing.post(Failed(failure_of(error)))
         threading.Event().wait()  # the handle closes the line when it has read that
@@ -164,7 +166,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
     ours.propagate = False
 
 
-def _loaded(start: Start, outgoing: Outgoing) -> EngineCore | EncodingCore:
+def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EncodingCore:
     from sglang_lite.runtime.core.engine_thread import build  # which loads torch
     from sglang_lite.runtime.load import load
 
@@ -177,7 +179,11 @@ def _loaded(start: Start, outgoing: Outgoing) -> EngineCore | EncodingCore:
             yield part
         outgoing.post(Progress(len(every), len(every)))
 
-    return build(config, lambda: load(config, Path(start.model_path), progress))
+    try:
+        return build(config, lambda: load(config, Path(start.model_path), progress, compiler))
+    finally:
+        if compiler is not None:
+            compiler.end()
 
 
 def _ready(core: EngineCore | EncodingCore) -> Ready:

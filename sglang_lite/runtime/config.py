@@ -94,9 +94,10 @@ class EngineConfig:
         compile_timeout_s: seconds on the CPU that compiling a constraint may take; longer fails its request alone.
         compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
         cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
-        compile_processes: processes that compile a model's kernels for a GPU, side by side, while its weights are read;
-            none are started where Triton's cache has them. 0: the engine compiles them itself, one after the other.
-            None: one a core, at most 16. Without a meaning on a CPU.
+        compile_processes: forks of a process that compile a model's kernels for a GPU, side by side, while its weights
+            are read; the engine takes each when it is there. None are started where Triton's cache has all. 0: the
+            engine compiles them itself, one after the other. None: one a core, at most 16; 0 where there is one core.
+            Without a meaning on a CPU.
         attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any
             size, reads no shared prefix once for all, runs without CUDA graphs, and is slower. "auto" is the first one
             that can run the model. "flashinfer" and "flash_attn" are the packages `flashinfer-python` and
@@ -148,7 +149,7 @@ class EngineConfig:
     compile_timeout_s: float = 10.0
     compile_memory_mb: int = 2048
     cuda_graphs: bool = True
-    compile_processes: int | None = 0
+    compile_processes: int | None = None
     attention_backend: AttentionBackendName = "auto"
     threads: int | None = None
     seed: int | None = None

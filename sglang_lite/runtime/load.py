@@ -14,6 +14,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import onednn, startup_messages
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
+from sglang_lite.runtime.compile_process import CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.encoding.spec import is_encoder
@@ -53,12 +54,16 @@ class LoadedModel:
 
 
 def load(
-    config: EngineConfig, path: Path, progress: Callable[[Iterable[int]], Iterable[int]] | None = None
+    config: EngineConfig,
+    path: Path,
+    progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    compiler: CompileProcess | None = None,
 ) -> LoadedModel | LoadedEncoder:
     """Loads what is at `path`: a model that generates, or one that reads.
 
     Args:
         progress: gets the parts that are loaded and gives them back one by one; None for a bar.
+        compiler: that was started early, for kernels; None where it is started if there is one to compile.
 
     Raises:
         ModelError: damaged or not supported.
@@ -66,16 +71,20 @@ def load(
     if is_encoder(path):
         bar = progress or partial(startup_messages.progress, level=config.log_level)
         return load_encoder(config, path, pick_device(config), bar)
-    return load_model(config, path, progress)
+    return load_model(config, path, progress, compiler)
 
 
 def load_model(
-    config: EngineConfig, path: Path, progress: Callable[[Iterable[int]], Iterable[int]] | None = None
+    config: EngineConfig,
+    path: Path,
+    progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
+    compiler: CompileProcess | None = None,
 ) -> LoadedModel:
     """Loads the GGUF file or folder at `path`.
 
     Args:
         progress: gets the parts that are loaded and gives them back one by one; None for a bar.
+        compiler: as `load` takes it.
 
     Raises:
         ModelError: damaged or not supported.
@@ -110,7 +119,7 @@ def load_model(
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
     )  # fmt: skip
-    compiles = _compile(config, spec, formats, positions, device)
+    compiles = _compile(config, spec, formats, positions, device, compiler)
     try:
         with torch.inference_mode():
             watch = progress or partial(startup_messages.progress, level=config.log_level)
@@ -135,14 +144,19 @@ def _opened(config: EngineConfig, path: Path) -> Checkpoint:
 
 
 def _compile(
-    config: EngineConfig, spec: ModelSpec, formats: Precision, longest: int, device: torch.device
+    config: EngineConfig,
+    spec: ModelSpec,
+    formats: Precision,
+    longest: int,
+    device: torch.device,
+    compiler: CompileProcess | None,
 ) -> Compiling | None:
     """Kernels of a model on a GPU, compiled while it is loaded."""
     if device.type != "cuda":
         return None
     from sglang_lite.runtime.executor.compile_ahead import compiling  # needs Triton
 
-    return compiling(config, spec, formats, longest, device)
+    return compiling(config, spec, formats, longest, device, compiler)
 
 
 def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackSpec) -> LoadedModel:

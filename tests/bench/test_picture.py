@@ -21,7 +21,7 @@ def drawn(report, tmp_path):
     main(str(tmp_path / "report.json"), str(tmp_path / "report.svg"))
     svg = ElementTree.parse(tmp_path / "report.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
-    bars = [(r[0].text, float(r.get("width"))) for r in svg.iter(space + "rect") if len(r)]
+    bars = [(r[0].text, float(r.get("width", ""))) for r in svg.iter(space + "rect") if len(r)]
     return bars, [text.text for text in svg.iter(space + "text")]
 
 

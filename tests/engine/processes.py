@@ -8,7 +8,7 @@ from pathlib import Path
 MARK = "SGLANG_LITE_MARK"
 
 
-def children(module="sglang_lite.engine.serve"):
+def children(module="sglang_lite.engine.child_main"):
     """This process's children that run a module."""
     found = []
     for task in Path("/proc/self/task").iterdir():

@@ -231,7 +231,7 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
         assert parent.stdout.readline() == "begun\n"
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
-        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.serve"))
+        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child_main"))
         before = processes.resident(engine)
         processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
         grown = processes.resident(engine) - before

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.runtime.encoding.spec import EncoderSpec
 from sglang_lite.runtime.resolved_params import shown
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Encoding
 
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -80,6 +79,8 @@ def tokenised(
             enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
             for index, encoding in zip(mine, enclosed):
                 tokens[index] = encoding.ids, encoding.type_ids
+    import numpy as np  # which takes longer than the start of an engine's process, that is first
+
     return EncodeRequest(
         np.fromiter((i for ids, _ in tokens for i in ids), np.int32),
         np.fromiter((i for _, types in tokens for i in types), np.int32),

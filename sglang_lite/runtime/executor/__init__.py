@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from sglang_lite.runtime.config import EngineConfig, Sizes
@@ -33,7 +34,7 @@ def make_runner(
         pages: pages in the KV pool.
         sizes: of the steps.
         config: attention backend, graphs and numerics.
-        compiling: processes that compile the model's kernels, which are waited for.
+        compiling: what compiles the model's kernels meanwhile: each is waited for.
     """
     if not is_fused(model):
         return CpuRunner(
@@ -49,9 +50,6 @@ def make_runner(
         original_logprobs=config.original_logprobs,
     )  # fmt: skip
     if model.device.type == "cuda":
-        if compiling is not None:
-            compiling.wait()
-        runner.warm_up()
-        if compiling is not None:
-            compiling.kept()
+        with contextlib.nullcontext() if compiling is None else compiling.awaited():
+            runner.warm_up()
     return runner

@@ -1,8 +1,8 @@
-"""Compiling a model's kernels side by side, in processes, while its weights are read.
+"""Compiling a model's kernels side by side while its weights are read.
 
-Each process warms up the same runner on tensors without memory, so that it meets the variants that the engine's own
-warm-up will, and compiles its share of them into Triton's cache. No process touches the GPU: the card need not be
-there.
+A process warms up the same runner on tensors without memory, so that it meets the variants that the engine's own
+warm-up will. Forks of it compile them into Triton's cache, and tell which are there. The engine's warm-up waits for
+each when it comes to it. None of them touches the GPU: the card need not be there.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ import hashlib
 import logging
 import os
 import pickle
-import subprocess
-import sys
-from collections.abc import Callable
+import socket
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
 import triton
+from triton.runtime.cache import triton_key
 
 from sglang_lite.runtime import kernels
+from sglang_lite.runtime.compile_process import MARKS, CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
-from sglang_lite.runtime.kernels.variants import Variant, telling
+from sglang_lite.runtime.kernels.variants import Variant, awaiting, compile_driver, telling
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
@@ -37,8 +41,10 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 logger = logging.getLogger("sglang_lite")
 
-_MOST_PROCESSES = 16
-_PATIENCE_S = 300.0
+_MOST_FORKS = 16
+_LONGEST = ("prefill_kernel", "_decode", "_prefix", "_prefill", "_pick", "_scan")  # 3.5 to 1 s; all others take less
+# What tensors without memory, and kernels of newer cards, import: done while the engine's process finds its card.
+_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes", "sglang_lite.runtime.kernels.prefill_attention_hopper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,8 @@ class Runner:
 def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object]) -> None:
     """Tells every variant of a kernel that a runner's warm-up launches on a card."""
     layers = runner.spec.layers
-    unlike = tuple(layer for i, layer in enumerate(layers) if layer not in layers[:i])  # equal ones launch the same
-    spec = replace(runner.spec, layers=unlike)
+    unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones launch the same
+    spec = replace(runner.spec, layers=(layers[0], *unlike))  # but the first of all, which has nothing to add
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     with telling(card, tell), torch.inference_mode():
@@ -92,41 +98,44 @@ class _Weightless(WeightSource):
 
 
 class Compiling:
-    """Processes that compile a runner's kernels, unless the cache has them all.
+    """A process that compiles a runner's kernels, unless the cache has them all.
 
     Args:
         runner: whose kernels.
         card: that it will run on.
-        processes: how many; None for one a core, at most 16.
+        processes: forks at a time; None for one a core, at most 16; 0 for no process.
+        early: that was started before the runner was known. It is ended by who started it.
     """
 
-    def __init__(self, runner: Runner, card: Card, processes: int | None = None) -> None:
-        self._done = prepare_cache() / "sglang_lite" / _name(runner, card)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        if self._done.exists():
+    def __init__(
+        self, runner: Runner, card: Card, processes: int | None = None, early: CompileProcess | None = None
+    ) -> None:
+        folder = prepare_cache()
+        self._done = folder / MARKS / _name(runner, card)
+        self._process: CompileProcess | None = None
+        cores = len(os.sched_getaffinity(0))
+        count = min(cores, _MOST_FORKS) if processes is None else processes
+        if self._done.exists() or not count or (processes is None and cores == 1):
             return
-        count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if processes is None else processes
         try:
-            for index in range(count):
-                self._processes.append(start_process(runner, card, index, count))
+            self._process = early or CompileProcess()
         except OSError as error:
             logger.warning("no process to compile kernels can be started (%s): the engine compiles them.", error)
+        else:
+            self._process.send(pickle.dumps((os.fspath(folder), runner, card, count)))
 
-    def wait(self) -> None:
-        """Waits for all. Kernels that a process did not compile are left to the warm-up, which is said."""
-        for process in self._processes:
-            try:
-                status = process.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                status = process.wait()
-            if status:
-                logger.warning(
-                    "a process that compiles kernels ended with status %d: the engine compiles its share.", status
-                )
-
-    def kept(self) -> None:
-        """Notes that the cache has all kernels, once the runner is warm."""
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Context of the runner's warm-up: each kernel is waited for when it is first launched. After it the cache
+        has all of them."""
+        try:
+            if self._process is None:
+                yield
+            else:
+                with awaiting(self._process.wait_for):
+                    yield
+        finally:
+            self.end()
         try:
             self._done.parent.mkdir(exist_ok=True)
             self._done.touch()
@@ -134,48 +143,27 @@ class Compiling:
             logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
 
     def end(self) -> None:
-        """Ends processes that are not needed any more."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-
-def start_process(runner: Runner, card: Card, index: int, count: int) -> subprocess.Popen[bytes]:
-    """Starts a process that compiles every `count`-th variant, from `index` on.
-
-    Raises:
-        OSError: it can't be started.
-    """
-    # Ctrl-C is the caller's. This process's paths come before anything is imported.
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        f"from {__name__} import main; main()"
-    )
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE,
-        env={**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it has ended, as its status tells
-        pickle.dump((runner, card, index, count), pipe)
-    return process
+        """Ends the process, which is not needed any more."""
+        if self._process is not None:
+            self._process.end()
 
 
 def compiling(
-    config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device
-) -> Compiling:
+    config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device,
+    early: CompileProcess | None = None,
+) -> Compiling:  # fmt: skip
     """Starts compiling the kernels of a model that is about to be loaded.
 
     Args:
         longest: sequence, in tokens.
         device: a GPU.
+        early: as `Compiling` takes it.
     """
     sizes = config.sized(gpu=True, longest=longest)
     runner = Runner(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend
     )
-    return Compiling(runner, card_of(device), config.compile_processes)
+    return Compiling(runner, card_of(device), config.compile_processes, early)
 
 
 def _name(runner: Runner, card: Card) -> str:
@@ -186,15 +174,77 @@ def _name(runner: Runner, card: Card) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    """A process: its share of the variants, in their order."""
-    runner, card, index, count = pickle.load(sys.stdin.buffer)
-    seen = 0
+def main(descriptor: int) -> None:
+    """The process.
 
-    def compile_own(variant: Variant) -> None:
-        nonlocal seen
-        if seen % count == index:
-            variant.compile()
-        seen += 1
+    Args:
+        descriptor: of its end of the line.
+    """
+    line = socket.socket(fileno=descriptor)
+    _forked(compile_driver)  # the engine's process needs it first
+    triton_key()  # which forks have from here: it reads all of Triton
+    for name in _IMPORTED_LATE:
+        with contextlib.suppress(ImportError):  # of a Triton that has not all of it
+            import_module(name)
+    work = b"".join(iter(lambda: line.recv(1 << 20), b""))
+    if not work:
+        return
+    os.environ["TRITON_CACHE_DIR"], runner, card, count = pickle.loads(work)
+    variants: list[Variant] = []
+    tell_variants(runner, card, variants.append)
+    raise SystemExit(compile_all(variants, count, line))
 
-    tell_variants(runner, card, compile_own)
+
+def compile_all(variants: list[Variant], count: int, line: socket.socket) -> int:
+    """Compiles variants in forks of this process.
+
+    Args:
+        count: forks at a time.
+        line: gets the digest of each that is in the cache.
+
+    Returns:
+        1 where one failed.
+    """
+    tasks: list[Callable[[], None]] = []
+    launchers: set[str] = set()
+    for variant in sorted(variants, key=_rank):
+        tasks.append(partial(_compile, variant, line, with_launcher=variant.launcher not in launchers))
+        launchers.add(variant.launcher)
+    running: set[int] = set()
+    failed = 0
+    while tasks or running:
+        if tasks and len(running) < count:
+            running.add(_forked(tasks.pop(0)))
+            continue
+        process, status = os.wait()
+        running.discard(process)
+        failed |= status != 0
+    return failed
+
+
+def _rank(variant: Variant) -> int:
+    """Place in the order of compiling: what takes longest is begun first."""
+    name = variant.name.rpartition(".")[2]
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+
+
+def _forked(task: Callable[[], None]) -> int:
+    """Process id of a fork that runs a task and ends."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        task()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _compile(variant: Variant, line: socket.socket, *, with_launcher: bool) -> None:
+    variant.compile()
+    if with_launcher:
+        variant.compile_launcher()
+    line.sendall(variant.digest.encode() + b"\n")

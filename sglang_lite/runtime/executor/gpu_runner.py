@@ -7,6 +7,7 @@ launched on one stream, so a page that is reused is written after all reads that
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -146,6 +147,7 @@ class GpuRunner:
         self._attention = make_attention(attention, self._needs())
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
+        self._dummy_token = pages * table.page_size  # in the cache, of no slot
         self._prefixes: PrefixGroups | None = None
         self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
@@ -293,16 +295,17 @@ class GpuRunner:
         for count in _doubled(self._most_decoded):
             for shared in sharing if count > 1 else (False,):
                 self._try(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
+        self.graphs.capture_all(self._compute, sharing)
+        page_table = self._slots.page_table
+        dummy = torch.full((1,), self._dummy_token, dtype=torch.int64, device=self._device)
+        self._copy(dummy, dummy)
+        last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
+        update_pages(page_table, last, page_table.view(-1)[-1:].clone())
+        # Last, as their kernels take longest to compile.
         longest = self._table.pages.shape[1] * self._table.page_size
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
-        self.graphs.capture_all(self._compute, sharing)
-        page_table = self._slots.page_table
-        dummy = page_table[self._slots.dummy, :1].long() * self._table.page_size
-        self._copy(dummy, dummy)
-        last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
-        update_pages(page_table, last, page_table.view(-1)[-1:].clone())
 
     @torch.inference_mode()
     def _try(
@@ -316,14 +319,16 @@ class GpuRunner:
     ) -> None:
         """Runs tokens of the dummy slot."""
 
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=self._device)
+        def full(value: int, *shape: int) -> torch.Tensor:
+            return torch.full(shape, value, dtype=torch.int32, device=self._device)
+
+        zeros = partial(full, 0)
 
         shared = None
         if shares:
             items = zeros(decoding + self._pieces, 6)
             shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
-        slots = zeros(count) + self._slots.dummy
+        slots = full(self._slots.dummy, count)
         plan = DevicePlan(
             ids=zeros(count),
             slots=slots,
@@ -339,7 +344,7 @@ class GpuRunner:
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
-        masks = zeros(1, -(-logits.shape[1] // 32)) - 1
+        masks = full(-1, 1, -(-logits.shape[1] // 32))
         softcap = self._model.logit_softcap
         for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):  # as they come to `sample`, and as it
             for mask, which in ((None, None), (masks, zeros(1))):  # changes those that need more than a draw
@@ -347,7 +352,8 @@ class GpuRunner:
                     one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.drawn, zeros(1),
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
-        self._model.logits(hidden[:1]).log_softmax(-1).topk(1)
+        if self._device.type != "meta":  # where torch would import its compiler first
+            self._model.logits(hidden[:1]).log_softmax(-1).topk(1)
 
     def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedWork | None) -> DevicePlan:
         count = inputs.decoding

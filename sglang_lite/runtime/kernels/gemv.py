@@ -152,7 +152,7 @@ def linear_one(
     rows, inputs = weight.shape
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    total = x if residual is None else torch.empty_like(x)
+    total = x if residual is None else x.new_empty(x.shape)
     small = rows * inputs <= _SMALL
     block_n, block_k, warps = _gemv_launch(rows, inputs, weight.element_size(), small=small)
     if gate and small:  # two matrices' worth of registers

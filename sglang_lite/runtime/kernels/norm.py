@@ -40,7 +40,7 @@ def _add_rms_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
     """x [T, H], times its scales, over its root mean square, times weight [H]; in float32 inside. Moves 2 T H
     elements."""
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     _launch(x, None, weight, out, None, eps, scales)
     return out
 
@@ -49,7 +49,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
     """`rms_norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     _launch(x, residual, weight, out, None, eps, scales)
     return out
 

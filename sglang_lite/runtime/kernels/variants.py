@@ -6,6 +6,7 @@ launches kernels tells here which variants it needs, for any card, and leaves th
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from sglang_lite.runtime.kernels.card import Card, standing_for
@@ -36,9 +38,40 @@ class Variant:
     _source: Any  # of Triton
     _target: GPUTarget
 
+    @property
+    def digest(self) -> str:
+        """Short name, the same in every process."""
+        return _digest(self.name, self.key)
+
+    @property
+    def launcher(self) -> str:
+        """Name of the C code that launches it, which kernels of the same arguments share."""
+        return f"{self.name} {list(self._source.signature.values())}"
+
     def compile(self) -> Any:  # of Triton
         """Triton's compiled kernel, from its cache or left there."""
-        return triton.compile(self._source, target=self._target, options=self.launch)
+        with _active(SimpleNamespace(get_current_target=lambda: self._target)):
+            return triton.compile(self._source, target=self._target, options=self.launch)
+
+    def compile_launcher(self) -> None:
+        """Leaves the C code that launches the kernel compiled in the cache, which Triton has for each kind of arguments
+        up to 3.6."""
+        if hasattr(nvidia, "make_launcher") and _has_driver():
+            nvidia.CudaLauncher(self._source, self.compile().metadata)
+
+
+def compile_driver() -> None:
+    """Leaves the C code by which Triton calls the driver compiled in the cache."""
+    if _has_driver():
+        nvidia.CudaUtils()
+
+
+def _has_driver() -> bool:
+    """True where the driver's library is, with which such code is linked."""
+    try:
+        return bool(nvidia.library_dirs())
+    except (AssertionError, OSError):  # as Triton says that
+        return False
 
 
 @contextmanager
@@ -59,19 +92,54 @@ def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
             source = function.ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
             options = json.loads(compile["specialization_data"])["options"]
             launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-            tell(Variant(f"{function.__module__.rpartition('.')[2]}.{function.__name__}", key, launch, source, target))
+            tell(Variant(_name(function), key, launch, source, target))
         return True  # nothing to run
 
     nothing = SimpleNamespace(
         get_current_device=lambda: card, get_current_stream=lambda device: 0, get_current_target=lambda: target
     )
+    with _hooked(hook), _active(nothing), standing_for(card):
+        yield
+
+
+@contextmanager
+def awaiting(wait_for: Callable[[str], object]) -> Iterator[None]:
+    """Context in which kernels that this process has not launched yet are first waited for: by their variants'
+    digests."""
+
+    def hook(*, key: str, fn: Any, **_: Any) -> bool:
+        wait_for(_digest(_name(fn.jit_function), key))
+        return False  # it is to run
+
+    with _hooked(hook):
+        yield
+
+
+def _name(function: Any) -> str:  # of Triton
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+
+def _digest(name: str, key: str) -> str:
+    return hashlib.sha256(f"{name} {key}".encode()).hexdigest()
+
+
+@contextmanager
+def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
+    """Context in which Triton calls a hook before it looks for a kernel in its cache."""
     before = triton.knobs.runtime.jit_cache_hook
-    own = driver._active  # noqa: SLF001 # asking for it by name would look for a GPU
     triton.knobs.runtime.jit_cache_hook = hook
-    driver.set_active(nothing)
     try:
-        with standing_for(card):
-            yield
+        yield
     finally:
         triton.knobs.runtime.jit_cache_hook = before
+
+
+@contextmanager
+def _active(stand_in: SimpleNamespace) -> Iterator[None]:
+    """Context in which Triton asks no GPU's driver."""
+    own = driver._active  # noqa: SLF001 # asking for it by name would look for a GPU
+    driver.set_active(stand_in)
+    try:
+        yield
+    finally:
         driver.set_active(own)

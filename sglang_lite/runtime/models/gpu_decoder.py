@@ -208,7 +208,7 @@ class GpuDecoder(Decoder):
         weights.keys.into(q[..., : spec.nope_size], absorbed[..., : spec.rank])
         rope = self.ropes[layer.rope].tables
         latent_store(product, q, absorbed, weights.norm, spec.norm_eps, rope, plan, cache, index)
-        seen = torch.empty_like(absorbed)
+        seen = absorbed.new_empty(absorbed.shape)
         attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
         out = q.new_empty((len(q), spec.heads, spec.value_size))
         weights.values.into(seen[..., : spec.rank], out)

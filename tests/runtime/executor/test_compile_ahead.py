@@ -1,7 +1,9 @@
-"""Kernels that are compiled before an engine starts, in processes: the variants that its own warm-up launches."""
+"""Kernels that are compiled before an engine starts, in forks of a process: the variants that its own warm-up
+launches."""
 
 import os
 import sys
+import textwrap
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -9,8 +11,10 @@ from multiprocessing import get_context
 import pytest
 import torch
 
+from sglang_lite.runtime import compile_process
+from sglang_lite.runtime.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.executor import compile_ahead
-from sglang_lite.runtime.executor.compile_ahead import Compiling, Runner, start_process, tell_variants
+from sglang_lite.runtime.executor.compile_ahead import Compiling, Runner, tell_variants
 from sglang_lite.runtime.kernels.card import Card
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
@@ -31,11 +35,19 @@ RUNNER = Runner(
 )  # fmt: skip
 
 
-def told(*cards: Card) -> list[list[tuple[str, str]]]:
+# Layers of which none is left out as one that was met: they differ in what no kernel is compiled for.
+UNLIKE = replace(SPEC, layers=tuple(
+    replace(LAYER, attention=replace(LAYER.attention, rope=RopeSpec(theta=theta))) for theta in (1e4, 2e4, 3e4, 4e4)
+))  # fmt: skip
+
+
+def told(*cards: Card, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
     """Names and keys of the variants on each card, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
     for card, own in zip(cards, found):
-        tell_variants(RUNNER, card, lambda variant, own=own: own.append((variant.name, variant.key)))
+        tell_variants(
+            replace(RUNNER, spec=spec), card, lambda variant, own=own: own.append((variant.name, variant.key))
+        )
     return found
 
 
@@ -44,7 +56,7 @@ def pool():
     """A process whose Triton compiles: this one's interprets."""
     kept = os.environ.pop("TRITON_INTERPRET", None)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        futures = [pool.submit(told, H200), pool.submit(told, H200, A10)]
+        futures = [pool.submit(told, H200), pool.submit(told, H200, A10, spec=UNLIKE)]
         found = [variants for future in futures for variants in future.result()]
         if kept is not None:
             os.environ["TRITON_INTERPRET"] = kept
@@ -54,7 +66,7 @@ def pool():
 @pytest.mark.slow
 def test_processes_meet_the_same_variants_in_the_same_order(pool):
     first, second, other = pool
-    assert first == second
+    assert first == second  # of layers that are alike, and of as many that are not
     assert len(set(first)) == len(first)
     names, older = ({name for name, _ in of} for of in (first, other))
     assert {"decode_attention._decode", "prefix_attention._prefix", "rope_store._rope_store"} <= names & older
@@ -62,48 +74,185 @@ def test_processes_meet_the_same_variants_in_the_same_order(pool):
     assert "prefill_attention_hopper.prefill_kernel" in names
 
 
+# -------------------------------------------------------------------------------------------- the process
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """Starts a process that runs `body` with the socket `line` and what it was sent as `work`."""
+
+    def start(body: str) -> CompileProcess:
+        (tmp_path / "scripted_compiler.py").write_text(
+            "import os, socket, sys\n"
+            "def main(descriptor):\n"
+            "    line = socket.socket(fileno=descriptor)\n"
+            "    work = b''.join(iter(lambda: line.recv(65536), b''))\n" + textwrap.indent(body, "    ")
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(compile_process, "_MODULE", "scripted_compiler")
+        process = CompileProcess()
+        processes.append(process)
+        return process
+
+    processes: list[CompileProcess] = []
+    yield start
+    for process in processes:
+        process.end()
+
+
+def test_a_kernel_is_waited_for_until_it_is_told(started, caplog):
+    process = started("line.sendall(b'one\\ntwo\\nthr')\nline.sendall(b'ee\\n' + work + b'\\n')")
+    process.send(b"four")
+    for kernel in ("two", "four", "one", "three"):
+        process.wait_for(kernel)
+    process.wait_for("one that no process compiles")  # it has ended
+    assert not caplog.text
+
+
+def test_a_process_that_dies_is_said_once_and_leaves_the_rest_to_the_engine(started, caplog):
+    process = started("line.sendall(b'one\\n')\nos.kill(os.getpid(), 9)")
+    process.send(b"")
+    for kernel in ("one", "two", "three"):
+        process.wait_for(kernel)
+    assert caplog.text.count("ended with status -9: the engine compiles the rest") == 1
+
+
+def test_a_process_that_stands_still_is_ended_and_said(started, monkeypatch, caplog):
+    monkeypatch.setattr(compile_process, "_PATIENCE_S", 0.05)
+    process = started("import threading; threading.Event().wait()")
+    process.send(b"")
+    process.wait_for("one")
+    process.wait_for("two")
+    assert caplog.text.count("has compiled none for 0 s: the engine compiles the rest") == 1
+
+
+def test_a_process_can_be_ended_at_any_time(started):
+    process = started("os.read(0, 1)")
+    process.end()
+    process.end()
+    process.wait_for("one")
+
+
 @pytest.mark.slow
-def test_a_process_that_has_no_share_meets_all_and_ends_well():
-    assert start_process(RUNNER, H200, 10**6 - 1, 10**6).wait() == 0
+def test_what_a_kernel_fails_by_is_its_own(started, caplog):
+    """Forks compile: one that raises and one that dies take no other with them."""
+    process = started(
+        textwrap.dedent("""
+        from dataclasses import dataclass
+        from sglang_lite.runtime.executor.compile_ahead import compile_all
+
+        @dataclass
+        class Scripted:
+            digest: str
+            launcher: str
+            name = "scripted"
+            def compile(self):
+                if self.digest == "dies":
+                    os.abort()
+                if self.digest == "raises":
+                    raise ValueError("no such kernel")
+            def compile_launcher(self):
+                line.sendall(b"launcher of " + self.digest.encode() + b"\\n")
+
+        sys.exit(compile_all([Scripted(name, name[0]) for name in ("first", "dies", "raises", "found")], 2, line))
+        """)
+    )
+    process.send(b"")
+    for kernel in ("first", "launcher of first", "found"):
+        process.wait_for(kernel)
+    assert not caplog.text
+    process.wait_for("launcher of found")  # which is that of the first
+    assert "ended with status 1: the engine compiles the rest" in caplog.text
 
 
-def test_nothing_is_started_where_the_cache_has_it_all(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_process_that_has_no_work_ends_well(caplog):
+    process = CompileProcess()
+    process.send(b"")
+    process.wait_for("any")
+    assert not caplog.text
+
+
+# ------------------------------------------------------------------------------------- whether it is started
+
+
+class NoProcess(CompileProcess):
+    """Stands for a process that has compiled everything."""
+
+    def __init__(self) -> None:
+        started_processes.append(self)
+
+    def send(self, work: bytes) -> None:
+        self.work = work
+
+    def wait_for(self, kernel: str) -> None: ...
+    def end(self) -> None: ...
+
+
+started_processes: list[NoProcess] = []
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """Processes that are started, none of which is one."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    started = []
+    monkeypatch.setattr(compile_ahead, "CompileProcess", NoProcess)
+    started_processes.clear()
+    return started_processes
 
-    class Process:
-        def wait(self, timeout=None):
-            return 0
 
-    def start(runner, card, index, count):
-        started.append((card.name, index, count))
-        return Process()
-
-    monkeypatch.setattr(compile_ahead, "start_process", start)
-    first = Compiling(RUNNER, A10, 2)
-    first.wait()
-    assert started == [("A10", 0, 2), ("A10", 1, 2)]
-    Compiling(RUNNER, A10, 2)
-    assert len(started) == 4  # what was not kept is not there
-    first.kept()
-    Compiling(RUNNER, A10, 2).wait()
-    assert len(started) == 4
+def test_nothing_is_started_where_the_cache_has_it_all(counted):
+    with pytest.raises(ZeroDivisionError), Compiling(RUNNER, A10, 2).awaited():
+        _ = 1 / 0
+    assert len(counted) == 1
+    with Compiling(RUNNER, A10, 2).awaited():
+        assert len(counted) == 2  # what failed is not there
+    with Compiling(RUNNER, A10, 2).awaited():
+        assert len(counted) == 2
     Compiling(replace(RUNNER, max_running=16), A10, 1)
     Compiling(RUNNER, H200, 1)
-    assert started[4:] == [("A10", 0, 1), ("H200", 0, 1)]
+    assert len(counted) == 4
     Compiling(replace(RUNNER, max_running=16), A10, 0)
-    assert len(started) == 6
+    assert len(counted) == 4
 
 
-def test_a_process_that_fails_is_said_and_leaves_it_to_the_engine(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    Compiling(RUNNER, A10, 1).wait()
-    assert "ended with status 1: the engine compiles its share" in caplog.text
+def test_a_process_that_was_started_early_is_used(counted):
+    early = NoProcess()
+    Compiling(RUNNER, A10, 2, early)
+    assert counted == [early]
+    assert early.work
+
+
+def test_a_single_core_compiles_in_the_engine(counted, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    Compiling(RUNNER, A10)
+    assert not counted
+    Compiling(RUNNER, A10, 1)
+    assert len(counted) == 1
 
 
 def test_where_no_process_can_be_started_it_is_left_to_the_engine(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    Compiling(RUNNER, A10, 1).wait()
+    with Compiling(RUNNER, A10, 1).awaited():
+        pass
     assert "no process to compile kernels can be started" in caplog.text
+
+
+def test_it_is_started_early_only_where_a_gpu_has_an_empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    monkeypatch.setattr(compile_process, "_DRIVER", tmp_path / "driver")
+    assert start_early("auto", None) is None
+    (tmp_path / "driver").touch()
+    found = start_early("cuda:1", 4)
+    assert found is not None
+    found.end()
+    assert start_early("cpu", None) is None
+    assert start_early("auto", 0) is None
+    with Compiling(RUNNER, A10, 0).awaited():
+        pass  # the cache has a model's kernels
+    assert start_early("auto", None) is None
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    assert start_early("auto", None) is None

@@ -3,7 +3,8 @@
 import copy
 import json
 import random
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -195,3 +196,28 @@ def test_nothing_is_compiled_after_the_start(of_head, monkeypatch):
                 answers(engine, asked, greedy(return_logprob=True, logprob_start_len=0, top_logprobs_num=2))
                 answers(engine, asked, SamplingParams(temperature=0.7, top_p=0.9, presence_penalty=0.5, max_tokens=4))
         assert compiled == []
+
+
+def _digests_and_awaited() -> tuple[str, list[str]]:
+    """Digest of a variant that is told on a card's stand-in, and what a launch on the GPU waits for."""
+    from sglang_lite.runtime.kernels.card import card_of
+    from sglang_lite.runtime.kernels.page_table import update_pages
+    from sglang_lite.runtime.kernels.variants import awaiting, telling
+
+    def launch(device: str) -> None:
+        update_pages(*(torch.zeros(n, dtype=torch.int32, device=device) for n in (64, 4, 4)))
+
+    told: list[str] = []
+    awaited: list[str] = []
+    with telling(card_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)):
+        launch("meta")
+    with awaiting(awaited.append):
+        launch("cuda")
+        launch("cuda")
+    return told[0], awaited
+
+
+def test_the_first_launch_alone_waits_for_the_variant_that_was_told():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        told, awaited = pool.submit(_digests_and_awaited).result()
+    assert awaited == [told]

@@ -1,0 +1,18 @@
+"""First steps of the engine's process. Light: what takes long is begun before all else is imported."""
+
+from __future__ import annotations
+
+from sglang_lite.runtime.compile_process import start_early
+
+
+def main(descriptor: int, device: str, compile_processes: int | None) -> None:
+    """Runs the engine's process.
+
+    Args:
+        descriptor: of its end of the socket.
+        device, compile_processes: as the engine's config has them.
+    """
+    compiler = start_early(device, compile_processes)
+    from sglang_lite.engine.serve import serve
+
+    serve(descriptor, compiler)
