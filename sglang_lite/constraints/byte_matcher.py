@@ -83,6 +83,8 @@ def reason(matcher: LLMatcher) -> str:
             "the text can be read in too many ways at the same time. Give each text of the grammar one way to be read: "
             "repeats by `*`, or by rules that begin with themselves."
         )
+    if "symbols.len()" in error:
+        return "the grammar is too large: the engine takes up to 65,000 rules and lexemes."
     lines = (line.strip() for line in error.splitlines())
     return next(filter(None, lines), "refused without a reason")
 

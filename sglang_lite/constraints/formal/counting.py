@@ -2,48 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 from sglang_lite.constraints.formal.automaton import Automaton, State
-from sglang_lite.constraints.formal.nodes import Node
+from sglang_lite.constraints.formal.nodes import Alternation, Concat, Node, Text
+from sglang_lite.constraints.memo import memoized, size_of
+
+MAX_LISTED = 10_000  # combinations of literals that are listed
 
 
-class CountedTexts:
+class CountedTexts(Protocol):
     """Texts of a regular language, counted behind each beginning.
-
-    Args:
-        node: the language.
 
     Attributes:
         count: of all its texts; None: without end.
+        size: bytes in memory, roughly.
+    """
+
+    @property
+    def count(self) -> int | None: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def count_behind(self, beginning: str) -> int | None:
+        """Number of texts that begin so; None: without end."""
+        ...
+
+    def counts_along(self, text: str) -> list[int | None]:
+        """Number of texts behind each beginning of a text, the empty one first; None: without end."""
+        ...
+
+    def has(self, text: str) -> bool:
+        """Tells whether a text is one of them."""
+        ...
+
+
+@memoized
+def counted(node: Node) -> CountedTexts:
+    """Count the texts of a regular language.
 
     Raises:
         ConstraintError: its automaton is too large.
     """
+    texts = _texts(node)
+    return _ByAutomaton(node) if texts is None else _Listed(sorted(texts))
 
+
+def any_left(texts: CountedTexts, beginning: str, used: Collection[str]) -> bool:
+    """Tells whether some text begins so and is none of those that are used."""
+    count = texts.count_behind(beginning)
+    return count is None or count > sum(text.startswith(beginning) for text in used)
+
+
+def _texts(node: Node) -> Collection[str] | None:
+    """The texts of a language of literals, one after the other or alternatives; None of others, or of too many."""
+    match node:
+        case Text(text):
+            return (text,)
+        case Alternation(options):
+            listed = [_texts(option) for option in options]
+            return None if None in listed else {text for texts in listed for text in texts or ()}
+        case Concat(parts):
+            found: Collection[str] = ("",)
+            for part in parts:
+                more = _texts(part)
+                if more is None or len(found) * len(more) > MAX_LISTED:
+                    return None
+                found = {before + text for before in found for text in more}
+            return found
+    return None
+
+
+class _Listed:
+    """A list of texts in order, of which an automaton would have a state for each character."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self.count = len(texts)
+        self.size = size_of(texts)
+
+    def count_behind(self, beginning: str) -> int:
+        length = len(beginning)
+        first = bisect_left(self._texts, beginning)
+        return bisect_right(self._texts, beginning, lo=first, key=lambda text: text[:length]) - first
+
+    def counts_along(self, text: str) -> list[int | None]:
+        return [self.count_behind(text[:end]) for end in range(len(text) + 1)]
+
+    def has(self, text: str) -> bool:
+        at = bisect_left(self._texts, text)
+        return at < len(self._texts) and self._texts[at] == text
+
+
+class _ByAutomaton:
     def __init__(self, node: Node) -> None:
         self._machine = Automaton(node)
         self._counts = _counts(self._machine)
         self.count = self._counts.get(self._machine.start, 0)
 
+    @property
+    def size(self) -> int:
+        return self._machine.size + 100 * len(self._counts)
+
     def count_behind(self, beginning: str) -> int | None:
-        """Number of texts that begin so; None: without end."""
         return self._counts.get(self._machine.run(self._machine.start, beginning), 0)
 
     def counts_along(self, text: str) -> list[int | None]:
-        """Number of texts behind each beginning of a text, the empty one first; None: without end."""
         states = accumulate(text, lambda state, char: self._machine.run(state, char), initial=self._machine.start)
         return [self._counts.get(state, 0) for state in states]
 
     def has(self, text: str) -> bool:
-        """Tells whether a text is one of them."""
         return self._machine.accepting(self._machine.run(self._machine.start, text))
-
-    def any_left(self, beginning: str, used: Collection[str]) -> bool:
-        """Tells whether some text begins so and is none of those that are used."""
-        count = self.count_behind(beginning)
-        return count is None or count > sum(text.startswith(beginning) for text in used)
 
 
 def _counts(machine: Automaton) -> dict[State, int | None]:

@@ -38,7 +38,7 @@ from sglang_lite.constraints.json_schema.values import (
     ValueSet,
     both_strings,
 )
-from sglang_lite.constraints.syntax.regex import parse_schema_pattern
+from sglang_lite.constraints.syntax.regex import in_a_line, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
 MAX_CELLS = 1_000  # languages that patterns cut names into
@@ -87,7 +87,8 @@ def blame(place: Place, keyword: str) -> Iterator[None]:
     except ConstraintError as error:
         if error.pointer is not None:
             raise
-        message = error.message if error.message.startswith("json_schema") else f"json_schema: {error.message}"
+        message = in_a_line(error.message)
+        message = message if message.startswith("json_schema") else f"json_schema: {message}"
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.counting import CountedTexts
+from sglang_lite.constraints.formal.counting import counted
 from sglang_lite.constraints.formal.nodes import (
     NOTHING,
     Complement,
@@ -60,7 +60,7 @@ def left_over(others: Sequence[_Other], least: int) -> bool:
 def _count(names: Node) -> int | None:
     if isinstance(names, Complement) and texts_of(names.node) is not None:  # as of most open objects
         return None
-    return CountedTexts(names).count
+    return counted(names).count
 
 
 class AnyOrder:

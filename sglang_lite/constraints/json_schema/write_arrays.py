@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from math import comb
 
-from sglang_lite.constraints.formal.counting import CountedTexts
+from sglang_lite.constraints.formal.counting import counted
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
     NOTHING,
@@ -27,6 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     texts_of,
 )
 from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.document import REFERENCES
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
 from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ValueSet
@@ -86,10 +87,16 @@ def _different_items(writer: Notation, shape: ArrayShape) -> Node:
         if shape.contains:
             raise ConstraintError("json_schema: items that are unique and counted by contains can't be enforced.")
         if shape.least > MAX_DISTINCT:
-            raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.")
+            raise ConstraintError(
+                f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.",
+                hint="Ask for fewer: minItems of an array or set.",
+            )
         texts = tuple(_item_texts(writer, formula) for formula in places)
         if not _enough(writer, shape, places, texts):
             return NOTHING
+        for node in texts:
+            if node != NOTHING:
+                counted(node)  # which the masks will do: it may be too large for them
     writer.watches.items[shape] = DistinctItems(texts)
     return concat(_items(writer, shape, writer.different_item), writer.closing)
 
@@ -102,7 +109,7 @@ def _enough(writer: Notation, shape: ArrayShape, places: list[Formula], texts: t
     """
     for i in range(min(shape.least, len(places))):
         last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
-        count = CountedTexts(texts[i]).count if texts[i] != NOTHING else 0
+        count = counted(texts[i]).count if texts[i] != NOTHING else 0
         if count is None or count > last or _is_anything(writer.reader.values(places[i])):
             continue
         if shape.prefix:
@@ -127,7 +134,9 @@ def _item_texts(writer: Notation, formula: Formula) -> Node:
     try:
         return writer.listed_texts(formula)
     except ConstraintError as error:
-        why = error.message.removeprefix("json_schema: ")
+        if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:  # it leads to nothing
+            raise
+        why = error.message.removeprefix("json_schema: ").removesuffix(f" (at {error.pointer or '/'})")
         raise ConstraintError(
             f"json_schema: that items are unique can't be enforced for such objects and arrays: {why}", hint=_ADVICE
         ) from error
@@ -152,6 +161,8 @@ def _blame(shape: ArrayShape) -> Iterator[None]:
     try:
         yield
     except ConstraintError as error:
+        if error.pointer is not None:
+            raise
         raise ConstraintError(error.message, pointer=shape.unique or shape.set_at, hint=error.hint) from error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from sglang_lite.constraints.formal.counting import CountedTexts
+from sglang_lite.constraints.formal.counting import counted
 from sglang_lite.constraints.formal.nodes import (
     ANY_TEXT,
     NOTHING,
@@ -79,7 +79,7 @@ class _ObjectWriter:
         needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
         if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
             return
-        if self._writer.watches is not None and all(CountedTexts(names).count is None for names in needs):
+        if self._writer.watches is not None and all(counted(names).count is None for names in needs):
             watch(self._writer, self._shape, self._others)
         else:
             raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")

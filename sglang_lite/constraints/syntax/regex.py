@@ -58,6 +58,16 @@ def parse(pattern: str) -> Node:
     return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
 
 
+def in_a_line(message: str) -> str:
+    """Message of a refused pattern with what follows the fault in place of the picture of its place."""
+    problem, *picture = message.split("\n  ")
+    if len(picture) != 2:
+        return message
+    shown, caret = picture
+    rest = shown[len(caret) - 1 :]
+    return f"{problem}, {f'before {rest!r}' if rest else 'at the end of the pattern'}"
+
+
 def parse_part(pattern: str) -> Node:
     """Parses a pattern that is matched within other text, of which lookahead and word boundaries would say something.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts
+from sglang_lite.constraints.formal.counting import CountedTexts, any_left, counted
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.watched import Watched
 from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names, loaded
@@ -57,7 +57,7 @@ class Places:
 
 
 def _texts(node: Node) -> CountedTexts | None:
-    return None if node == NOTHING else CountedTexts(node)
+    return None if node == NOTHING else counted(node)
 
 
 class _Container:
@@ -273,7 +273,7 @@ class JsonText:
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
     """Tells whether a text that was not used begins so; True where such texts are not counted."""
     beginning = begun.decode("utf-8", "ignore")
-    return texts.count_behind(beginning) == 0 or texts.any_left(beginning, [used.decode() for used in top.used])
+    return texts.count_behind(beginning) == 0 or any_left(texts, beginning, [used.decode() for used in top.used])
 
 
 def _hashable(value: Value) -> Value:
