@@ -137,6 +137,11 @@ class Document:
         return found
 
     @property
+    def size(self) -> int:
+        """Memory in bytes, roughly."""
+        return 2_000 * len(self._bases)
+
+    @property
     def places(self) -> Iterable[Place]:
         """Places of all schemas in the document."""
         return map(Place, self._bases)

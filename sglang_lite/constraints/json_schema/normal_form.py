@@ -42,14 +42,20 @@ class NormalForm:
 
 
 def document_of(constraint: JsonSchema) -> Document:
-    """The schema of a constraint.
+    """The schema of a constraint, which is only read.
 
     Raises:
         ConstraintError: it is none.
     """
     with within_limits("json_schema"):
         check_text(constraint.schema)
-        return Document(json.loads(constraint.schema))
+        return document_in(constraint.schema)
+
+
+@memoized
+def document_in(text: str) -> Document:
+    """The schema that a text spells, which was checked."""
+    return Document(json.loads(text))
 
 
 def normalise(constraint: JsonSchema) -> NormalForm:

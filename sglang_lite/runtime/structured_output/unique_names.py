@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import io
-import json
 import pickle
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import is_dataclass
@@ -19,8 +18,8 @@ from typing import Any
 
 from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.json_schema import watched as watched_places
-from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
-from sglang_lite.constraints.json_schema.normal_form import normalise
+from sglang_lite.constraints.json_schema.document import REFERENCES, Place
+from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
 from sglang_lite.constraints.json_schema.watched import Watched
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
@@ -37,7 +36,7 @@ def names_are_open(constraint: Constraint) -> bool:
     """The constraint is JSON in which an object may have names that the schema does not list."""
     if not isinstance(constraint, JsonSchema):
         return False
-    document = Document(json.loads(constraint.schema))
+    document = document_in(constraint.schema)
     return any(_is_open(document.schema(place), place) for place in document.places)
 
 
