@@ -150,10 +150,11 @@ def pair_scores(
 ) -> tuple[NDArray[np.float32], list[int]]:
     """float32 [N] scores of pairs, and the tokens of each. Raises as `score_pairs`."""
     classifier = _classifier(engine)
+    _check_several(pairs, field)
     if len(classifier.labels) > 1:
         raise CapabilityError(f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify.")
     for index, pair in enumerate(pairs):
-        if isinstance(pair, str) or len(pair) != 2:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise ParameterError(f"{field}[{index}]", "is no pair of texts.")
     logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
     return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
@@ -234,7 +235,15 @@ def label_numbers(
 def _several(prompt: Texts) -> tuple[Any, bool]:
     """The texts of a prompt, each a text or ids, and whether it is one alone."""
     single = isinstance(prompt, str) or are_ids(prompt)
+    if not single:
+        _check_several(prompt, "prompt")
     return [prompt] if single else prompt, single
+
+
+def _check_several(given: object, field: str) -> None:
+    """Raises ParameterError: neither a list nor anything like it."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ParameterError(field, f"{type(given).__name__} is no list.")
 
 
 def _spec(engine: Engine) -> EncoderSpec:

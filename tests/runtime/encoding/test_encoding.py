@@ -180,6 +180,28 @@ def test_what_is_no_text_is_refused(tmp_path, texts, message):
         engine.encode(texts)
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "message"),
+    [
+        ("encode", 3, "prompt: int is no list"),
+        ("encode", None, "prompt: NoneType is no list"),
+        ("encode", {"a": 1}, "prompt: dict is no list"),
+        ("score_pairs", None, "pairs: NoneType is no list"),
+        ("score_pairs", "ab", "pairs: str is no list"),
+        ("score_pairs", [3], r"pairs\[0\]: is no pair of texts"),
+        ("score_pairs", [("a", "the"), {"a", "b"}], r"pairs\[1\]: is no pair of texts"),
+        ("score_pairs", [("a", "the", "sea")], r"pairs\[0\]: is no pair of texts"),
+    ],
+)
+def test_what_is_no_list_or_no_pair_is_refused_by_its_name(tmp_path, call, given, message):
+    kind, config = (BertModel, {}) if call == "encode" else (BertForSequenceClassification, {"num_labels": 1})
+    saved(kind, tmp_path, **config)
+    with sgl.Engine(tmp_path, in_process=True, threads=1) as engine:
+        with pytest.raises(sgl.ParameterError, match=message):
+            getattr(engine, call)(given)
+        assert getattr(engine, call)([("a", "the")] if call == "score_pairs" else ["a"])
+
+
 @pytest.mark.parametrize("dimensions", [0, 33])
 def test_dimensions_that_are_not_there_are_refused(tmp_path, dimensions):
     saved(BertModel, tmp_path)
