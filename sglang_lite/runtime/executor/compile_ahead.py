@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
+from torch.overrides import TorchFunctionMode
 from triton.runtime.cache import triton_key
 
 from sglang_lite.runtime import kernels
@@ -44,7 +47,7 @@ logger = logging.getLogger("sglang_lite")
 _MOST_FORKS = 16
 _LONGEST = ("prefill_kernel", "_decode", "_prefix", "_prefill", "_pick", "_scan")  # 3.5 to 1 s; all others take less
 # What tensors without memory, and kernels of newer cards, import: done while the engine's process finds its card.
-_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes", "sglang_lite.runtime.kernels.prefill_attention_hopper")
+_IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefill_attention_hopper",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object])
     spec = replace(runner.spec, layers=(layers[0], *unlike))  # but the first of all, which has nothing to add
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
-    with telling(card, tell), torch.inference_mode():
+    with telling(card, tell), torch.inference_mode(), _Products():
         model = GpuDecoder(spec, _Weightless(), runner.precision, nowhere, runner.longest)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
@@ -82,6 +85,22 @@ def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object])
         GpuRunner(
             model, table, SamplingTable(runner.max_running), pages, runner.step_tokens, runner.attention
         ).warm_up()  # fmt: skip
+
+
+class _Products(TorchFunctionMode):
+    """Products without memory by their shape alone: torch would import a library of symbols first (1.6 s)."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # torch's
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # as func's
+        if func is F.linear:
+            x, weight = args[:2]
+            return x.new_empty((*x.shape[:-1], len(weight)))
+        return func(*args, **(kwargs or {}))
 
 
 class _Weightless(WeightSource):

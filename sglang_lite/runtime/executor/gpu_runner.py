@@ -332,7 +332,7 @@ class GpuRunner:
         plan = DevicePlan(
             ids=zeros(count),
             slots=slots,
-            positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32, device=self._device),
+            positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device),
             drawn=self._slots.drawn,
             page_table=self._slots.page_table,
             page_size=self._table.page_size,
