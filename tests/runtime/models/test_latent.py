@@ -1,6 +1,7 @@
 """Latent attention where it differs from other attention: both ways to compute it, forks, room, and what is refused."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -134,23 +135,35 @@ def test_latents_in_eight_bits_are_refused(tiny, monkeypatch):
         load_model(EngineConfig(model=str(tiny[0]), kv_dtype="fp8", device="cpu"), tiny[0])
 
 
-def test_a_pool_holds_eight_times_the_tokens_of_expanded_heads(monkeypatch):
+@pytest.fixture
+def pool_tokens(monkeypatch):
+    """Tokens of the pool of DeepSeek-V2-Lite's shape on a card of 80 GiB, with this layout and so many heads."""
     spec = SHAPES["deepseek-v2-lite"]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (48 << 30, 80 << 30))
-    first = spec.layers[0].attention
-    expanded = KVLayout(((Plane(16, 192), Plane(16, 128)),) * 27)
 
-    def tokens(layout):
+    def tokens(layout=spec.kv_layout, heads=16):
         half = SimpleNamespace(itemsize=2)
         model = SimpleNamespace(
-            device=None, attention=first, vocab_size=spec.vocab_size, widest=20_000, token_bytes=2 * layout.numbers,
-            precision=SimpleNamespace(compute=half, cache=half),
+            device=None, attention=replace(spec.layers[0].attention, heads=heads), vocab_size=spec.vocab_size,
+            widest=20_000, token_bytes=2 * layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
         )  # fmt: skip
         return memory.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
 
     assert spec.kv_layout.numbers == 27 * 576
-    assert tokens(spec.kv_layout) >= 8 * tokens(expanded) > 0
+    return tokens
+
+
+def test_a_pool_holds_eight_times_the_tokens_of_expanded_heads(pool_tokens):
+    expanded = KVLayout(((Plane(16, 192), Plane(16, 128)),) * 27)
+    assert pool_tokens() >= 8 * pool_tokens(expanded) > 0
+
+
+def test_a_pool_keeps_room_for_parts_of_rows_but_for_none_of_prefixes(pool_tokens):
+    """What 112 heads more take: about three parts for each of 2 x 256 rows, not 16 of a prefix beside them."""
+    taken = (pool_tokens(heads=16) - pool_tokens(heads=128)) * 2 * 27 * 576
+    part = 112 * 578 * 4
+    assert 2 * 256 * part <= taken <= 2 * 256 * 4 * part
 
 
 def test_ideal_times_know_latents():
