@@ -1,7 +1,7 @@
 """Latent attention on one GPU: decoding in TB/s of latents read and TFLOP/s, prefill in TFLOP/s of the causal products.
 
     python benchmarks/latent_attention.py            # DeepSeek's latents: 512 numbers and 64 turned ones
-    python benchmarks/latent_attention.py --sweep    # decoding with other launch parameters, too
+    python benchmarks/latent_attention.py --sweep    # decoding by the kernels for all cards, with several launches, too
 
 Latents lie in pages of 16 tokens, scattered. "share" is that of the rate of a large copy. Products are those of
 absorbed queries: 1,088 multiplications for a head and a token that is seen. Medians of `triton.testing.do_bench`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +22,7 @@ import torch
 import triton
 
 from sglang_lite.bench.limits import measure
+from sglang_lite.runtime.attention import latent as attention
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.latent import LatentAttention
 from sglang_lite.runtime.kernels import latent_attention
@@ -81,9 +82,20 @@ def launches(sweep: bool, heads: int) -> Iterator[tuple[str, Launch | None]]:
             yield f"  {tokens} tokens, {warps} warps, {stages} stages", Launch(queries, tokens, warps, stages)
 
 
+@contextmanager
+def using(launch: Launch | None) -> Iterator[None]:
+    """Context in which decoding is by the kernels for all cards with that launch; None: by what is in use."""
+    with ExitStack() as patches:
+        if launch is not None:
+            patches.enter_context(mock.patch.object(latent_attention, "latent_launch", return_value=launch))
+            for module in (latent_attention, attention):
+                patches.enter_context(mock.patch.object(module, "on_hopper", return_value=None))
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", action="store_true", help="other launch parameters, too")
+    parser.add_argument("--sweep", action="store_true", help="kernels for all cards with several launches, too")
     sweep = parser.parse_args().sweep
     torch.manual_seed(0)
     rates = measure()
@@ -94,8 +106,7 @@ def main() -> None:
         cache, plan = case(rows, length, 1)
         read, products = rows * length * (RANK + TURNED) * 2, rows * length * heads * (2 * RANK + TURNED)
         for other, launch in launches(sweep and length == 8192, heads):
-            patched = mock.patch.object(latent_attention, "latent_launch", return_value=launch)
-            with patched if launch else nullcontext():
+            with using(launch):
                 try:
                     took = milliseconds(heads, cache, plan, rows)
                 except triton.TritonError as error:

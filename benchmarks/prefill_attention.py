@@ -64,7 +64,7 @@ def main() -> None:
         def run() -> None:
             prefill_attention.prefill_attention(queries, cache, 0, plan, out, scale=dim**-0.5)  # noqa: B023 # called here
 
-        with mock.patch.object(prefill_attention, "_hopper", return_value=None):
+        with mock.patch.object(prefill_attention, "hopper_kernels", return_value=None):
             for_all = triton.testing.do_bench(run, return_mode="median")
         hopper = triton.testing.do_bench(run, return_mode="median")
         products = 4 * rows * heads * dim * (new * before + new * (new + 1) / 2)

@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials,
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, on_hopper
 from sglang_lite.runtime.kernels.launch import latent_launch
 
 _LEAST = 128  # tokens in a decoding program's share
@@ -41,8 +41,11 @@ class LatentAttention:
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
+        self._at_once = 0  # shares that programs take at a time, where one fills a multiprocessor
+        if on_hopper(needs.device, needs.compute, needs.latent, needs.head_dim):
+            self._at_once = max(1, card_of(needs.device).multiprocessors // -(-needs.heads // 64))
         parts, device = self._items(needs.most_rows) * needs.heads, needs.device
-        blocks = -(-needs.heads // 16)  # of heads, at most
+        blocks = 2 * -(-needs.heads // 16)  # of heads, and halves of latents, at most
         nothing = torch.empty(0, device=device)  # no prefix is read for several rows
         self._partials = Partials(
             acc=torch.empty((parts, needs.latent), device=device),
@@ -53,7 +56,8 @@ class LatentAttention:
         )
 
     def _items(self, rows: int) -> int:
-        return rows + min(card_of(self._needs.device).programs, _MOST_PARTS * rows)
+        programs = 2 * self._at_once or card_of(self._needs.device).programs
+        return rows + min(programs, _MOST_PARTS * rows)
 
     def begin(self, plan: DevicePlan) -> Attend:
         rows, device = plan.decoding, self._needs.device
@@ -63,7 +67,9 @@ class LatentAttention:
             partials=self._partials,
         )
         if rows:
-            split_work(plan.positions[:rows], plan.slots, None, work.items, work.rows, least=_LEAST)
+            split_work(
+                plan.positions[:rows], plan.slots, None, work.items, work.rows, least=_LEAST, at_once=self._at_once
+            )
 
         def attend(
             q: torch.Tensor,

@@ -19,20 +19,25 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 _ITEMS = 16  # that one program of _split makes
+_LONG = 1024  # tokens: more are worth another program, even if it has to wait, as that balances ragged rows
 _WARP = 32  # rows at least: fewer are no faster, and each power of two is compiled
 
 
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
     positions, slots, shared, work, row_work, rows, items,
-    LEAST: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+    LEAST: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK)
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
     if SHARED:
         length -= tl.load(shared + r, mask=r < rows, other=0)
     # A row is cut evenly, into about so many chunks: no piece is small. All find room, as max(round(x), 1) <= x + 1.
-    chunk = tl.maximum(tl.cdiv(tl.sum(length), items - rows), LEAST)
+    tokens = tl.sum(length)
+    chunk = tl.maximum(tl.cdiv(tokens, items - rows), LEAST)
+    if AT_ONCE > 0:
+        chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, AT_ONCE), LONG))
     about = tl.maximum((2 * length + chunk) // (2 * chunk), 1)
     even = tl.maximum(tl.cdiv(tl.cdiv(length, about), 64) * 64, 64)
     splits = tl.cdiv(length, even)
@@ -64,6 +69,7 @@ def split_work(
     row_work: torch.Tensor,
     *,
     least: int,
+    at_once: int = 0,
 ) -> None:
     """Cuts the rows' tokens into items.
 
@@ -73,12 +79,14 @@ def split_work(
         work: int32 [items, 4] (written); items > rows.
         row_work: int32 [rows, 2] (written).
         least: tokens in an item, unless its row has no more.
+        at_once: programs that run at a time, where there are items for more: then an item is only so short that all of
+            them have one, unless it has 1,024 tokens.
     """
     rows, items = len(positions), len(work)
     _split[(triton.cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
-        LEAST=least, SHARED=shared is not None, BLOCK=max(_WARP, triton.next_power_of_2(rows)), ITEMS=_ITEMS,
-        num_warps=4,
+        LEAST=least, AT_ONCE=at_once, LONG=_LONG, SHARED=shared is not None,
+        BLOCK=max(_WARP, triton.next_power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
 

@@ -9,9 +9,13 @@ of a token and a head.
 
 Matrix units multiply 64 rows at a time by few or many columns. So where a program has fewer than 64 queries, all is
 computed across: tokens and latents' numbers are the rows, queries the columns, and big operands stay in shared memory.
+
+On Hopper GPUs latents of DeepSeek's size have kernels of their own (`latent_attention_hopper`).
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 import triton
@@ -20,6 +24,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import merge
+from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Launch, latent_launch, padded
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
@@ -206,6 +211,13 @@ def head_block(heads: int) -> int:
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
+def on_hopper(device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16) -> ModuleType | None:
+    """Kernels for Hopper GPUs where the device is one and they have a form for latents of `rank` of `size` numbers, in
+    pages of so many tokens."""
+    module = hopper_kernels(card_of(device), "latent_attention_hopper")
+    return module if module is not None and module.takes(dtype, rank, size, page) else None
+
+
 def latent_decode(
     q: torch.Tensor,
     cache: KVCache,
@@ -221,13 +233,17 @@ def latent_decode(
 
     Args:
         q: absorbed queries [T, heads, rank + turned], contiguous, of which the first `plan.decoding` are used.
-        work: what `decode_attention.split_work` made of their tokens; of its partials, the counters are by row and
-            block of heads.
+        work: what `decode_attention.split_work` made of their tokens; of its partials, the counters are by row, block
+            of heads and half of the latents.
         out: of the shape of q, of which the first `rank` numbers of each head are written.
 
     Reads each latent once for each block of heads.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
+    hopper = on_hopper(q.device, q.dtype, rank, size, plan.page_size)
+    if hopper is not None:
+        hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
+        return
     launch, partials = _launch(q, head_block(heads)), work.partials
     block = launch.queries
     blocks = triton.cdiv(heads, block)
@@ -253,6 +269,10 @@ def latent_prefill(
 ) -> None:
     """Causal attention of the plan's blocks of new tokens. Arguments as `latent_decode`."""
     heads, size = q.shape[1:]
+    hopper = on_hopper(q.device, q.dtype, rank, size, plan.page_size)
+    if hopper is not None:
+        hopper.latent_prefill_hopper(q, cache, layer, plan, out, rank=rank, scale=scale)
+        return
     launch = _launch(q, PAIRS)
     parts = triton.cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](

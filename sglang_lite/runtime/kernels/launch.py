@@ -64,8 +64,9 @@ def attention_launch(
 
 @functools.cache
 def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
-    """The launch of a kernel of latent attention; None: no program finds room. Chosen by what is compiled, and not
-    measured yet.
+    """The launch of a kernel of latent attention; None: no program finds room.
+
+    On an H200 32 tokens in 3 stages were a tenth faster for many long rows of 16 heads, and a quarter slower for few.
 
     Args:
         size: of a latent with its turned part.

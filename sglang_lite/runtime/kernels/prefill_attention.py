@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
-from types import ModuleType
-
 import torch
 import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
-
-logger = logging.getLogger(__name__)
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -102,7 +96,7 @@ def prefill_attention(
         out: [T, heads, head_dim] (written there).
         scale, window, softcap: as `reference.attention.attention`.
     """
-    hopper = _hopper(card_of(q.device))
+    hopper = hopper_kernels(card_of(q.device), "prefill_attention_hopper")
     if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
@@ -121,17 +115,3 @@ def prefill_attention(
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options,
     )  # fmt: skip
-
-
-@functools.cache
-def _hopper(card: Card) -> ModuleType | None:
-    """The kernel for Hopper GPUs; None: the card is none, or Triton is older than 3.6."""
-    if card.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    try:
-        from sglang_lite.runtime.kernels import prefill_attention_hopper
-
-        return prefill_attention_hopper
-    except (ImportError, AttributeError) as error:  # Gluon still changes its names
-        logger.warning("Triton %s lacks what prefill on Hopper GPUs wants (%s).", triton.__version__, error)
-        return None

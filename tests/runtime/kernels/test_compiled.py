@@ -47,8 +47,9 @@ def test_it_compiles_and_finds_room(compiler, name):
     assert spilled <= case.most_spilled
 
 
-def test_prefill_on_a_hopper_gpu_is_by_its_own_kernel(compiler):
-    _, _, ptx = compiler.submit(compiled, Case(CARDS[3], 128, "bfloat16", "prefill 128")).result()
+@pytest.mark.parametrize(("head", "kernel"), [(128, "prefill 128"), (0, "latents")])
+def test_attention_on_a_hopper_gpu_is_by_kernels_of_its_own(compiler, head, kernel):
+    _, _, ptx = compiler.submit(compiled, Case(CARDS[3], head, "bfloat16", kernel)).result()
     assert "wgmma.mma_async" in ptx
     assert "cp.async.bulk.tensor" in ptx
 

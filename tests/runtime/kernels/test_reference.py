@@ -184,6 +184,10 @@ def split(run):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
         run(numbers(149, 89, 69), numbers(5, 0, 2), shared, work, row_work, least=32)
         results += [work, row_work]
+    for lengths in ((1499, 899, 699), (24_999, 2999, 199)):
+        work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
+        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, least=32, at_once=5)
+        results += [work, row_work]
     return results
 
 
@@ -242,8 +246,8 @@ def prefilled_on_hopper(run):
 class Latents(Rows):
     """Sequences of latents with turned keys, in random pages."""
 
-    def __init__(self, lengths, heads, rank, turned, dtype=torch.float32):
-        super().__init__(lengths, (heads, 1), rank + turned, dtype)
+    def __init__(self, lengths, heads, rank, turned, dtype=torch.float32, page=PAGE):
+        super().__init__(lengths, (heads, 1), rank + turned, dtype, page=page)
         self.cache = KVCache(self.cache.k, self.cache.k)
 
 
@@ -267,6 +271,31 @@ def latents_decoded(run):
             run(q, rows.cache, 0, plan, work, out, rank=24, scale=0.3)
             results += [out, counters]
     return results
+
+
+def latents_decoded_on_hopper(run):
+    results = []
+    for heads, lengths in ((5, [70, 1, 333, 64]), (72, [2000])):
+        rows = Latents(lengths, heads, 512, 64, torch.bfloat16, page=16)
+        plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
+        work = worked(rows, plan)
+        counters = torch.zeros(len(lengths), 4, dtype=torch.int32, device=DEVICE)
+        work = replace(work, partials=replace(work.partials, counters=counters))
+        q = normal(len(lengths), heads, 576, dtype=torch.bfloat16)
+        out = torch.zeros_like(q)
+        run(q, rows.cache, 0, plan, work, out, rank=512, scale=0.1)
+        results += [out, counters]
+    return results
+
+
+def latents_prefilled_on_hopper(run):
+    rows = Latents([150, 9], 5, 512, 64, torch.bfloat16, page=16)
+    blocks = [(2, 16, 0, 120), (18, 14, 0, 136), (0, 2, 1, 7)]
+    plan = rows.plan(0, [1] * 2 + [0] * 30, [7, 8, *range(120, 150)], blocks)
+    q = normal(32, 5, 576, dtype=torch.bfloat16)
+    out = torch.zeros_like(q)
+    run(q, rows.cache, 0, plan, out, rank=512, scale=0.1)
+    return out
 
 
 def latents_prefilled(run):
@@ -403,6 +432,7 @@ CASES = {
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
     "latent_decode": latents_decoded, "latent_prefill": latents_prefilled,
+    "latent_decode_hopper": latents_decoded_on_hopper, "latent_prefill_hopper": latents_prefilled_on_hopper,
 }  # fmt: skip
 
 

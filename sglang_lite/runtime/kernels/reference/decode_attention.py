@@ -19,11 +19,14 @@ def split_work(
     row_work: torch.Tensor,
     *,
     least: int,
+    at_once: int = 0,
 ) -> None:
     starts = [0] * len(positions) if shared is None else shared.lengths.tolist()
     ends = (positions + 1).tolist()
     tokens = sum(ends) - sum(starts[: len(ends)])
     chunk = max(-(-tokens // (len(work) - len(ends))), least)
+    if at_once:
+        chunk = max(chunk, min(-(-tokens // at_once), 1024))
     items: list[tuple[int, int, int, int]] = []
     for row, (slot, start, end) in enumerate(zip(slots.tolist(), starts, ends)):
         count = max((2 * (end - start) + chunk) // (2 * chunk), 1)

@@ -1,0 +1,456 @@
+"""`latent_attention` by what Hopper GPUs alone have: bulk copies and asynchronous products of warp groups.
+
+A program has 64 queries of a row: heads, of which some models have fewer, or pairs of a new token and a head. Their
+sums [64, 512] fill the registers of two warp groups, one for each half of a latent. The first computes scores and
+weights, too, and hands those to the second through shared memory; a warp copies. A block's latents come into shared
+memory once, as keys and as values. FlashMLA (DeepSeek, 2025) cuts the sums so.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+
+_QUERIES = gl.constexpr(64)  # of a program: heads, or pairs of a new token and a head
+_TOKENS = gl.constexpr(64)  # of a block
+_HALF = gl.constexpr(256)  # of a latent: what a warp group sums
+_TURNED = gl.constexpr(64)
+_SIZE = gl.constexpr(576)
+_COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
+_STAGES = gl.constexpr(2)  # blocks in shared memory
+SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
+_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+_BY_TOKEN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
+_BY_COLUMN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
+_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of _COLUMNS
+_AT_ONCE = gl.constexpr(16)  # queries whose parts are summed at a time
+_TOGETHER = gl.constexpr(4)  # parts that are read at a time
+_MERGED = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
+# Names that Triton has changed between 3.6 and 3.9.
+_sync = getattr(gl, "thread_barrier", None) or gl.barrier
+_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
+
+
+@gluon.jit
+def _pages_of(pages, token, end, PAGE: gl.constexpr):
+    """Pages of a block of tokens; 0 from `end` on."""
+    found = ()  # mypy and ruff don't know how Gluon's tuples grow
+    for p in gl.static_range(_TOKENS // PAGE):
+        at = token + p * PAGE
+        page = gl.load(pages + at // PAGE, mask=at < end, other=0)
+        found = found + (page,)  # type: ignore[assignment] # noqa: RUF005 # as above
+    return found
+
+
+@gluon.jit
+def _copy(latents, found, FIRST: gl.constexpr, buffer, ready, PAGE: gl.constexpr):
+    """Starts copies of a block's columns from FIRST on: as many as `buffer` [_TOKENS, columns] takes."""
+    PAGES: gl.constexpr = _TOKENS // PAGE
+    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, _COLUMNS], SHARED)
+    for p in gl.static_range(PAGES):  # whose rows lie side by side
+        for c in gl.static_range(CHUNKS):
+            _load(latents, [found[p] * PAGE, FIRST + c * _COLUMNS], ready, parts.index(c * PAGES + p))
+
+
+@gluon.jit
+def _produce(
+    latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free, right_free,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    """The copying warp: blocks from the last to the first."""
+    last = start + (blocks - 1) * _TOKENS
+    for i in range(blocks):
+        stage = i % _STAGES
+        used = (i // _STAGES & 1) ^ 1
+        found = _pages_of(pages, last - i * _TOKENS, end, PAGE)
+        mbarrier.wait(left_free.index(stage), used)
+        mbarrier.expect(left_ready.index(stage), _TOKENS * (_HALF + _TURNED) * 2)
+        _copy(latents, found, 0, left.index(stage), left_ready.index(stage), PAGE)
+        _copy(latents, found, 2 * _HALF, turned.index(stage), left_ready.index(stage), PAGE)
+        mbarrier.wait(right_free.index(stage), used)
+        mbarrier.expect(right_ready.index(stage), _TOKENS * _HALF * 2)
+        _copy(latents, found, _HALF, right.index(stage), right_ready.index(stage), PAGE)
+
+
+@gluon.jit
+def _take_queries(q, count, FIRST: gl.constexpr, buffer):
+    """Columns from FIRST on of `count` queries into shared memory, zeros below them."""
+    i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
+    column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
+    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS, _QUERIES, _COLUMNS], SHARED)
+    for c in gl.static_range(CHUNKS):
+        at = q + i[:, None] * _SIZE + (FIRST + c * _COLUMNS + column)[None, :]
+        parts.index(c).store(gl.load(at, mask=(i < count)[:, None], other=0.0))
+
+
+@gluon.jit
+def _mend(values, count):
+    """Zeros for values from token `count` on: what lies behind the end may be no numbers, and 0 x NaN is NaN."""
+    there = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
+    parts = _view(values, values.dtype, [_HALF // _COLUMNS, _TOKENS, _COLUMNS], SHARED)
+    for c in gl.static_range(_HALF // _COLUMNS):
+        found = parts.index(c).load(_BY_ROW)
+        parts.index(c).store(gl.where(there[:, None], found, gl.zeros_like(found)))
+    fence_async_shared()
+    _sync()
+
+
+@gluon.jit
+def _softmax(scores, m, total, scale):
+    """Weights, highest scores, sums, and by what older results shrink; as `softmax.attend_block`."""
+    highest = gl.maximum(m, gl.max(scores, 1) * scale)
+    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may have seen nothing so far
+    shrink = gl.exp2(m - shift)
+    weights = gl.exp2(scores * scale - shift[:, None])
+    return weights, highest, total * shrink + gl.sum(weights, 1), shrink
+
+
+@gluon.jit
+def _finish(acc, m, total, out, queries, parts, FIRST: gl.constexpr, PARTED: gl.constexpr):
+    """Stores a half of the results; of a row in several parts, the last of its programs sums them."""
+    if PARTED:
+        acc_buffer, ml_buffer, counters, part, first, count, stride = parts
+        if count == 1:
+            _store(acc, total, out, queries, FIRST)
+        else:
+            i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
+            column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
+            there = i < queries
+            at = (part + i).to(gl.int64)
+            gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
+            gl.store(ml_buffer + at * 2, m, mask=there)  # both groups store the same
+            gl.store(ml_buffer + at * 2 + 1, total, mask=there)
+            _sync()  # all threads have stored before one tells
+            counter = counters + FIRST // _HALF
+            if gl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
+                gl.store(counter, 0)
+                _merge(out, queries, acc_buffer, ml_buffer, first, count, stride, FIRST)
+    else:
+        _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)  # those that fill a block may see nothing
+
+
+@gluon.jit
+def _store(acc, total, out, queries, FIRST: gl.constexpr):
+    i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
+    column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
+    target = out + i[:, None] * _SIZE + column[None, :]
+    gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(i < queries)[:, None])
+
+
+@gluon.jit
+def _merge(out, queries, acc_buffer, ml_buffer, first, count, stride, FIRST: gl.constexpr):
+    """Sums a half of a row's parts, which other programs have stored (so that they are not in this one's L1 cache).
+
+    Args:
+        first, stride: places of the first part, and of each other after the one before.
+    """
+    column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
+    for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
+        i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
+        there = i < queries
+        highest = gl.full([_AT_ONCE], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
+        total = gl.full([_AT_ONCE], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
+        acc = gl.zeros([_AT_ONCE, _HALF], gl.float32, layout=_MERGED)
+        for n in range(0, count, _TOGETHER):
+            for p in gl.static_range(_TOGETHER):
+                known = there & (n + p < count)
+                part = (first + (n + p) * stride + i).to(gl.int64)
+                m = gl.load(ml_buffer + part * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
+                weight = gl.load(ml_buffer + part * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+                at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
+                found = gl.load(at, mask=known[:, None], other=0.0, cache_modifier=".cg")
+                higher = gl.maximum(highest, m)
+                shift = gl.where(higher == float("-inf"), 0.0, higher)
+                old, new = gl.exp2(highest - shift), gl.exp2(m - shift)
+                total = total * old + weight * new
+                acc = acc * old[:, None] + found * new[:, None]
+                highest = higher
+        target = out + i[:, None] * _SIZE + column[None, :]
+        gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+
+
+@gluon.jit
+def _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, i):
+    """Products of all queries and block i's latents, as they come into shared memory; under way."""
+    stage = i % _STAGES
+    phase = i // _STAGES & 1
+    nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=_BY_TOKEN)
+    mbarrier.wait(left_ready.index(stage), phase)
+    scores = warpgroup_mma(q_left, left.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    scores = warpgroup_mma(q_turned, turned.index(stage).permute((1, 0)), scores, is_async=True)
+    mbarrier.wait(right_ready.index(stage), phase)
+    return warpgroup_mma(q_right, right.index(stage).permute((1, 0)), scores, is_async=True)
+
+
+@gluon.jit
+def _hand_over(weights, shrink, shared_weights, stats):
+    """Stores a block's weights, and by what older results shrink, for the second group."""
+    shared_weights.store(weights)
+    stats.index(0).store(shrink)
+    fence_async_shared()
+    _sync()
+
+
+@gluon.jit
+def _first(
+    q, out, queries, start, end, blocks, masked, position, lowest, scale, parts,
+    q_left, q_right, q_turned, left, right, turned, shared_weights, stats,
+    left_ready, right_ready, left_free, weights_ready, weights_free,
+    heads, PARTED: gl.constexpr, LATE: gl.constexpr,
+):  # fmt: skip
+    """The warp group that weighs: all blocks' scores, and the first half of the results.
+
+    LATE: the second group's products begin with this one's softmax, not with its next scores. That is faster where
+    latents are in the second cache, and slower where they come from memory, as they leave shared memory later.
+    """
+    dtype: gl.constexpr = left.dtype
+    OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=_BY_COLUMN, k_width=2)
+    by_query: gl.constexpr = gl.SliceLayout(1, _BY_TOKEN)
+    _take_queries(q, queries, 0, q_left)
+    _take_queries(q, queries, _HALF, q_right)
+    _take_queries(q, queries, 2 * _HALF, q_turned)
+    fence_async_shared()
+    _sync()
+    n = gl.arange(0, _TOKENS, layout=gl.SliceLayout(0, _BY_TOKEN))
+    seen_to = position + (lowest + gl.arange(0, _QUERIES, layout=by_query)) // heads
+    m = gl.full([_QUERIES], float("-inf"), gl.float32, layout=by_query)
+    total = gl.full([_QUERIES], 0.0, gl.float32, layout=by_query)
+    acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
+
+    scores = _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, 0)
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    token = start + (blocks - 1) * _TOKENS + n
+    seen = (token[None, :] <= seen_to[:, None]) & (token < end)[None, :]
+    weights, m, total, shrink = _softmax(gl.where(seen, scores, float("-inf")), m, total, scale)
+    weights = weights.to(dtype)
+    _hand_over(weights, shrink, shared_weights, stats)
+    if not LATE:
+        mbarrier.arrive(weights_ready.index(0), count=1)
+    if end < start + blocks * _TOKENS:
+        _mend(left.index(0), end - start - (blocks - 1) * _TOKENS)
+    for i in range(1, blocks):
+        before = (i - 1) % _STAGES
+        acc = warpgroup_mma(gl.convert_layout(weights, OPERAND), left.index(before), acc, is_async=True)
+        scores = _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, i)
+        acc = warpgroup_mma_wait(3, deps=[acc])
+        mbarrier.arrive(left_free.index(before), count=1)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        if LATE:  # the second group's products run under this one's softmax
+            mbarrier.arrive(weights_ready.index(0), count=1)
+        if i < masked:
+            token = start + (blocks - 1 - i) * _TOKENS + n
+            scores = gl.where(token[None, :] <= seen_to[:, None], scores, float("-inf"))
+        weights, m, total, shrink = _softmax(scores, m, total, scale)
+        weights = weights.to(dtype)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, _BY_COLUMN))[:, None]
+        mbarrier.wait(weights_free.index(0), (i - 1) & 1)
+        _hand_over(weights, shrink, shared_weights, stats)
+        if not LATE:
+            mbarrier.arrive(weights_ready.index(0), count=1)
+    if LATE:
+        mbarrier.arrive(weights_ready.index(0), count=1)
+    acc = warpgroup_mma(gl.convert_layout(weights, OPERAND), left.index((blocks - 1) % _STAGES), acc, is_async=True)
+    mbarrier.wait(weights_free.index(0), (blocks - 1) & 1)
+    stats.index(0).store(m)
+    stats.index(1).store(total)
+    _sync()
+    mbarrier.arrive(weights_ready.index(0), count=1)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    m = gl.convert_layout(m, gl.SliceLayout(1, _BY_COLUMN))
+    total = gl.convert_layout(total, gl.SliceLayout(1, _BY_COLUMN))
+    _finish(acc, m, total, out, queries, parts, 0, PARTED)
+
+
+@gluon.jit
+def _second(
+    out, queries, start, end, blocks, parts, right, shared_weights, stats, right_ready, right_free,
+    weights_ready, weights_free, PARTED: gl.constexpr,
+):  # fmt: skip
+    """The other warp group: the second half of the results, by weights of the first."""
+    by_query: gl.constexpr = gl.SliceLayout(1, _BY_COLUMN)
+    acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
+    if end < start + blocks * _TOKENS:
+        mbarrier.wait(weights_ready.index(0), 0)  # the first group has read the keys
+        mbarrier.wait(right_ready.index(0), 0)
+        _mend(right.index(0), end - start - (blocks - 1) * _TOKENS)
+    for i in range(blocks):
+        stage = i % _STAGES
+        mbarrier.wait(weights_ready.index(0), i & 1)
+        acc = acc * stats.index(0).load(by_query)[:, None]
+        mbarrier.wait(right_ready.index(stage), i // _STAGES & 1)
+        acc = warpgroup_mma(shared_weights, right.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(right_free.index(stage), count=1)
+        mbarrier.arrive(weights_free.index(0), count=1)
+    mbarrier.wait(weights_ready.index(0), blocks & 1)
+    m, total = stats.index(0).load(by_query), stats.index(1).load(by_query)
+    _finish(acc, m, total, out, queries, parts, _HALF, PARTED)
+
+
+@gluon.jit
+def _attend(
+    q, out, queries, latents, pages, start, end, masked, position, lowest, scale, parts,
+    heads, PAGE: gl.constexpr, PARTED: gl.constexpr, LATE: gl.constexpr,
+):  # fmt: skip
+    """Attention of up to _QUERIES queries, which lie side by side, over the tokens from `start` to `end` of their row.
+
+    Args:
+        q, out: the first query and its result.
+        queries: how many there are.
+        masked: blocks at the end of which not all queries see all.
+        position, lowest: of the row's first new token, and the number of the first query after it; a token has `heads`.
+        parts: where PARTED: room for results and weights of parts, counters of those that are there (a half each), and
+            the places of this part and of the row's first one, count of them and their distance.
+    """
+    blocks = (end - start + _TOKENS - 1) // _TOKENS
+    dtype: gl.constexpr = q.dtype.element_ty
+    q_left = gl.allocate_shared_memory(dtype, [_QUERIES, _HALF], SHARED)
+    q_right = gl.allocate_shared_memory(dtype, [_QUERIES, _HALF], SHARED)
+    q_turned = gl.allocate_shared_memory(dtype, [_QUERIES, _TURNED], SHARED)
+    left = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _HALF], SHARED)
+    right = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _HALF], SHARED)
+    turned = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _TURNED], SHARED)
+    weights = gl.allocate_shared_memory(dtype, [_QUERIES, _TOKENS], SHARED)
+    stats = gl.allocate_shared_memory(gl.float32, [2, _QUERIES], _PLAIN)
+    left_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    right_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    left_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    right_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    weights_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    weights_free = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(_STAGES):
+        mbarrier.init(left_ready.index(i), count=1)
+        mbarrier.init(right_ready.index(i), count=1)
+        mbarrier.init(left_free.index(i), count=1)
+        mbarrier.init(right_free.index(i), count=1)
+    mbarrier.init(weights_ready.index(0), count=1)
+    mbarrier.init(weights_free.index(0), count=1)
+    fence_async_shared()
+    _sync()
+    gl.warp_specialize([
+        (_first, (q, out, queries, start, end, blocks, masked, position, lowest, scale, parts, q_left, q_right,
+                  q_turned, left, right, turned, weights, stats, left_ready, right_ready, left_free, weights_ready,
+                  weights_free, heads, PARTED, LATE)),
+        (_second, (out, queries, start, end, blocks, parts, right, weights, stats, right_ready, right_free,
+                   weights_ready, weights_free, PARTED)),
+        (_produce, (latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free,
+                    right_free, PAGE)),
+    ], [4, 1], [208, 40])  # fmt: skip
+
+
+@gluon.jit
+def latent_decode_kernel(
+    q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, heads,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    item = gl.program_id(1)
+    row = gl.load(work + item * 4)
+    if row < 0:
+        return
+    start = gl.load(work + item * 4 + 1)
+    end = gl.load(work + item * 4 + 2)
+    pages = page_table + gl.load(work + item * 4 + 3).to(gl.int64) * pages_per_slot
+    first = gl.load(row_work + row * 2)
+    count = gl.load(row_work + row * 2 + 1)
+    head = gl.program_id(0) * _QUERIES
+    target = (row.to(gl.int64) * heads + head) * _SIZE
+    _attend(
+        q + target, out + target, heads - head, latents, pages, start, end, 1, end - 1, 0, scale,
+        (acc_buffer, ml_buffer, counters + (row * gl.num_programs(0) + gl.program_id(0)) * 2, item * heads + head,
+         first * heads + head, count, heads),
+        heads, PAGE, True, False,
+    )  # fmt: skip
+
+
+@gluon.jit
+def latent_prefill_kernel(
+    q, latents, out, plan_blocks, page_table, pages_per_slot, scale, heads, parts,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    block = plan_blocks + gl.program_id(0) // parts * 4
+    lowest = gl.program_id(0) % parts * _QUERIES
+    queries = gl.load(block + 1) * heads - lowest
+    if queries <= 0:
+        return
+    pages = page_table + gl.load(block + 2).to(gl.int64) * pages_per_slot
+    position = gl.load(block + 3)
+    end = position + (lowest + gl.minimum(queries, _QUERIES) - 1) // heads + 1
+    clear = (position + lowest // heads + 1) // _TOKENS  # blocks that every query sees whole
+    target = (gl.load(block).to(gl.int64) * heads + lowest) * _SIZE
+    _attend(
+        q + target, out + target, queries, latents, pages, 0, end, (end + _TOKENS - 1) // _TOKENS - clear, position,
+        lowest, scale, (), heads, PAGE, False, True,
+    )  # fmt: skip
+
+
+def takes(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
+    """Tells whether the kernels have a form for latents of `rank` of `size` numbers in pages of so many tokens."""
+    sizes = (rank, size) == (2 * _HALF.value, _SIZE.value)
+    return sizes and page % 8 == 0 and _TOKENS.value % page == 0 and dtype in (torch.bfloat16, torch.float16)
+
+
+def latent_decode_hopper(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    work: Work,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    scale: float,
+) -> None:
+    """Attention of the plan's decoding rows. Arguments as `latent_decode`; the work's shares begin with a page.
+
+    Reads each latent once for 64 heads. Shared memory: 225 KB.
+    """
+    heads = q.shape[1]
+    blocks = triton.cdiv(heads, _QUERIES.value)
+    partials = work.partials
+    assert plan.decoding * blocks * 2 <= partials.counters.numel()
+    assert len(work.items) * heads * rank <= partials.acc.numel()
+    latent_decode_kernel[(blocks, len(work.items))](
+        q, _described(cache, layer, plan), out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
+        partials.acc, partials.ml, partials.counters, scale * 1.4426950408889634, heads,
+        PAGE=plan.page_size, num_warps=4,
+    )  # fmt: skip
+
+
+def latent_prefill_hopper(
+    q: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    scale: float,
+) -> None:
+    """Causal attention of the plan's blocks of new tokens. Arguments as `latent_prefill`."""
+    heads = q.shape[1]
+    parts = triton.cdiv(plan.block_size * heads, _QUERIES.value)
+    latent_prefill_kernel[(len(plan.blocks) * parts,)](
+        q, _described(cache, layer, plan), out, plan.blocks, plan.page_table, plan.page_table.shape[1],
+        scale * 1.4426950408889634, heads, parts, PAGE=plan.page_size, num_warps=4,
+    )  # fmt: skip
+
+
+def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
+    plane = cache.k[layer].view(-1, _SIZE.value)
+    return TensorDescriptor.from_tensor(plane, [plan.page_size, _COLUMNS.value], SHARED.value)
