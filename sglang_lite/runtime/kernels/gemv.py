@@ -39,6 +39,7 @@ def _gemv(
         up_weights = weights
         if GATE != "":
             up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
+        start_next(PDL)  # all programs of a small matrix find room, and so do the next one's, which fetch as early
     wait(PDL)
     for at in range(0, K, BLOCK_K):
         inside = at + k < K
@@ -67,7 +68,8 @@ def _gemv(
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
-    start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
+    if not PREFETCH:
+        start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
@@ -171,9 +173,12 @@ def linear_one(
 def _gemv_launch(outputs: int, inputs: int, element_size: int, *, small: bool) -> tuple[int, int, int]:
     """BLOCK_N, BLOCK_K and warps; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape."""
     if small:
-        if outputs <= 4096 and inputs >= 2048:
-            return 4, 2048 if inputs >= 4096 else 1024, 4
-        return 8, 512, 4
+        if inputs >= 4096 and outputs <= 4096:
+            return 4, 2048, 4
+        if inputs >= 4096 or (inputs < 2048 and outputs <= 4096):
+            return 8, 512, 4
+        whole = max(1024, triton.next_power_of_2(inputs))  # all of a row is fetched early
+        return 8192 // whole, whole, 4
     if outputs >= _HEAD:
         return 4, 1024, 2
     if outputs > 4096:
