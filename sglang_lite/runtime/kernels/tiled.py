@@ -17,7 +17,8 @@ from sglang_lite.runtime.kernels.launch import tile_stages
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 64
-_BLOCK_N, _BLOCK_K = 64, 128
+_BLOCK_K = 128
+_SMALL = 1 << 24  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -65,17 +66,18 @@ def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gate else len(weight)
     block_m = max(16, triton.next_power_of_2(rows))
+    block_n = 32 if weight.numel() <= _SMALL else 64
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    _tiled[(triton.cdiv(outputs, _BLOCK_N),)](
+    _tiled[(triton.cdiv(outputs, block_n),)](
         TensorDescriptor(x, [rows, inputs], [inputs, 1], [block_m, _BLOCK_K]),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [_BLOCK_N, _BLOCK_K]),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [block_n, _BLOCK_K]),
         bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, BLOCK_M=block_m, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(card_of(x.device), block_m, gated=bool(gate)), **overlapped(x.device),
+        BIAS=bias is not None, GATE=gate, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
+        num_warps=4, num_stages=_stages(card_of(x.device), block_m, block_n, gated=bool(gate)), **overlapped(x.device),
     )  # fmt: skip
     return y
 
 
-def _stages(card: Card, rows: int, *, gated: bool) -> int:
+def _stages(card: Card, rows: int, outputs: int, *, gated: bool) -> int:
     matrices, most = (2, 4) if gated else (1, 6)
-    return tile_stages(card, rows, matrices * _BLOCK_N, _BLOCK_K, 2, most)
+    return tile_stages(card, rows, matrices * outputs, _BLOCK_K, 2, most)
