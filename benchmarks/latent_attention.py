@@ -68,7 +68,7 @@ def milliseconds(heads: int, cache: KVCache, plan: DevicePlan, tokens: int) -> f
     )  # fmt: skip
     q = torch.randn((tokens, heads, RANK + TURNED), device="cuda", dtype=half)
     out = torch.empty_like(q)
-    attend = LatentAttention(needs).begin(plan)
+    attend = LatentAttention(needs).begin(plan).attend
     run = lambda: attend(q, cache, 0, out, scale=0.07, window=None, softcap=None)  # noqa: E731 # what is measured
     return float(triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median"))
 

@@ -26,6 +26,7 @@ from typing import Protocol
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
@@ -79,6 +80,46 @@ class Attend(Protocol):
         ...
 
 
+class AttendProduct(Protocol):
+    """Attention of a step's tokens in one layer, from their QKV product: `rope_store` and `Attend` in one."""
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        cache: KVCache,
+        layer: int,
+        out: torch.Tensor,
+        *,
+        scales: Scales | None,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """
+        Args:
+            qkv, q_norm, k_norm, eps, rope, scales: as `kernels.rope_store.rope_store`.
+            out, scale, window, softcap: as `Attend`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """Attention as begun for a step; all layers use it.
+
+    Attributes:
+        attend: of queries that `rope_store` has made.
+        from_product: of their QKV product, which is faster; None where the step has no such kernel.
+    """
+
+    attend: Attend
+    from_product: AttendProduct | None = None
+
+
 class AttentionBackend(Protocol):
     """Attention of a model on a device.
 
@@ -97,6 +138,6 @@ class AttentionBackend(Protocol):
 
     def __init__(self, needs: AttentionRequirements) -> None: ...
 
-    def begin(self, plan: DevicePlan) -> Attend:
-        """Called once a step, before the first layer; all layers use what it returns."""
+    def begin(self, plan: DevicePlan) -> StepAttention:
+        """Called once a step, before the first layer."""
         ...

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
@@ -48,7 +48,7 @@ class FlashAttention:
         self._needs = needs
         self._attend = flash_attn_varlen_func
 
-    def begin(self, plan: DevicePlan) -> Attend:
+    def begin(self, plan: DevicePlan) -> StepAttention:
         parts = []
         if plan.decoding:
             parts.append(_decoding(plan))
@@ -84,7 +84,7 @@ class FlashAttention:
                     softcap=softcap or 0.0,
                 )[0]
 
-        return attend
+        return StepAttention(attend)
 
 
 class _Part(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
 
@@ -48,7 +48,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
         self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
 
-    def begin(self, plan: DevicePlan) -> Attend:
+    def begin(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
         planned: dict[tuple[float, int | None, float | None], list[tuple[_Part, Any]]] = {}
 
@@ -74,7 +74,7 @@ class FlashInferAttention:
             if cache.scales is not None:
                 out.copy_(by_kv_head(out, cache.scales.v[layer]))
 
-        return attend
+        return StepAttention(attend)
 
     def _plan(self, part: _Part, page_size: int, scale: float, window: int | None, softcap: float | None) -> Any:
         """The wrapper for a part of a step: one for each kind of layer, as its plan stays until the next step's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
@@ -59,7 +59,7 @@ class LatentAttention:
         programs = 2 * self._at_once or card_of(self._needs.device).programs
         return rows + min(programs, _MOST_PARTS * rows)
 
-    def begin(self, plan: DevicePlan) -> Attend:
+    def begin(self, plan: DevicePlan) -> StepAttention:
         rows, device = plan.decoding, self._needs.device
         work = Work(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
@@ -90,4 +90,4 @@ class LatentAttention:
             if len(plan.blocks):
                 latent_prefill(q, cache, layer, plan, out, rank=self._needs.latent, scale=scale)
 
-        return attend
+        return StepAttention(attend)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
@@ -27,7 +27,7 @@ class TorchAttention:
     def __init__(self, needs: AttentionRequirements) -> None:
         self._tokens = _AT_ONCE // (needs.kv_heads * needs.head_dim)
 
-    def begin(self, plan: DevicePlan) -> Attend:
+    def begin(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decoding(plan, first, end, lengths[first:end]))
@@ -54,7 +54,7 @@ class TorchAttention:
             if cache.scales is not None:
                 out.copy_(by_kv_head(out, cache.scales.v[layer]))
 
-        return attend
+        return StepAttention(attend)
 
 
 def _groups(lengths: list[int], most: int) -> list[tuple[int, int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from sglang_lite.runtime.attention.base import Attend, AttentionRequirements
+from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
@@ -12,9 +14,11 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Kernel, attention_launch, padded
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
+from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
 _LEAST = 64  # tokens in a decoding program's share
 _WIDEST = 256  # head that a program's registers and shared memory have room for
+_MOST_HEADS = 16  # that are taken from their product: more were not measured
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -52,7 +56,7 @@ class TritonAttention:
         programs = card_of(self._needs.device).programs
         return rows + (4 if eight_bits else 1) * -(-programs // self._needs.kv_heads)
 
-    def begin(self, plan: DevicePlan) -> Attend:
+    def begin(self, plan: DevicePlan) -> StepAttention:
         rows, device = plan.decoding, self._needs.device
         work = Work(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
@@ -81,7 +85,9 @@ class TritonAttention:
             if len(plan.blocks):
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
-        return attend
+        few = self._needs.heads <= _MOST_HEADS
+        alone = few and plan.separate and plan.shared is None and rows == len(plan.ids)
+        return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if alone else None)
 
 
 def _no_room(needs: AttentionRequirements) -> str | None:

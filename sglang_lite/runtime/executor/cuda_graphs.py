@@ -121,6 +121,7 @@ class CudaGraphs:
             shared=prefixes,
             blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
             block_size=16,
+            separate=not several,
         )
 
         rows = min(tokens, slots.dummy)

@@ -341,6 +341,8 @@ class GpuRunner:
             blocks=torch.tensor(blocks, dtype=torch.int32, device=self._device).view(-1, 4),
             block_size=block_size,
         )
+        if decoding and not shares:
+            self._run(replace(plan, separate=True))  # as graphs of rows with one token
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])

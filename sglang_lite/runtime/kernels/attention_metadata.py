@@ -77,6 +77,7 @@ class DevicePlan:
         shared: prefixes that are read once for several rows.
         blocks: int32 [blocks, 4], for rows with several tokens: first token in the batch, count, slot, first position.
         block_size: most tokens in such a block.
+        separate: no two decoding tokens are of one slot, but the dummy's.
     """
 
     ids: torch.Tensor
@@ -89,6 +90,7 @@ class DevicePlan:
     shared: SharedPrefixes | None
     blocks: torch.Tensor
     block_size: int
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

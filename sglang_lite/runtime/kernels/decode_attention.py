@@ -106,6 +106,43 @@ def merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
     return highest, total * old + total_part * new, acc * old[:, None] + acc_part * new[:, None]
 
 
+@triton.jit
+def finish(
+    m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
+    prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+    G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
+):  # fmt: skip
+    """Stores the results of an item's program; the last program of a row merges all, and those of its prefix."""
+    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    is_head = (g < G)[:, None] & (d < DIM)[None, :]
+    heads = (row * KV_HEADS + kv_head) * G + g
+    target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
+    last = True
+    if count > 1:
+        part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
+        tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
+        tl.store(ml_buffer + part * 2, m, mask=g < G)
+        tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
+        tl.debug_barrier()  # all threads have stored before one tells
+        last = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1
+        if last:
+            tl.store(counters + row * KV_HEADS + kv_head, 0)
+            m = tl.full(m.shape, float("-inf"), tl.float32)
+            total = tl.zeros(m.shape, tl.float32)
+            acc = tl.zeros(acc.shape, tl.float32)
+            for i in range(first, first + count):
+                part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
+                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
+    if last:
+        if PREFIX:
+            for i in range(0, tl.load(prefix_chunks + row)):
+                part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
+                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
+        if SCALED:
+            acc *= tl.load(v_scales + kv_head)
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+
+
 @triton.jit(do_not_specialize=["most_chunks", "window"])
 def _decode(
     q, q_stride, k, v, v_scales, head_stride, out, work, row_work, positions, page_table, pages_per_slot,
@@ -144,32 +181,10 @@ def _decode(
     m, total, acc = attend_tokens(
         queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
     )
-    heads = (row * KV_HEADS + kv_head) * G + g
-    target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
-    last = True
-    if count > 1:
-        part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
-        tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
-        tl.store(ml_buffer + part * 2, m, mask=g < G)
-        tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
-        tl.debug_barrier()  # all threads have stored before one tells
-        last = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1
-        if last:
-            tl.store(counters + row * KV_HEADS + kv_head, 0)
-            m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-            total = tl.zeros((BLOCK_G,), tl.float32)
-            acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-            for i in range(first, first + count):
-                part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
-    if last:
-        if PREFIX:
-            for i in range(0, tl.load(prefix_chunks + row)):
-                part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
-        if SCALED:
-            acc *= tl.load(v_scales + kv_head)
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+    finish(
+        m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
+        prefix_acc, prefix_ml, prefix_chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX,
+    )  # fmt: skip
 
 
 def decode_attention(

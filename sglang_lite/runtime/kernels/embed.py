@@ -7,13 +7,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import first_of_step, start_next
 
 
 @triton.jit
 def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
-    wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     id = tl.load(ids + token)
@@ -29,6 +28,6 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block = min(1024, triton.next_power_of_2(size))
     _embed[(len(out), triton.cdiv(size, block))](
-        plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **overlapped(out.device)
+        plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **first_of_step(out.device)
     )
     return out

@@ -17,13 +17,14 @@ MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
 _HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
 _SMALL = 1 << 24  # elements of a matrix whose first weights are worth fetching early
+_TINY = 1 << 23  # … of one all of whose programs find room beside those of the next
 
 
 @triton.jit
 def _gemv(
     x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
     SCALED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    PREFETCH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -39,7 +40,8 @@ def _gemv(
         up_weights = weights
         if GATE != "":
             up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
-        start_next(PDL)  # all programs of a small matrix find room, and so do the next one's, which fetch as early
+        if EARLY:
+            start_next(PDL)  # all programs find room, and so do the next one's, which fetch as early
     wait(PDL)
     for at in range(0, K, BLOCK_K):
         inside = at + k < K
@@ -68,7 +70,7 @@ def _gemv(
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
-    if not PREFETCH:
+    if not EARLY:
         start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
     scale = 1.0
     if NORM:
@@ -162,7 +164,7 @@ def linear_one(
     _gemv[(triton.cdiv(outputs, block_n),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        PREFETCH=small,
+        PREFETCH=small, EARLY=rows * inputs <= _TINY,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         # Before and after the head there is little to overlap with.
         **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),

@@ -34,5 +34,11 @@ def overlapped(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     return _OVERLAPPED if card_of(device).overlaps else _PLAIN
 
 
+def first_of_step(device: torch.device) -> dict[str, Any]:  # as Triton takes them
+    """Keywords of a step's first overlapped kernel: it begins when all before is through, so that those after it need
+    not wait for that."""
+    return {"PDL": card_of(device).overlaps}
+
+
 _OVERLAPPED: dict[str, Any] = {"PDL": True, "launch_pdl": True}
 _PLAIN: dict[str, Any] = {"PDL": False}

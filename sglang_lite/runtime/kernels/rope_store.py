@@ -17,6 +17,23 @@ _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
 
 @triton.jit
+def turn_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Heads [N, BLOCK_D], normalised where the model does, and turned.
+
+    Args:
+        x, y: each element, and the one half the turned part away that is turned into it.
+        wx, wy: the norm's weights of both, where NORM.
+        c, s: cos and sin; 1 and 0 beyond the turned part.
+    """
+    if NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        y = (y.to(tl.float32) * scale * wy.to(tl.float32)).to(x.dtype)
+        x = (wide * scale * wx.to(tl.float32)).to(x.dtype)
+    return (x.to(tl.float32) * c + y.to(tl.float32) * s).to(x.dtype)
+
+
+@triton.jit
 def _rope_store(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
     k_cache, v_cache, k_scales, v_scales, head_stride, eps,
@@ -42,20 +59,17 @@ def _rope_store(
         own = tl.load(row_scales + token)
         x = (x * own * tl.load(scales + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)).to(x.dtype)
         y = (y * own * tl.load(scales + head[:, None] * DIM + pair[None, :], mask=exists, other=0.0)).to(y.dtype)
+    wx, wy = d[None, :], d[None, :]
     if NORM:
-        wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
         wx = tl.where(is_q, tl.load(q_norm + d, mask=d < DIM, other=0.0)[None, :],
-                      tl.load(k_norm + d, mask=d < DIM, other=0.0)[None, :]).to(tl.float32)  # fmt: skip
+                      tl.load(k_norm + d, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
         wy = tl.where(is_q, tl.load(q_norm + pair, mask=d < DIM, other=0.0)[None, :],
-                      tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :]).to(tl.float32)  # fmt: skip
-        x = tl.where(turned, (wide * scale * wx).to(x.dtype), x)
-        y = (y.to(tl.float32) * scale * wy).to(x.dtype)
+                      tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
     position = tl.load(positions + token).to(tl.int64)
     in_turned = d < TURNED
     c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
     s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
-    x = tl.where(turned, x.to(tl.float32) * c + y.to(tl.float32) * s, x.to(tl.float32)).to(x.dtype)
+    x = tl.where(turned, turn_heads(x, y, wx, wy, c, s, eps, DIM, NORM), x)
     if KV_SCALED:
         of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
         of = tl.where(of_q, head // (HEADS // KV_HEADS), (head - HEADS) % KV_HEADS)

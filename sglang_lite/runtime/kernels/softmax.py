@@ -16,23 +16,10 @@ def page_of(pages, token, end, PAGE: tl.constexpr):
 
 
 @triton.jit
-def attend_block(
-    queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Adds a block of N tokens to the running results of M queries.
-
-    Args:
-        queries: [M, BLOCK_D].
-        k, v: of the KV head.
-        page, token: [N].
-        there: [N], tokens that may be read; where MASKED.
-        seen: [M, N] or [1, N], tokens that queries see; where MASKED.
-        m, total, acc: [M], [M] and [M, BLOCK_D]: highest score, sum of weights, weighted values.
-
-    Returns:
-        m, total and acc.
-    """
+def load_block(
+    k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Keys [BLOCK_D, N] and values [N, BLOCK_D] of a block of tokens. Arguments as `attend_block`."""
     d = tl.arange(0, BLOCK_D)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
     at_keys = k + offset[None, :] + d[:, None]
@@ -46,6 +33,12 @@ def attend_block(
     else:  # masks that are always true cost a tenth
         keys = tl.load(at_keys)
         values = tl.load(at_values)
+    return keys, values
+
+
+@triton.jit
+def add_block(queries, keys, values, seen, m, total, acc, scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Adds a block of N tokens to the running results, as `attend_block`, of its keys and values."""
     scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
     if SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
@@ -65,6 +58,44 @@ def attend_block(
 
 
 @triton.jit
+def attend_block(
+    queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
+    DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Adds a block of N tokens to the running results of M queries.
+
+    Args:
+        queries: [M, BLOCK_D].
+        k, v: of the KV head.
+        page, token: [N].
+        there: [N], tokens that may be read; where MASKED.
+        seen: [M, N] or [1, N], tokens that queries see; where MASKED.
+        m, total, acc: [M], [M] and [M, BLOCK_D]: highest score, sum of weights, weighted values.
+
+    Returns:
+        m, total and acc.
+    """
+    keys, values = load_block(k, v, page, token, there, DIM, PAGE, MASKED, BLOCK_D)
+    return add_block(queries, keys, values, seen, m, total, acc, scale, softcap, MASKED, SOFTCAP)
+
+
+@triton.jit
+def add_token(queries, key, value, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
+    """Adds a token, of key and value [1, BLOCK_D], to the running results of M queries, as `attend_block`."""
+    score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
+    if SOFTCAP:
+        score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
+        scale = 1.0
+    score *= scale * 1.4426950408889634
+    highest = tl.maximum(m, score)
+    shrink, weight = tl.exp2(m - highest), tl.exp2(score - highest)
+    # Rounded as products of matrices do.
+    rounded = weight.to(queries.dtype).to(tl.float32)
+    acc = acc * shrink[:, None] + rounded[:, None] * value.to(queries.dtype).to(tl.float32)
+    return highest, total * shrink + weight, acc
+
+
+@triton.jit
 def attend_tokens(
     queries, k, v, pages, page, start, end, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -79,10 +110,21 @@ def attend_tokens(
     Returns:
         m, total and acc, as `attend_block`.
     """
-    n = tl.arange(0, BLOCK_N)
     m = tl.full((queries.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((queries.shape[0],), tl.float32)
     acc = tl.zeros((queries.shape[0], BLOCK_D), tl.float32)
+    return attend_more(
+        queries, k, v, pages, page, start, end, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
+    )
+
+
+@triton.jit
+def attend_more(
+    queries, k, v, pages, page, start, end, m, total, acc, scale, softcap,
+    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`attend_tokens` added to the running results of others."""
+    n = tl.arange(0, BLOCK_N)
     clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
     for at in range(start, clear, BLOCK_N):
         ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)

@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 64
 _BLOCK_K = 128
-_SMALL = 1 << 24  # elements of a matrix of which smaller tiles are more for as many multiprocessors
+_SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
 @triton.jit(do_not_specialize=["M"])

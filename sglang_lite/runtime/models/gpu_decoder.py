@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.attention.base import Attend
+from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
@@ -61,24 +61,24 @@ class GpuDecoder(Decoder):
     def logit_softcap(self) -> float | None:
         return self.spec.logit_softcap
 
-    def run(self, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
+    def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Computes the plan's tokens and stores their keys and values.
 
         Args:
-            attend: attention as it was begun for this plan.
+            attention: as it was begun for this plan.
 
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
         residual = embed(plan, self.embedding, self.embedding_scale)
         if len(residual) == 1 and self._plain:
-            return self._run_one(residual, plan, cache, attend)
+            return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
         for i, layer in enumerate(self.layers):
             output = matrix(layer.output)
             qkv = self._qkv(layer, x, residual, scales)
-            x, scales = output.unscaled(self._attend(i, layer, *qkv, plan, cache, attend))
+            x, scales = output.unscaled(self._attend(i, layer, *qkv, plan, cache, attention))
             x, scales = self._out(layer, layer.post_attention_norm, x, scales)
             x, scales = self._feed_forward(layer, x, residual, scales)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
@@ -147,7 +147,7 @@ class GpuDecoder(Decoder):
         rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=gate_up.takes_fp8)
         return down.unscaled(gate_up.gated(rows, fed.spec.activation, eight=eight))
 
-    def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
+    def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
@@ -155,7 +155,7 @@ class GpuDecoder(Decoder):
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
             qkv, total = matrix(layer.qkv).one(x, residual=residual, norm=layer.input_norm, eps=eps)
-            x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attend))
+            x = layer.output(self._attend(i, layer, qkv, None, plan, cache, attention))
             fed = layer.feed_forward
             assert isinstance(fed, FeedForward)
             gated_up, residual = matrix(fed.gate_up).one(
@@ -178,16 +178,25 @@ class GpuDecoder(Decoder):
         scales: Scales | None,
         plan: DevicePlan,
         cache: KVCache,
-        attend: Attend,
+        attention: StepAttention,
     ) -> torch.Tensor:
         """Outputs of the heads [T, heads * head_dim] of the first product of a layer's attention."""
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
-            return self._attend_latents(index, layer, spec, qkv, plan, cache, attend)
+            return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         norms = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
-        q = rope_store(qkv, *norms, self.spec.rms_eps, self.ropes[layer.rope].tables, plan, cache, index, scales)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        attend(q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks)
+        rope = self.ropes[layer.rope].tables
+        out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
+        if attention.from_product is not None:
+            attention.from_product(
+                qkv, *norms, self.spec.rms_eps, rope, cache, index, out, scales=scales,
+                scale=spec.scale, window=spec.window, softcap=spec.softcap,
+            )  # fmt: skip
+        else:
+            q = rope_store(qkv, *norms, self.spec.rms_eps, rope, plan, cache, index, scales)
+            attention.attend(
+                q, cache, index, out, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks
+            )
         return out.view(len(qkv), -1)
 
     def _attend_latents(
@@ -198,7 +207,7 @@ class GpuDecoder(Decoder):
         product: torch.Tensor,
         plan: DevicePlan,
         cache: KVCache,
-        attend: Attend,
+        attention: StepAttention,
     ) -> torch.Tensor:
         """`_attend` of a layer with latents: queries go into the latent, and what they bring comes out of it."""
         weights = layer.latent
@@ -209,7 +218,7 @@ class GpuDecoder(Decoder):
         rope = self.ropes[layer.rope].tables
         latent_store(product, q, absorbed, weights.norm, spec.norm_eps, rope, plan, cache, index)
         seen = absorbed.new_empty(absorbed.shape)
-        attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
+        attention.attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
         out = q.new_empty((len(q), spec.heads, spec.value_size))
         weights.values.into(seen[..., : spec.rank], out)
         return out.view(len(q), -1)

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import torch
 
-from sglang_lite.runtime.attention.base import Attend
+from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
@@ -103,7 +103,7 @@ class DeviceModel(Model, Protocol):
         """Logits become softcap * tanh(raw logits / softcap)."""
         ...
 
-    def run(self, plan: DevicePlan, cache: KVCache, attend: Attend) -> torch.Tensor:
+    def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Hidden states [T, …] of a plan's tokens, whose keys and values it stores."""
         ...
 

@@ -37,7 +37,7 @@ class Backend(NamedTuple):
             AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
         )  # fmt: skip
         out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
-        make.begin(plan)(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
+        make.begin(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
         return out
 
 

@@ -22,6 +22,7 @@ from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
+from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
@@ -95,6 +96,14 @@ class Attention:
             self.q(rows), self.cache, 0, plan, work, self.out(rows), scale=0.1, softcap=softcap, window=window
         )
 
+    def rope_decode(self, rows: int, *, softcap: float | None = None, window: int | None = None) -> None:
+        norms = empty(self.dim, dtype=self.compute), empty(self.dim, dtype=self.compute)
+        rope_attention(
+            empty(rows, (self.heads + 2 * KV_HEADS) * self.dim, dtype=self.compute), *norms, 1e-5,
+            (empty(64, self.dim), empty(64, self.dim)), self.cache, 0, self.out(rows), plan=self.plan(rows, rows),
+            work=self.work(rows), scale=0.1, softcap=softcap, window=window,
+        )  # fmt: skip
+
     def prefix(self, softcap: float | None = None) -> None:
         prefix_attention(
             self.q(8), self.cache, 0, self.plan(8, 8, shared=True), self.work(8), scale=0.1, softcap=softcap
@@ -121,6 +130,9 @@ ATTENTION: dict[str, Callable[[Attention], None]] = {
     "decode 1": lambda of: of.decode(1),
     "decode 8": lambda of: of.decode(8, shared=True),
     "decode 512": lambda of: of.decode(512),
+    "decode product 1": lambda of: of.rope_decode(1),
+    "decode product 512": lambda of: of.rope_decode(512),
+    "decode product capped": lambda of: of.rope_decode(8, softcap=50.0, window=64),
     "decode capped": lambda of: of.decode(8, softcap=50.0, window=64),
     "prefix": lambda of: of.prefix(),
     "prefill 16": lambda of: of.prefill(16),

@@ -221,6 +221,27 @@ def decoded(run):
     return out
 
 
+def turned_and_decoded(run):
+    """The same rows, none of which shares anything, with a product before attention."""
+    results = []
+    for options, norms, factors in (
+        ({}, (None, None), None),
+        ({"window": 75}, (normal(16), normal(16)), scales(3, 8 * 16)),
+        ({"softcap": 4.0}, (normal(16), normal(16)), None),
+    ):
+        rows = Rows([150, 90, 1])
+        by = torch.tensor([4.0, 0.5], device=DEVICE)
+        cache = KVCache(rows.cache.k, rows.cache.v, None if factors is None else KVScales((by,), (1 / by,)))
+        plan = rows.plan(3, [0, 1, 2], [149, 89, 0])
+        out, tables = torch.zeros(3, 4, 16, device=DEVICE), (normal(150, 8), normal(150, 8))
+        run(
+            normal(3, 8 * 16), *norms, 1e-5, tables, cache, 0, out, plan=plan, work=worked(rows, plan), scales=factors,
+            scale=0.3, **options,
+        )  # fmt: skip
+        results.append((out, cache.k, cache.v))
+    return results
+
+
 def prefilled(run):
     rows = Rows([50, 9])
     by = torch.tensor([4.0, 0.5], device=DEVICE)
@@ -428,6 +449,7 @@ CASES = {
     "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
+    "rope_attention": turned_and_decoded,
     "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,

@@ -1,0 +1,200 @@
+"""`rope_store` and `decode_attention` in one kernel: from the QKV product of rows that decode to what their heads see.
+
+All but the product is there since the step's first kernel: work, pages, the first keys and values are fetched while
+the product is computed.
+The program that has a row's last tokens adds the new one, and stores its key and value; no other reads them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.decode_attention import finish
+from sglang_lite.runtime.kernels.fp8 import Scales
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launch import attention_launch, padded
+from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.rope_store import turn_heads
+from sglang_lite.runtime.kernels.softmax import add_block, add_token, attend_more, load_block, page_of
+
+
+@triton.jit
+def _pairs(d, TURNED: tl.constexpr):
+    """The number that is turned into each one: half the turned part away."""
+    half: tl.constexpr = TURNED // 2
+    return tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
+
+
+@triton.jit
+def _turn(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, TURNED: tl.constexpr, NORM: tl.constexpr,
+          BLOCK_D: tl.constexpr):  # fmt: skip
+    """Cos and sin of a position and weights of norms, each [1, BLOCK_D]; of the latter the pairs', too."""
+    d = tl.arange(0, BLOCK_D)
+    pair = _pairs(d, TURNED)
+    at = position.to(tl.int64) * TURNED + d
+    c = tl.load(cos + at, mask=d < TURNED, other=1.0).to(tl.float32)
+    s = tl.load(sin + at, mask=d < TURNED, other=0.0).to(tl.float32)
+    q, q_pair, k, k_pair = c, c, c, c
+    if NORM:
+        q = tl.load(q_norm + d, mask=d < DIM, other=0.0).to(tl.float32)
+        q_pair = tl.load(q_norm + pair, mask=d < DIM, other=0.0).to(tl.float32)
+        k = tl.load(k_norm + d, mask=d < DIM, other=0.0).to(tl.float32)
+        k_pair = tl.load(k_norm + pair, mask=d < DIM, other=0.0).to(tl.float32)
+    return c[None, :], s[None, :], q[None, :], q_pair[None, :], k[None, :], k_pair[None, :]
+
+
+@triton.jit
+def _heads(
+    qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s,
+    q_weight, q_weight_pair, k_weight, k_weight_pair, eps,
+    G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr,
+    NORM: tl.constexpr, KV_SCALED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], as `rope_store` has them."""
+    d = tl.arange(0, BLOCK_D)
+    pair = _pairs(d, TURNED)
+    g = tl.arange(0, BLOCK_G)
+    one = tl.arange(0, 1)
+    product = qkv + row.to(tl.int64) * (G + 2) * KV_HEADS * DIM
+    at_q = (kv_head * G + g)[:, None] * DIM
+    at_k = (one + G * KV_HEADS + kv_head)[:, None] * DIM
+    at_v = at_k + KV_HEADS * DIM
+    is_q = (g < G)[:, None] & (d < DIM)[None, :]
+    is_one = (d < DIM)[None, :]
+    q = tl.load(product + at_q + d[None, :], mask=is_q, other=0.0)
+    q_pair = tl.load(product + at_q + pair[None, :], mask=is_q, other=0.0)
+    key = tl.load(product + at_k + d[None, :], mask=is_one, other=0.0)
+    k_pair = tl.load(product + at_k + pair[None, :], mask=is_one, other=0.0)
+    value = tl.load(product + at_v + d[None, :], mask=is_one, other=0.0)
+    if SCALED:
+        own = tl.load(row_scales + row)
+        q = (q * own * tl.load(scales + at_q + d[None, :], mask=is_q, other=0.0)).to(q.dtype)
+        q_pair = (q_pair * own * tl.load(scales + at_q + pair[None, :], mask=is_q, other=0.0)).to(q.dtype)
+        key = (key * own * tl.load(scales + at_k + d[None, :], mask=is_one, other=0.0)).to(key.dtype)
+        k_pair = (k_pair * own * tl.load(scales + at_k + pair[None, :], mask=is_one, other=0.0)).to(key.dtype)
+        value = (value * own * tl.load(scales + at_v + d[None, :], mask=is_one, other=0.0)).to(value.dtype)
+    q = turn_heads(q, q_pair, q_weight, q_weight_pair, c, s, eps, DIM, NORM)
+    key = turn_heads(key, k_pair, k_weight, k_weight_pair, c, s, eps, DIM, NORM)
+    if KV_SCALED:
+        k_scale, v_scale = tl.load(k_scales + kv_head), tl.load(v_scales + kv_head)
+        q = (q * k_scale).to(q.dtype)
+        key = (key * (1.0 / k_scale)).to(key.dtype)
+        value = (value * (1.0 / v_scale)).to(value.dtype)
+    return q, key, value
+
+
+@triton.jit
+def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Stores a key and value [1, BLOCK_D]."""
+    d = tl.arange(0, BLOCK_D)[None, :]
+    at = (page.to(tl.int64) * PAGE + position % PAGE) * DIM + d
+    tl.store(k + at, key, mask=d < DIM)
+    tl.store(v + at, value, mask=d < DIM)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _rope_attention(
+    qkv, row_scales, scales, q_norm, k_norm, cos, sin, eps, k, v, k_scales, v_scales, head_stride, out, work, row_work,
+    positions, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, softcap, window,
+    G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1)
+    row = tl.load(work + item * 4)
+    if row < 0:
+        return
+    start = tl.load(work + item * 4 + 1)
+    end = tl.load(work + item * 4 + 2)
+    slot = tl.load(work + item * 4 + 3).to(tl.int64)
+    position = tl.load(positions + row)
+    first = tl.load(row_work + row * 2)
+    count = tl.load(row_work + row * 2 + 1)
+    if WINDOW:
+        start = tl.maximum(start, position + 1 - window)
+    old = tl.minimum(end, position)
+    pages = page_table + slot * pages_per_slot
+    k += kv_head.to(tl.int64) * head_stride
+    v += kv_head.to(tl.int64) * head_stride
+    token = start + tl.arange(0, BLOCK_N)
+    there = token < old
+    page = page_of(pages, token, old, PAGE)
+    keys, values = load_block(k, v, page, token, there, DIM, PAGE, True, BLOCK_D)
+    ahead = page_of(pages, token + BLOCK_N, old, PAGE)
+    last_page = tl.load(pages + position // PAGE)
+    c, s, q_weight, q_pair, k_weight, k_pair = _turn(position, q_norm, k_norm, cos, sin, DIM, TURNED, NORM, BLOCK_D)
+    wait(PDL)
+    queries, key, value = _heads(
+        qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s, q_weight, q_pair, k_weight, k_pair, eps,
+        G, DIM, TURNED, KV_HEADS, SCALED, NORM, KV_SCALED, BLOCK_G, BLOCK_D,
+    )  # fmt: skip
+    key, value = key.to(k.dtype.element_ty), value.to(v.dtype.element_ty)
+    if k.dtype.element_ty == tl.float8e4nv:
+        queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
+    m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    if end > position:
+        _store(k, v, key, value, last_page, position, DIM, PAGE, BLOCK_D)
+        m, total, acc = add_token(queries, key, value, m, total, acc, scale, softcap, SOFTCAP)
+    m, total, acc = add_block(queries, keys, values, there[None, :], m, total, acc, scale, softcap, True, SOFTCAP)
+    m, total, acc = attend_more(
+        queries, k, v, pages, ahead, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP,
+        BLOCK_D, BLOCK_N,
+    )  # fmt: skip
+    finish(
+        m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
+        acc_buffer, ml_buffer, counters, 0, G, DIM, KV_HEADS, KV_SCALED, False,
+    )  # fmt: skip
+
+
+def rope_attention(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    cache: KVCache,
+    layer: int,
+    out: torch.Tensor,
+    *,
+    plan: DevicePlan,
+    work: Work,
+    scales: Scales | None = None,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> None:
+    """`rope_store`, then `decode_attention`, of a step in which each row has one token, and none shares a prefix.
+
+    Args:
+        qkv: [T, (heads + 2 kv_heads) head_dim], unchanged.
+        q_norm, k_norm, eps, rope, scales: as `rope_store` takes them.
+        work, out, scale, window, softcap: as `decode_attention` takes them.
+    """
+    cos, sin = rope
+    keys, values = cache.k[layer], cache.v[layer]
+    kv_heads, cache_slots, dim = keys.shape
+    rows, group = len(qkv), qkv.shape[1] // dim // kv_heads - 2
+    launch = attention_launch(
+        card_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
+        queries=padded(group), rows=rows, heads=kv_heads,
+    )  # fmt: skip
+    assert launch is not None, "refused"
+    partials, of_cache = work.partials, cache.scales
+    _rope_attention[(kv_heads, len(work.items))](
+        qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin, eps, keys, values,
+        of_cache and of_cache.k[layer], of_cache and of_cache.v[layer], cache_slots * dim, out,
+        work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
+        partials.acc, partials.ml, partials.counters, scale, softcap or 0.0, window or 0,
+        G=group, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
+        SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
+        SOFTCAP=softcap is not None, WINDOW=window is not None,
+        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(qkv.device),
+    )  # fmt: skip
