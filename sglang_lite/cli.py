@@ -94,6 +94,9 @@ def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
     bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
+    bench.add_argument(
+        "--model-impl", choices=("native", "transformers"), default="native", help="whose code runs it (native)"
+    )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write every run to FILE, too")
     bench.set_defaults(run=_bench)
 
@@ -215,7 +218,11 @@ def _bench(options: argparse.Namespace) -> int:
     for name in names:
         if name not in WORKLOADS:
             raise ParameterError("--workload", f"{name!r} is not one of {', '.join(WORKLOADS)}.")
-    report(options.shape, names, max(options.repeat, 1), fp8=options.fp8, file=options.json)
+    if options.fp8 and options.model_impl == "transformers":
+        raise ParameterError("--fp8", "transformers' code has no 8 bits.", hint="Leave one of the two out.")
+    report(
+        options.shape, names, max(options.repeat, 1), fp8=options.fp8, model_impl=options.model_impl, file=options.json
+    )
     return 0
 
 

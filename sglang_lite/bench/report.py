@@ -23,7 +23,10 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import ParameterError
 
 
-def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, file: Path | None = None) -> None:
+def report(
+    shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, model_impl: str = "native",
+    file: Path | None = None,
+) -> None:  # fmt: skip
     """Prints a table, and a second one if a peer is installed.
 
     Args:
@@ -31,6 +34,7 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, 
         names: of WORKLOADS; each runs once more beforehand, which is told apart.
         repeat: times that each is measured after that.
         fp8: weights, keys and values in 8 bits.
+        model_impl: as `load_shape`; peers are measured beside "native" alone.
         file: to write it all to as JSON, if any.
 
     Raises:
@@ -41,9 +45,9 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, 
         raise ParameterError(
             "--shape", f"{shape} is measured on a GPU, and torch sees none.", hint=f"On a CPU: {', '.join(ON_CPUS)}."
         )
-    machine, rows = _ours(shape, names, repeat, fp8)
+    machine, rows = _ours(shape, names, repeat, fp8, model_impl)
     peers: dict[str, Figures] = {}
-    if gpu:
+    if gpu and model_impl == "native":
         gc.collect()  # a peer wants the whole GPU
         torch.cuda.empty_cache()
         ours = {row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal) for row in rows}
@@ -52,16 +56,16 @@ def report(shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, 
         Report(machine, tuple(rows), peers).save(file)
 
 
-def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool) -> tuple[Machine, list[Row]]:
+def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str) -> tuple[Machine, list[Row]]:
     gpu = torch.cuda.is_available()
-    start = first_token(shape, fp8=fp8)  # before this process takes the GPU
+    start = first_token(shape, fp8=fp8, model_impl=model_impl)  # before this process takes the GPU
     rates = measure() if gpu else None
     started = time.perf_counter()
-    with Engine.of(load_shape(shape, fp8=fp8)) as engine:
+    with Engine.of(load_shape(shape, fp8=fp8, model_impl=model_impl)) as engine:
         machine = Machine(
             device=torch.cuda.get_device_name() if gpu else "CPU",
             torch=torch.__version__,
-            shape=shape,
+            shape=shape if model_impl == "native" else f"{shape} by {model_impl}' code",
             numbers="8-bit weights, keys and values" if fp8 else "bfloat16" if gpu else "as the CPU computes",
             copy=None if rates is None else rates.copy,
             matmul=None if rates is None else rates.matmul,

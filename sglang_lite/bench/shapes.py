@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from tokenizers import Regex, models, pre_tokenizers
@@ -97,13 +100,16 @@ def hf_config(name: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
+def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> LoadedModel:
     """A model of this shape on the first GPU, or the CPU where there is none, and a tokenizer whose tokens are words
     without meaning.
 
     Args:
         fp8: weights, keys and values in 8 bits, but latents; else bfloat16.
+        model_impl: "native", or "transformers" for its code in place of ours.
     """
+    if model_impl == "transformers":
+        return _by_transformers(name)
     spec, device, kind, compiles = SHAPES[name], torch.device("cpu"), Decoder, None
     kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
@@ -122,6 +128,17 @@ def load_shape(name: str, *, fp8: bool = False) -> LoadedModel:
     return LoadedModel(
         name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions, compiles
     )
+
+
+def _by_transformers(name: str) -> LoadedModel:
+    """The shape as transformers' code runs it."""
+    from sglang_lite.runtime.models.load_fallback import load_fallback  # and all of transformers' models
+
+    spec, device = SHAPES[name], torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf_config(name)))
+        model = load_fallback(Path(folder), precision("auto", device).compute, device, dummy=True)
+    return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
 
 
 def tokenizer(size: int) -> Tokenizer:

@@ -25,18 +25,19 @@ class Started:
     compiled: int
 
 
-def first_token(shape: str, *, fp8: bool = False) -> Started:
+def first_token(shape: str, *, fp8: bool = False, model_impl: str = "native") -> Started:
     """Starts a process that makes an engine of a shape with random weights and generates one token.
 
     Args:
         shape: of SHAPES.
         fp8: weights, keys and values in 8 bits.
+        model_impl: as `load_shape`.
 
     Raises:
         BackendError: the process generated none.
     """
     before, started = _cached(), time.perf_counter()
-    command = [sys.executable, "-m", __name__, shape, "fp8" if fp8 else ""]
+    command = [sys.executable, "-m", __name__, shape, "fp8" if fp8 else "", model_impl]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -55,11 +56,11 @@ def _cached() -> int:
     return sum(1 for _ in Path(triton.knobs.cache.dir).glob("*/*.cubin"))
 
 
-def _main(shape: str, numbers: str) -> None:
+def _main(shape: str, numbers: str, model_impl: str) -> None:
     from sglang_lite.bench.shapes import load_shape
     from sglang_lite.engine.engine import Engine
 
-    with Engine.of(load_shape(shape, fp8=numbers == "fp8")) as engine:
+    with Engine.of(load_shape(shape, fp8=numbers == "fp8", model_impl=model_impl)) as engine:
         engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
         print("token", flush=True)
 

@@ -36,8 +36,7 @@ class EngineConfig:
         model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
         revision: branch, tag or commit of a hub id.
         model_impl: "native" runs the model by our own code; "transformers" by transformers', over our cache: slower, of
-            any causal language model that keeps nothing but keys and values, and on a CPU; "auto" by ours, if there is
-            any.
+            any causal language model that keeps nothing but keys and values; "auto" by ours, if there is any.
         load_format: "auto" reads the checkpoint; "safetensors" and "gguf" refuse one of another format; "dummy" draws
             random weights of its shape.
         skip_tokenizer_init: the checkpoint may lack a tokenizer. Where it does, prompts are token ids, and so are

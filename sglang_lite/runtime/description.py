@@ -140,7 +140,7 @@ class _Inquiry:
             return
         self._spec = found = read_spec(self.path)
         native = isinstance(found, ModelSpec)
-        why = "there is none of our own for it; on a CPU only"
+        why = "there is none of our own for it"
         if isinstance(found, ModelSpec):
             why = f"the family {found.architecture}{'' if found.has_kernels else '; on a CPU only'}"
         self._learn(
@@ -196,11 +196,11 @@ class _Inquiry:
         self._learn(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
 
     def _fit_fallback(self) -> None:
-        from sglang_lite.runtime.models.fallback import outline  # and all of transformers' models
+        from sglang_lite.runtime.models.load_fallback import outline  # and all of transformers' models
 
-        device = torch.device("cpu")
+        device = pick_device(self._config)
         formats = precision("auto", device)
-        numbers, layout = outline(self.path)
+        numbers, layout = outline(self.path, device)
         self._learn(
             device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers * formats.compute.itemsize,
             cache_bytes=None if layout is None else layout.numbers * formats.compute.itemsize,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
-from sglang_lite.runtime.models.model import Model
+from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
@@ -34,6 +35,8 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.executor.compile_ahead import Compiling
+
+logger = logging.getLogger("sglang_lite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,7 @@ def _compile(
 
 def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackSpec) -> LoadedModel:
     """Loads a model that transformers' code runs."""
-    from sglang_lite.runtime.models.fallback import load_fallback  # and all of transformers' models
+    from sglang_lite.runtime.models.load_fallback import load_fallback  # and all of transformers' models
 
     for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
         if getattr(config, name) != plain:
@@ -171,15 +174,16 @@ def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackS
     if config.load_format in ("safetensors", "gguf"):
         raise ParameterError("load_format", "transformers' code chooses the file itself.", hint='Use "auto".')
     device = pick_device(config)
-    if device.type != "cpu":
-        raise ModelError(
-            f"{checkpoint.path}: {spec.architecture} runs by transformers' code, and that on a CPU only so far.",
-            hint='Use device="cpu".',
-        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: the model is tried there
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
     model = load_fallback(checkpoint.path, precision(config.dtype, device).compute, device, dummy=dummy)
+    if is_fused(model) and model.uncapturable is not None:
+        logger.warning(
+            "%s runs without CUDA graphs, as its steps can't be captured: %s", spec.architecture, model.uncapturable
+        )
     return LoadedModel(
         config.model, model, checkpoint.tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions
     )

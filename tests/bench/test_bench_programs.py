@@ -49,3 +49,10 @@ def test_what_a_program_generates_is_counted(monkeypatch):
 def test_large_shapes_are_refused_without_a_gpu(capsys):
     assert main(["bench", "--shape", "qwen3-14b"]) == 1
     assert "small" in capsys.readouterr().err
+
+
+def test_a_shape_runs_by_transformers_code_too(capsys):
+    with Engine.of(load_shape("small", model_impl="transformers")) as engine:
+        assert run(engine, Workload(0, (4,) * 2, (3, 2))).steps > 0
+    assert main(["bench", "--shape", "small", "--model-impl", "transformers", "--fp8"]) == 1
+    assert "transformers' code has no 8 bits" in capsys.readouterr().err

@@ -155,7 +155,7 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
     """The whole command, on a model that needs no GPU."""
     models = []
 
-    def load_shape(name, *, fp8):
+    def load_shape(name, *, fp8, model_impl):
         layer = SHAPES[name].layers[0]
         assert isinstance(layer.attention, AttentionSpec)
         attention = replace(layer.attention, heads=2, kv_heads=1, key_size=8, value_size=8)
@@ -171,7 +171,7 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(reports, "measure", lambda: Rates(4e12, 8e14))
     monkeypatch.setattr(reports, "load_shape", load_shape)
     monkeypatch.setitem(WORKLOADS, "decode1", lambda: Workload(4, (3, 3), (5, 4), cached=True))
-    monkeypatch.setattr(reports, "first_token", lambda shape, *, fp8: Started(1.5, 7))
+    monkeypatch.setattr(reports, "first_token", lambda shape, *, fp8, model_impl: Started(1.5, 7))
     calls = []
 
     def peers(shape, ours, repeat, *, fp8):

@@ -72,7 +72,7 @@ def test_a_model_by_transformers_code_says_so(tmp_path):
     save(model, tmp_path)
     found = describe(str(tmp_path))
     item = size_of(found.dtype)
-    assert (found.runs, found.why) == ("transformers", "there is none of our own for it; on a CPU only")
+    assert (found.runs, found.why) == ("transformers", "there is none of our own for it")
     assert found.loaded_bytes == model.num_parameters() * item
     assert (found.cache_bytes, found.context_length, found.refused) == (3 * 2 * 32 * item, 64, ())
 

@@ -118,7 +118,7 @@ class GpuRunner:
         pages: pages in the KV pool; the cache has one more, for padding.
         step_tokens: most tokens in a step.
         attention: the backend's name, or "auto".
-        graphs: batch sizes to capture, where the backend's steps can be.
+        graphs: batch sizes to capture, where the model's and the backend's steps can be.
         original_logprobs: as `executor.sampler.sample` takes it.
 
     Raises:
@@ -154,8 +154,9 @@ class GpuRunner:
             group = heads.heads // heads.kv_heads
             rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
             self._prefixes = PrefixGroups(table, self._pieces, rows_per_block)
+        captured = self._attention.captured and model.uncapturable is None
         self.graphs = CudaGraphs(
-            graphs if self._attention.captured else (), self._most_decoded, self._slots, self._staging,
+            graphs if captured else (), self._most_decoded, self._slots, self._staging,
             page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
@@ -302,7 +303,7 @@ class GpuRunner:
         last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
         update_pages(page_table, last, page_table.view(-1)[-1:].clone())
         # Last, as their kernels take longest to compile.
-        longest = self._table.pages.shape[1] * self._table.page_size
+        longest = self._table.tokens.shape[1] - 1  # positions that a module has learned end there
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)

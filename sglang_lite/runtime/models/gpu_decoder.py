@@ -32,6 +32,7 @@ class GpuDecoder(Decoder):
     """
 
     fused = True
+    uncapturable: str | None = None
 
     def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # as Decoder's
         heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}

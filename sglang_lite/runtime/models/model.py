@@ -70,9 +70,11 @@ class DeviceModel(Model, Protocol):
 
     Attributes:
         kv_scales: of a cache in 8 bits.
+        uncapturable: why its steps can't be part of a CUDA graph; None where they can.
     """
 
     kv_scales: KVScales | None
+    uncapturable: str | None
 
     @property
     def precision(self) -> Precision: ...

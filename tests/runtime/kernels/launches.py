@@ -16,6 +16,7 @@ from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
+from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm_fp8
@@ -24,6 +25,7 @@ from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
+from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 
@@ -121,6 +123,11 @@ class Attention:
         norms = empty(self.dim, dtype=self.compute), empty(self.dim, dtype=self.compute)
         rope_store(qkv, *norms, 1e-5, tables, self.plan(8, 8), self.cache, 0)
 
+    def rotate_store(self) -> None:
+        q, k = (empty(1, 8, n * KV_HEADS, self.dim, dtype=self.compute).transpose(1, 2) for n in (GROUP, 1))
+        kv_store(k[0].transpose(0, 1), k[0].transpose(0, 1), empty(8, dtype=torch.int64), self.cache, 0)
+        rotate(q, k, *(empty(1, 8, self.dim, dtype=self.compute) for _ in range(2)))
+
     def copy(self) -> None:
         at = empty(8, dtype=torch.int64)
         KVCopy(self.cache)(at, at)
@@ -140,6 +147,7 @@ ATTENTION: dict[str, Callable[[Attention], None]] = {
     "prefill 128": lambda of: of.prefill(128),
     "prefill capped": lambda of: of.prefill(128, softcap=50.0, window=64),
     "store": lambda of: of.store(),
+    "rotate, store": lambda of: of.rotate_store(),
     "copy": lambda of: of.copy(),
 }
 

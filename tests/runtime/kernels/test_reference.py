@@ -165,6 +165,18 @@ def stored(run):
     return results
 
 
+def kv_stored(run):
+    cache = Rows([9, 30]).cache
+    k, v = normal(2, 3, cache.k[0].shape[2]).transpose(0, 1)[:, :2], normal(3, *cache.k[0].shape[::2])
+    run(k, v, numbers(7, 2, 19).long(), cache, 0)
+    return [cache.k, cache.v]
+
+
+def rotated(run):
+    q, k = normal(1, 3, 5, 24), normal(1, 3, 2, 24)  # as products give them: token by token
+    return run(q.transpose(1, 2), k.transpose(1, 2), normal(1, 3, 24), normal(1, 3, 24))
+
+
 def decoding():
     """Three rows, of which two begin with the same 64 tokens, in two pieces."""
     lengths, shared = [150, 90, 70], 64
@@ -448,6 +460,7 @@ CASES = {
     "rms_norm": norm, "rms_norm_fp8": norm_fp8, "add_rms_norm": add_norm, "add_rms_norm_fp8": add_norm,
     "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
+    "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,
     "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,

@@ -1,0 +1,222 @@
+"""A module of transformers as steps on a GPU: its attention is that of our kernels, its decoding steps CUDA graphs.
+
+Products are those of our own decoder. What transformers' code spells as many small operations in every layer, and is
+one, is replaced where the module itself shows on trial numbers that both give the same: root mean square norms and
+rotary embeddings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from sglang_lite.runtime.attention.base import StepAttention
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.gemv import FewRows
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
+from sglang_lite.runtime.kernels.kv_store import kv_store
+from sglang_lite.runtime.kernels.norm import rms_norm
+from sglang_lite.runtime.kernels.reference.attention import Scoring
+from sglang_lite.runtime.kernels.reference.page_table import token_slots
+from sglang_lite.runtime.kernels.rotate import rotate
+from sglang_lite.runtime.models.fallback import FallbackModel, Trial
+from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
+
+_MEASURED = 1024  # tokens of the run that shows how much memory a token takes
+
+
+class GpuFallback(FallbackModel):
+    """A module on a GPU. Takes the arguments of FallbackModel.
+
+    Attributes:
+        uncapturable: why its steps can't be part of a CUDA graph; None where they can.
+
+    Raises:
+        ModelError: its layers differ in their heads; or as FallbackModel.
+    """
+
+    fused = True
+    kv_scales: KVScales | None = None
+
+    def __init__(self, module: Any, label: str) -> None:  # as FallbackModel's
+        super().__init__(module, label)
+        self.attention = self._alike(self.trial)
+        self.precision = Precision(self.dtype, self.dtype, self.dtype)
+        self.vocab_size: int = module.config.get_text_config().vocab_size
+        self.uncapturable: str | None = None
+        self.widest = 0
+        if self.device.type != "meta":
+            with torch.inference_mode():
+                _shorten(module)
+                if self.device.type == "cuda":
+                    self.uncapturable = self._find_waits()
+                    self.widest = self._measure()
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return all(how.window is None for how in self.trial.rules)
+
+    @property
+    def logit_softcap(self) -> None:
+        """None: the module's head has done it."""
+
+    @torch.inference_mode()
+    def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
+        """Computes the plan's tokens and stores their keys and values.
+
+        Args:
+            attention: as it was begun for this plan.
+
+        Returns:
+            Hidden states [T, hidden_size].
+        """
+        ids = torch.where(plan.ids < 0, plan.drawn[plan.slots], plan.ids)
+        store_at = token_slots(plan, plan.slots, plan.positions)
+
+        def paged(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
+            k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
+            kv_store(k, v, store_at, cache, layer)
+            q = q.to(self.dtype)
+            if q.stride()[1:] != (q.shape[2], 1):  # a token's heads lie side by side
+                q = q.contiguous()
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            attention.attend(
+                q, cache, layer, out, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+            )
+            return out.to(v.dtype)
+
+        return self._run(ids, plan.positions, paged)
+
+    @torch.inference_mode()
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().raw_logits(hidden)
+
+    def _alike(self, trial: Trial) -> AttentionSpec:
+        """A layer's attention, which is that of all."""
+        plane = self.kv_layout.alike
+        if plane is None or len(set(trial.heads)) > 1 or len({how.sinks is None for how in trial.rules}) > 1:
+            raise self._refusal(
+                'on a GPU, as its layers, or its keys and values, differ in their heads: use device="cpu"'
+            )
+        rules = trial.rules[0]
+        return AttentionSpec(
+            trial.heads[0], plane.heads, plane.size, plane.size, rules.scale, NO_ROPE, sinks=rules.sinks is not None
+        )
+
+    def _find_waits(self) -> str | None:
+        """Runs a step during which the host may not wait for the device; the error of the operation that does."""
+        before = torch.cuda.get_sync_debug_mode()
+        ids = torch.zeros(2, dtype=torch.int32, device=self.device)
+        self.raw_logits(self._run(ids, ids, Trial()))  # what is made at a module's first call
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.raw_logits(self._run(ids, ids, Trial()))
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return str(error).partition("\n")[0]
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return None
+
+    def _measure(self) -> int:
+        """Numbers of a token that a step holds at once."""
+        ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self._run(ids, ids, Trial())
+        held = torch.cuda.max_memory_allocated(self.device) - before
+        return -(-held // (_MEASURED * int(self.dtype.itemsize)))
+
+
+# ------------------------------------------------------------------------------------ shorter ways of a module
+
+
+def _shorten(module: nn.Module) -> None:
+    """Gives the parts of a module that can have it a shorter way to the same numbers."""
+    few = FewRows(next(module.parameters()).device)
+    for part in module.modules():
+        forward = _as_product(part, few) if type(part) is nn.Linear else _as_norm(part) or _with_rotation(part)
+        if forward is not None:
+            part.forward = forward
+
+
+def _as_product(part: nn.Linear, few: FewRows) -> Callable[..., torch.Tensor]:
+    product = GpuLinear(part.weight, part.bias, few)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return product(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
+    """A root mean square norm as one operation; None for what is no such."""
+    weight, eps = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
+    if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
+        return None
+    if not isinstance(eps, float) or len(inspect.signature(part.forward).parameters) != 1:
+        return None
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
+
+    x = _random((4, len(weight)), weight.dtype, weight.device)
+    return norm if _same(norm(x), part.forward(x)) else None
+
+
+_ROTATION = "apply_rotary_pos_emb"  # in most files of transformers
+
+
+def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
+    """The forward of an attention with our kernel as its rotation, where its file's is the common one; None for all
+    other parts."""
+    forward = type(part).forward
+    if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
+        return None
+    theirs, first = forward.__globals__.get(_ROTATION), next(part.parameters())
+    if theirs is None or not _rotates_alike(theirs, first.dtype, first.device):
+        return None
+
+    def rotation(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any
+    ) -> Any:
+        rows = q, k, cos, sin
+        if more or named or any(x.shape[-1] != q.shape[-1] or x.stride(-1) != 1 or x.dtype != q.dtype for x in rows):
+            return theirs(*rows, *more, **named)
+        return rotate(*rows)
+
+    ours = types.FunctionType(
+        forward.__code__, {**forward.__globals__, _ROTATION: rotation}, forward.__name__, forward.__defaults__,
+        forward.__closure__,
+    )  # fmt: skip
+    ours.__kwdefaults__ = forward.__kwdefaults__
+    return types.MethodType(ours, part)
+
+
+@cache
+def _rotates_alike(theirs: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> bool:
+    names = list(inspect.signature(theirs).parameters.values())
+    if [name.name for name in names[:4]] != ["q", "k", "cos", "sin"] or any(n.default is n.empty for n in names[4:]):
+        return False
+    tables = (_random((1, 3, 16), dtype, device, seed) for seed in (0, 1))
+    rows = _random((1, 2, 3, 16), dtype, device, 2), _random((1, 1, 3, 16), dtype, device, 3), *tables
+    return all(map(_same, rotate(*rows), theirs(*rows)))
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """True for tensors that differ by rounding."""
+    tolerance = max(1e-5, 2 * torch.finfo(expected.dtype).eps)
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
