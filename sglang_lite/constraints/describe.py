@@ -47,7 +47,10 @@ def description(constraint: Constraint, annotation: object = None) -> str:
         return known
     match constraint:
         case JsonSchema():
-            return _Describer(json.loads(constraint.schema)).text()
+            schema = json.loads(constraint.schema)
+            for pointer in constraint.sets:
+                (_pointed(schema, f"#{pointer}") if pointer else schema)["uniqueItems"] = True
+            return _Describer(schema).text()
         case Choices(options):
             return "one of: " + ", ".join(options)
         case Number(kind):

@@ -44,6 +44,8 @@ CITY = """JSON: {
         (datetime.date, "a date, as 2024-05-31"),
         (examples.Colour, 'one of: red, light "blue"'),
         (tuple[int, str], "JSON: [integer, string]"),
+        (set[int], "JSON: [integer, …] (no two alike)"),
+        (dict[str, set[int]], "JSON: {\n  …: [integer, …] (no two alike)\n}"),
         (dict[str, int], "JSON: {\n  …: integer\n}"),
         (sgl.Regex("a+"), "text that matches the regular expression a+"),
         (sgl.Choices(("a", "b")), "one of: a, b"),
