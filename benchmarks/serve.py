@@ -233,26 +233,47 @@ class Line:
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         self._target = (host, int(port))
+        self._open: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
         start = asyncio.start_server(self._connected, "127.0.0.1", 0)
         self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result()
         self.url = "http://{}:{}".format(*self._server.sockets[0].getsockname())
         self.requests = 0
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
         there, back = await asyncio.open_connection(*self._target)
-        await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
+        try:
+            await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
+        finally:
+            self._open.discard(task)
+            for end in (writer, back):
+                end.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
         with contextlib.suppress(ConnectionError):  # an end that has gone
             while part := await reader.read(1 << 16):
                 self.requests += count and part.startswith(b"POST ")
                 self._loop.call_later(_DELAY_S, writer.write, part)
-        self._loop.call_later(_DELAY_S, writer.close)
+        await asyncio.sleep(_DELAY_S)
+        writer.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        """Ends the line, and what it carries."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def program(label: str, url: str, repeat: int) -> None:

@@ -114,7 +114,7 @@ def remote(small):
 def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
     asked = []
     pieces = Server.pieces
-    monkeypatch.setattr(Server, "pieces", lambda self, path, body: asked.append(path) or pieces(self, path, body))
+    monkeypatch.setattr(Server, "pieces", lambda self, path, *body: asked.append(path) or pieces(self, path, *body))
     compiled = ask.compile(remote)
     found = compiled.run_batch(ROWS, backend=remote, seed=3)
     assert asked == ["/program/rows"]
