@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from sglang_lite.protocol import BackendError
 
@@ -56,14 +59,20 @@ def _cached() -> int:
     return sum(1 for _ in Path(triton.knobs.cache.dir).glob("*/*.cubin"))
 
 
-def _main(shape: str, numbers: str, model_impl: str) -> None:
-    from sglang_lite.bench.shapes import load_shape
+def _main(shape: str, numbers: str, model_impl: Literal["native", "transformers"]) -> None:
+    from sglang_lite.bench.shapes import SHAPES, hf_config
     from sglang_lite.engine.engine import Engine
 
-    with Engine.of(load_shape(shape, fp8=numbers == "fp8", model_impl=model_impl)) as engine:
-        engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
-        print("token", flush=True)
+    eight = numbers == "fp8"
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
+        with Engine(
+            folder, load_format="dummy", skip_tokenizer_init=True, model_impl=model_impl,
+            quantization="fp8" if eight else None, kv_dtype="fp8" if eight and not SHAPES[shape].latent else "auto",
+        ) as engine:  # fmt: skip
+            engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+            print("token", flush=True)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(*sys.argv[1:])  # type: ignore[arg-type] # as first_token hands it over
