@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from sglang_lite.protocol import BackendError
 
@@ -39,12 +38,19 @@ def first_token(shape: str, *, fp8: bool = False, model_impl: str = "native") ->
     Raises:
         BackendError: the process generated none.
     """
-    before, started = _cached(), time.perf_counter()
-    command = [sys.executable, "-m", __name__, shape, "fp8" if fp8 else "", model_impl]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        seconds = time.perf_counter() - started
+    from sglang_lite.bench.shapes import SHAPES, hf_config  # and torch, which the process has to import itself
+
+    settings = {"model_impl": model_impl}
+    if fp8:
+        settings |= {"quantization": "fp8"} | ({} if SHAPES[shape].latent else {"kv_dtype": "fp8"})
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
+        command = [sys.executable, "-m", __name__, folder, json.dumps(settings)]
+        before, started = _cached(), time.perf_counter()
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            seconds = time.perf_counter() - started
     if line != b"token\n":
         raise BackendError(f"{shape}: a process that starts an engine ended with status {process.returncode}.")
     return Started(seconds, _cached() - before)
@@ -59,20 +65,13 @@ def _cached() -> int:
     return sum(1 for _ in Path(triton.knobs.cache.dir).glob("*/*.cubin"))
 
 
-def _main(shape: str, numbers: str, model_impl: Literal["native", "transformers"]) -> None:
-    from sglang_lite.bench.shapes import SHAPES, hf_config
+def _main(folder: str, settings: str) -> None:
     from sglang_lite.engine.engine import Engine
 
-    eight = numbers == "fp8"
-    with TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
-        with Engine(
-            folder, load_format="dummy", skip_tokenizer_init=True, model_impl=model_impl,
-            quantization="fp8" if eight else None, kv_dtype="fp8" if eight and not SHAPES[shape].latent else "auto",
-        ) as engine:  # fmt: skip
-            engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
-            print("token", flush=True)
+    with Engine(folder, load_format="dummy", skip_tokenizer_init=True, **json.loads(settings)) as engine:
+        engine.generate(input_ids=[1, 2, 3], sampling_params={"max_new_tokens": 1, "ignore_eos": True})
+        print("token", flush=True)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])  # type: ignore[arg-type] # as first_token hands it over
+    _main(*sys.argv[1:])
