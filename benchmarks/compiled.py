@@ -1,4 +1,4 @@
-"""What it saves to compile a program: compiled, as it is, and node by node, in turn.
+"""Savings of compiling a program: compiled, as it is, and node by node, in turn.
 
     python benchmarks/compiled.py [--only caller,plain,latency,http,pool] [--repeat 5] [--rows 1000]
         [--own 2000] [--programs 32] [--tokens 24]

@@ -65,7 +65,7 @@ class ThisThread(LlguidanceEngine):
 
 
 def tiktoken_tokenizer(path: Path) -> Tokenizer:
-    """Its tokens, and the merges that make them, which the file leaves out: for each token its last pair."""
+    """Tokenizer of a file's tokens, and of the merges that it leaves out: for each token its last pair."""
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, path.read_text().splitlines())}
     # GPT-2's alphabet of bytes: printed ones stand for themselves, the others for what comes after them all.
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -188,7 +188,7 @@ def real(engine: LlguidanceEngine, stride: int) -> list[str]:
 
 
 def rewritten(constraint: JsonSchema, text: str) -> bool | None:
-    """Whether a text's value is allowed; None where that can't be told, which is never right."""
+    """True where a text's value is allowed; None where that can't be told, which is never right."""
     try:
         return sgl.grammar.matches(constraint, text)
     except sgl.ConstraintError:

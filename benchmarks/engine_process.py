@@ -1,4 +1,4 @@
-"""What it costs that the engine runs in a process of its own, and what it saves: against the same engine here.
+"""Costs and savings of an engine in a process of its own, against the same engine here.
 
     python benchmarks/engine_process.py [--shape qwen3-0.6b] [--repeat 5] [--only undisturbed,busy,...]
 

@@ -105,7 +105,7 @@ class Texts:
         return post
 
     def extended(self) -> Callable[[], None]:
-        """What has generated already gets further text."""
+        """Request that has generated already, with further text."""
         text = fresh(self._characters, self._draw)
         played = threading.Event()
         program = self._engine.open_program(sink=lambda event: played.set() if isinstance(event, Played) else None)

@@ -1,4 +1,4 @@
-"""What the language itself costs: programs on a backend that answers at once.
+"""Cost of the language itself: programs on a backend that answers at once.
 
     python benchmarks/frontend_overhead.py [--sglang FOLDER] [--seconds 1] [--programs 1000]
 

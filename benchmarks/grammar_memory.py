@@ -1,4 +1,4 @@
-"""What an engine and its processes that compile keep in memory of constraints that are meant to break them.
+"""Memory that an engine and its processes that compile keep of constraints that are meant to break them.
 
     python benchmarks/grammar_memory.py [--constraints N] [--seconds S]
 

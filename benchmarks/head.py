@@ -1,4 +1,4 @@
-"""What logits that are summed in float32 cost on a CPU in 16 bits: decoding steps with that head, and with a plain one.
+"""Cost of logits that are summed in float32 on a CPU in 16 bits: decoding steps with that head, and with a plain one.
 
     python benchmarks/head.py [--rows 1 16] [--new 32] [--rounds 5] [--threads 4]
 

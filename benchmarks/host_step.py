@@ -1,4 +1,4 @@
-"""What a step costs on the host, beside the model: planning, inputs, settling.
+"""Cost of a step on the host, beside the model: planning, inputs, settling.
 
     python benchmarks/host_step.py [--rows 256] [--steps 300]
 

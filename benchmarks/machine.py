@@ -1,4 +1,4 @@
-"""What this machine can do at most: measured, not looked up. Every benchmark prints these beside its figures."""
+"""Limits of this machine, measured and not looked up. Every benchmark prints these beside its figures."""
 
 from __future__ import annotations
 

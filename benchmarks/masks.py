@@ -1,4 +1,4 @@
-"""What masks cost the host in a step, by engine and threads: masks are filled, and matchers take a token. A row whose
+"""Cost of masks on the host in a step, by engine and threads: masks are filled, and matchers take a token. A row whose
 mask takes too long is late, as in the step loop: it takes its token in a later step, and the others continue.
 
     python benchmarks/masks.py [--vocabulary FILE] [--rows N] [--steps N] [--threads 1,2,4]

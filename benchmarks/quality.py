@@ -1,4 +1,4 @@
-"""What a number format costs in quality: perplexity and agreement with float32 on a fixed text.
+"""Quality that a number format costs: perplexity and agreement with float32 on a fixed text.
 
 python benchmarks/quality.py [--dtypes bfloat16 int8] [--tokens 2048]
 

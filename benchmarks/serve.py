@@ -1,4 +1,4 @@
-"""What HTTP costs: the server against the engine's handle, and against calls one by one.
+"""Cost of HTTP: the server against the engine's handle, and against calls one by one.
 
     python benchmarks/serve.py [--only events,first,streams,program,decisions] [--repeat 5] [--seconds 10]
 

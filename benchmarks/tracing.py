@@ -1,4 +1,4 @@
-"""What the trace of a run costs: the log that every run keeps, and what is made of it when somebody reads.
+"""Cost of the trace of a run: the log that every run keeps, and what is made of it when somebody reads.
 
     python benchmarks/tracing.py [--seconds 1] [--nodes 10000] [--programs 8]
 

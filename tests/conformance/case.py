@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Outcome of a run."""
 
     text: Any
     variables: Mapping[str, Any]
@@ -72,7 +72,7 @@ def outcome(case: Case, backend: sgl.BaseBackend, **settings: Any) -> Outcome:
 
 
 def read(what: Any, *args: Any) -> Any:
-    """What a call returns, or the type of the error that it raises."""
+    """Result of a call, or the type of the error that it raises."""
     try:
         return what(*args)
     except sgl.SglError as error:

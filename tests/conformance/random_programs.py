@@ -47,7 +47,7 @@ PATTERNS = ("[ab]{1,4}", "a|bb|ab", "(ab)*c", "[0-9]{1,3}", "aaaab|aaaba")
 
 @dataclass
 class Open:
-    """What is open where a step is drawn, and what may be read."""
+    """Branches and scopes that are open where a step is drawn, and names that may be read."""
 
     depth: int
     readable: tuple[str, ...] = ()

@@ -238,7 +238,7 @@ TYPES: dict[str, Any] = {"int": int, "bool": bool, "literal": Literal["a", "ab",
 
 @dataclass
 class Wanted:
-    """What a body asks whoever drives it for: of a state the value of a variable, or (None) its text."""
+    """Request of a body to whoever drives it: of a state the value of a variable, or (None) its text."""
 
     state: Any
     name: str | None
@@ -267,7 +267,7 @@ Body: TypeAlias = Generator[Any, Any, None]
 
 
 def known(error: BaseException) -> tuple[str, str, int]:
-    """What two runs have in common of an error: its type and the line that it is about."""
+    """Parts of an error that two runs have in common: its type and the line that it is about."""
     where = getattr(error, "where", None)
     return "!", type(error).__name__, where.line if where is not None else 0
 
@@ -518,7 +518,7 @@ async def aprogram(s, steps, told, ending=None):
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a run: all that two runs of a program have in common."""
+    """Outcome of a run: all that two runs of a program have in common."""
 
     raised: Any
     told: Any

@@ -9,7 +9,7 @@ MARK = "SGLANG_LITE_MARK"
 
 
 def children(module="sglang_lite.engine.child_main"):
-    """This process's children that run a module."""
+    """Children of this process that run a module."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has ended
@@ -19,7 +19,7 @@ def children(module="sglang_lite.engine.child_main"):
 
 
 def runs(pid, module):
-    """Whether a process runs a module."""
+    """True where a process runs a module."""
     return module in Path(f"/proc/{pid}/cmdline").read_text()
 
 
@@ -59,7 +59,7 @@ def ended(pid):
 
 
 def descriptors():
-    """What this process has open."""
+    """Number of descriptors that this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -45,7 +45,7 @@ IMAGE = Image(b"x", "image/png")
 
 
 def plain(value):
-    """What must be the same: not times, not what the cache held."""
+    """Parts of a value that must be the same: not times, not what the cache held."""
     match value:
         case SglError():
             return (
@@ -69,7 +69,7 @@ def plain(value):
 
 
 def outcome(call, engine):
-    """What a call gives, or raises."""
+    """Result of a call, or what it raises."""
     try:
         return plain(call(engine))
     except Exception as error:

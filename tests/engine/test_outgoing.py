@@ -1,4 +1,4 @@
-"""What the engine's process sends: never waiting for the reader, deltas joined while they are unsent."""
+"""Frames that the engine's process sends: never waiting for the reader, deltas joined while they are unsent."""
 
 import socket
 import threading

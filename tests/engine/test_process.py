@@ -55,7 +55,7 @@ def mark(monkeypatch):
 
 @pytest.fixture
 def nothing_left(mark):
-    """What there was before is there afterwards, and no more."""
+    """Check that what there was before is there afterwards, and no more."""
     before = processes.descriptors(), threading.active_count(), processes.children("")
     yield
     processes.gone(mark)

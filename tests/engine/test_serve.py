@@ -82,7 +82,7 @@ def test_what_it_prints_is_kept_for_who_asks_why():
 
 
 class FullCore:
-    """It has no room when it is asked for the first time. While it is asked for the second time, its caller is told to
+    """Core that has no room when it is asked for the first time. While it is asked for the second time, its caller is told to
     abort what waits."""
 
     def __init__(self, room):

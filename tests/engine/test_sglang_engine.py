@@ -1,4 +1,4 @@
-"""What SGLang's offline engine takes and tells, on a small checkpoint."""
+"""Arguments and answers of SGLang's offline engine, on a small checkpoint."""
 
 import asyncio
 import math

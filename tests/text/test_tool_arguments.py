@@ -137,7 +137,7 @@ def test_what_a_schema_asks_of_a_bare_string_is_kept(family, schema, good, bad):
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("family", TAGGED)
 def test_long_strings_may_stand_before_objects(family, choice):
-    """Their lexemes have more states than are looked at one by one."""
+    """Lexemes of such strings have more states than are looked at one by one."""
     string = {"type": "string", "minLength": 5, "maxLength": 300}
     schema = {"type": "object", "properties": {"s": string}, "additionalProperties": False}
     constraint = calls_constraint(family, tool(x=string, y=schema, z=string), choice)

@@ -141,7 +141,7 @@ class AnyOrder:
     # ---------------------------------------------------------------------------------------------- members
 
     def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
-        """One of the members that are not remembered, or one that is not named.
+        """A member that is not remembered, or that is not named.
 
         Args:
             met: the needs that it meets.

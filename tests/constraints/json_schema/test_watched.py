@@ -1,4 +1,4 @@
-"""What masks watch because no grammar says it: items that differ, names in any order. Token by token, byte by byte."""
+"""Rules that masks watch because no grammar says them: items that differ, names in any order. Token by token, byte by byte."""
 
 import itertools
 import json

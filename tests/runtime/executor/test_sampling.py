@@ -278,7 +278,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature)
 
 
 def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
-    """Its keys and values are NaN, and stay in pages that others' rows may be padded with."""
+    """The request's keys and values are NaN, and stay in pages that others' rows may be padded with."""
     with sgl.Engine(
         dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64, in_process=True
     ) as engine:

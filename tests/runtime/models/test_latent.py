@@ -160,7 +160,7 @@ def test_a_pool_holds_eight_times_the_tokens_of_expanded_heads(pool_tokens):
 
 
 def test_a_pool_keeps_room_for_parts_of_rows_but_for_none_of_prefixes(pool_tokens):
-    """What 112 heads more take: about three parts for each of 2 x 256 rows, not 16 of a prefix beside them."""
+    """Room for 112 heads more: about three parts for each of 2 x 256 rows, not 16 of a prefix beside them."""
     taken = (pool_tokens(heads=16) - pool_tokens(heads=128)) * 2 * 27 * 576
     part = 112 * 578 * 4
     assert 2 * 256 * part <= taken <= 2 * 256 * 4 * part

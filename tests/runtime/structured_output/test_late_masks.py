@@ -20,7 +20,7 @@ WORDS = (VOCAB + 31) // 32
 
 
 class SlowEngine:
-    """Its masks for matchers that are `slow` are not made before `go` is set."""
+    """Engine whose masks for matchers that are `slow` are not made before `go` is set."""
 
     name, vocab_size = "slow", VOCAB
 
