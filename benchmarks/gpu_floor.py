@@ -1,4 +1,4 @@
-"""Floor that a GPU's engine keeps whatever it is asked: how long it takes to be ready, that nothing is slow at its first
+"""Floor of a GPU's engine whatever it is asked: how long it takes to be ready, that nothing is slow at its first
 use after that, memory within its share, and streams that wait for no more than a piece of a prompt.
 
     python benchmarks/gpu_floor.py [--shape SHAPE]
