@@ -21,7 +21,7 @@ from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.load import pick_device, precision
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.fallback_config import FallbackSpec
-from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import read_quantisation
@@ -142,7 +142,7 @@ class _Inquiry:
         native = isinstance(found, ModelSpec)
         why = "there is none of our own for it"
         if isinstance(found, ModelSpec):
-            why = f"the family {found.architecture}{'' if found.has_kernels else '; on a CPU only'}"
+            why = f"the family {found.architecture}"
         self._learn(
             architecture=self.known.architecture or found.architecture, why=why,
             runs="native" if native else "transformers", serves=("generate", "score"),
@@ -232,7 +232,7 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
         if place.name not in taken:
             source.take(place.name, place.shape)
             taken.add(place.name)
-    for name in ("lm_head.weight", "rope_freqs.weight"):  # where they are there besides
+    for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # where they are there besides
         source.leave_out(name)
     source.finish()
 

@@ -92,7 +92,8 @@ def load_model(
     Raises:
         ModelError: damaged or not supported.
     """
-    checkpoint, device = _opened(config, path), pick_device(config)
+    checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
+    device = pick_device(config)
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     if isinstance(spec, FallbackSpec):
         return _load_fallback(config, checkpoint, spec)
@@ -136,14 +137,6 @@ def load_model(
     return LoadedModel(
         config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions, compiles
     )
-
-
-def _opened(config: EngineConfig, path: Path) -> Checkpoint:
-    """The model's files; for transformers' code, where a GPU has no kernels for what is ours, and either would do."""
-    open_as = partial(open_checkpoint, path, tokenizer=not config.skip_tokenizer_init)
-    found = open_as(config.model_impl)
-    ours = isinstance(found.spec, FallbackSpec) or found.spec.has_kernels or pick_device(config).type == "cpu"
-    return found if ours or config.model_impl != "auto" or path.is_file() else open_as("transformers")
 
 
 def _compile(

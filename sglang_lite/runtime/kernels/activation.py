@@ -1,4 +1,4 @@
-"""The gated activation of the MLP: act(gate) * up in one pass."""
+"""Activations of feed-forwards: act(gate) * up in one pass, and act(up) where there is no gate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def activated(x, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         x = x * tl.sigmoid(2.0 * inner)  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
+    elif KIND == "relu2":
+        x = tl.where(x < 0.0, 0.0, x * x)  # NaN stays NaN
     else:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     return x
@@ -37,27 +39,33 @@ def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
 
 
 @triton.jit
-def _gated(
-    gate_up, row_scales, scales, out, out_scales, size,
-    SCALED: tl.constexpr, EIGHT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def _activate(
+    x, row_scales, scales, out, out_scales, size,
+    GATED: tl.constexpr, SCALED: tl.constexpr, EIGHT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    first = x + row * (2 * size if GATED else size) + at
+    value = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    own = 1.0
     if SCALED:
         own = tl.load(row_scales + row)
-        gate *= own * tl.load(scales + at, mask=inside, other=0.0)
-        up *= own * tl.load(scales + size + at, mask=inside, other=0.0)
-    # Rounded before the product, as two operations would.
-    gate = activated(gate, KIND).to(gate_up.dtype.element_ty).to(tl.float32)
+        value *= own * tl.load(scales + at, mask=inside, other=0.0)
+    value = activated(value, KIND)
+    if GATED:
+        up = tl.load(first + size, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            up *= own * tl.load(scales + size + at, mask=inside, other=0.0)
+        # Rounded before the product, as two operations would.
+        value = value.to(x.dtype.element_ty).to(tl.float32) * up
     if EIGHT:
-        store_fp8(gate * up, row, at, size, out, out_scales)
+        store_fp8(value, row, at, size, out, out_scales)
     else:
-        tl.store(out + row * size + at, (gate * up).to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
@@ -67,24 +75,47 @@ def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) 
         activation: "silu", "gelu" or "gelu_tanh".
         scales: of gate_up.
     """
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(1024, triton.next_power_of_2(size))
-    _gated[(rows, triton.cdiv(size, block))](
-        gate_up, scales and scales.rows, scales and scales.columns, out, None, size,
-        SCALED=scales is not None, EIGHT=False, KIND=activation, BLOCK=block, num_warps=4, **overlapped(out.device),
-    )  # fmt: skip
-    return out
+    return _launch(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
 def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
     """`gated` in 8 bits: a program has a whole row."""
-    size = gate_up.shape[1] // 2
-    eight = Fp8Rows.empty(gate_up, size)
+    return _launch_fp8(gate_up, gate_up.shape[1] // 2, activation, scales)
+
+
+def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+    """act(up) of up [T, I]; moves 2 T I elements.
+
+    Args:
+        activation: as of `gated`, or "relu2".
+        scales: of up.
+    """
+    return _launch(up, up.shape[1], activation, scales)
+
+
+def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
+    """`ungated` in 8 bits: a program has a whole row."""
+    return _launch_fp8(up, up.shape[1], activation, scales)
+
+
+def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> torch.Tensor:
+    rows = len(x)
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(size))
+    _activate[(rows, triton.cdiv(size, block))](
+        x, scales and scales.rows, scales and scales.columns, out, None, size,
+        GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=False, KIND=activation, BLOCK=block, num_warps=4,
+        **overlapped(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _launch_fp8(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> Fp8Rows:
+    eight = Fp8Rows.empty(x, size)
     block = triton.next_power_of_2(size)
-    _gated[(len(gate_up), 1)](
-        gate_up, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,
-        SCALED=scales is not None, EIGHT=True, KIND=activation,
-        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(gate_up.device),
+    _activate[(len(x), 1)](
+        x, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,
+        GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=True, KIND=activation,
+        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
     )  # fmt: skip
     return eight

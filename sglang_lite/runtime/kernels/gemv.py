@@ -52,7 +52,7 @@ def _gemv(
                 up_weights = tl.load(ups + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
-            # Rounded to the stream's own format first, as add_rms_norm does. Written elsewhere: others still read it.
+            # Rounded to the stream's own format first, as add_norm does. Written elsewhere: others still read it.
             value += tl.load(residual + at + k, mask=inside, other=0.0).to(tl.float32)
             rounded = value.to(x.dtype.element_ty)
             if tl.program_id(0) == 0:

@@ -1,4 +1,9 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, arXiv:1910.07467), with the residual addition fused in."""
+"""Normalisation by the root mean square (Zhang and Sennrich, arXiv:1910.07467) or of a layer (Ba et al.,
+arXiv:1607.06450), with the residual addition fused in.
+
+The weight says which: [H] are the factors of the first; [2, H] are factors and biases of the second, which takes the
+mean off before.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,19 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 
 @triton.jit
-def _add_rms_norm(
+def _add_norm(
     x, row_scales, scales, residual, weight, out, out_scales, size, eps,
-    SCALED: tl.constexpr, ADD: tl.constexpr, EIGHT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, EIGHT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < size
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    bias = w
+    if CENTRED:
+        bias = tl.load(weight + size + at, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
     if SCALED:
@@ -30,41 +39,48 @@ def _add_rms_norm(
         rounded = value.to(x.dtype.element_ty)
         tl.store(residual + row * size + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value) / size + eps)
+    if CENTRED:
+        value = tl.where(inside, value - tl.sum(value) / size, 0.0)
+    value = value * tl.rsqrt(tl.sum(value * value) / size + eps) * w
+    if CENTRED:
+        value += bias
     if EIGHT:
-        store_fp8(value * scale * w, row, at, size, out, out_scales)
+        store_fp8(value, row, at, size, out, out_scales)
     else:
-        tl.store(out + row * size + at, (value * scale * w).to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
-    """x [T, H], times its scales, over its root mean square, times weight [H]; in float32 inside. Moves 2 T H
-    elements."""
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
+    """Rows x [T, H], times their scales, normalised; in float32 inside. Moves 2 T H elements.
+
+    Args:
+        weight: [H], or [2, H] of a layer norm.
+    """
     out = x.new_empty(x.shape)
     _launch(x, None, weight, out, None, eps, scales)
     return out
 
 
-def add_rms_norm(
+def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
-    """`rms_norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
+    """`norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
     out = x.new_empty(x.shape)
     _launch(x, residual, weight, out, None, eps, scales)
     return out
 
 
-def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
-    """`rms_norm` in 8 bits."""
+def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
+    """`norm` in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, None, weight, eight.values, eight.scales, eps, None)
     return eight
 
 
-def add_rms_norm_fp8(
+def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
-    """`add_rms_norm` in 8 bits."""
+    """`add_norm` in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, residual, weight, eight.values, eight.scales, eps, scales)
     return eight
@@ -80,8 +96,8 @@ def _launch(
     scales: Scales | None,
 ) -> None:
     block = triton.next_power_of_2(x.shape[1])
-    _add_rms_norm[(len(x),)](
+    _add_norm[(len(x),)](
         x, scales and scales.rows, scales and scales.columns, residual, weight, out, out_scales, x.shape[1], eps,
-        SCALED=scales is not None, ADD=residual is not None, EIGHT=out_scales is not None,
-        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+        SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
+        EIGHT=out_scales is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
     )  # fmt: skip

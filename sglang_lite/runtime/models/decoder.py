@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import torch
-import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -19,6 +18,7 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.models.layers.latent import latent_attention
+from sglang_lite.runtime.models.layers.norm import normalised
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer, WeightReader
@@ -115,7 +115,8 @@ class Decoder:
             taken = self._norm(x, layer.input_norm)
             h = self._attention(i, layer, taken, *turns[layer.rope], plan, cache)
             if layer.spec.parallel:
-                x = x + self._added(layer, h + layer.feed_forward(taken))
+                fed = taken if layer.mlp_norm is None else self._norm(x, layer.mlp_norm)
+                x = x + self._added(layer, h + layer.feed_forward(fed))
                 continue
             x = x + self._added(layer, self._norm(h, layer.post_attention_norm))
             h = layer.feed_forward(self._norm(x, layer.mlp_norm))
@@ -131,11 +132,7 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        if weight is None:
-            return x
-        if self.spec.norm == "layer":
-            return F.layer_norm(x, (x.shape[-1],), weight[0], weight[1], self.spec.rms_eps)
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+        return x if weight is None else normalised(x, weight, self.spec.rms_eps, self.spec.norm)
 
     def _added(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale
@@ -159,8 +156,10 @@ class Decoder:
         qk, v = layer.qkv(x).split_with_sizes((turned * spec.key_size, spec.kv_heads * spec.value_size), -1)
         if spec.qk_norm == "whole":
             qk = self._qk_norm(layer, qk, spec.heads * spec.key_size)
+        if spec.clip is not None:
+            qk, v = qk.clamp(-spec.clip, spec.clip), v.clamp(-spec.clip, spec.clip)
         qk, v = qk.view(len(x), turned, -1), v.view(len(x), spec.kv_heads, -1)
-        if spec.qk_norm == "head":
+        if spec.qk_norm in ("head", "heads"):
             qk = self._qk_norm(layer, qk, spec.heads)
         q, k = rotate(qk, cos, sin).split_with_sizes((spec.heads, spec.kv_heads), 1)
         q = store_kv(cache, index, plan.store_at, q, k, v)

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models import config_fields
 from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS, Field
-from sglang_lite.runtime.models.families import ARCHITECTURES, FAMILIES, Config
+from sglang_lite.runtime.models.families import ARCHITECTURES, Config
 
 _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
+# Fields of configs without a limit, and whose state it is that such a model keeps from token to token.
+_STATES = {
+    "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
+    "chunkwise_kernel": "xLSTM's layers",
+}  # fmt: skip
 _FIELDS = {
     "vocab_size": Field("whole", 1, MOST_TOKENS, required=True),
     "eos_token_id": config_fields.CONFIG["eos_token_id"],
@@ -33,26 +38,30 @@ class FallbackSpec:
 
 
 def is_native(config: Config) -> bool:
-    """True for an architecture of our own, if our code computes what its config asks for; and for a config that names
-    none, or not in words."""
+    """True for an architecture of our own, and for a config that names none, or not in words."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
-    ours = [FAMILIES[ARCHITECTURES[name]] for name in names if name in ARCHITECTURES]
-    return any(not any(config.get(flag) for flag in family.without) for family in ours)
+    return any(name in ARCHITECTURES for name in names)
 
 
 def fallback_spec(config: Config, source: str) -> FallbackSpec:
     """Reads a Hugging Face config of any architecture; of a model with several parts, its text part.
 
     Raises:
-        ModelError: a field that is missing or senseless.
+        ModelError: a field that is missing or senseless, or one that only models with a state have.
     """
     config_fields.check({"text_config": config.get("text_config")}, {"text_config": Field("object")}, source)
     whole = {**config, **(config.get("text_config") or {})}
     config_fields.check(whole, _FIELDS, source)
     limits = [whole[name] for name in _LIMITS if whole.get(name) is not None]
     names = config.get("architectures") or ["not named"]
+    if not limits and (state := next((name for name in _STATES if name in whole), None)):
+        raise ModelError(
+            f"{source}: architecture {names[0]} keeps the state of {_STATES[state]} (`{state}`) from token to token; "
+            "only keys and values can be kept.",
+            hint="Use a model whose layers all have attention.",
+        )
     if not limits:
         raise ModelError(f"{source}: architecture {names[0]} has no limit of positions ({', '.join(_LIMITS)}).")
     eos = whole.get("eos_token_id")

@@ -23,6 +23,7 @@ class Family:
 
     Attributes:
         architectures: as `config.json` names them.
+        aliases: fields that its configs have under another name.
         defaults: what transformers takes a field to be that a config leaves out; the hub's configs do leave out. One
             that has "use_sliding_window" has windows only where that is true, and one that has
             "use_bidirectional_attention" may read in both directions.
@@ -32,7 +33,7 @@ class Family:
         interleaved: pairs that are turned together lie side by side. A constant, or a field's name.
         latent: attention is latent, by DeepSeek's names of fields.
         gated: dense feed-forwards have a gate.
-        without: flags of configs that none of our code computes: transformers' own runs those.
+        qkv_by_head: queries, keys and values lie in one matrix, those of a head side by side.
         layer_ropes: layers with a window have rope parameters of their own.
         rope_aliases: types of rope under other names.
         activations: of which the name in a config means another one.
@@ -44,6 +45,7 @@ class Family:
 
     architectures: tuple[str, ...]
     defaults: Mapping[str, Json] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     biases: tuple[bool | str, bool | str, bool | str] = (False, False, False)
     qk_norm: Literal["", "head", "whole"] = ""
     norms: Literal["before", "after", "both"] = "before"
@@ -52,7 +54,7 @@ class Family:
     interleaved: bool | str = False
     latent: bool = False
     gated: bool = True
-    without: tuple[str, ...] = ()
+    qkv_by_head: bool = False
     layer_ropes: bool = False
     rope_aliases: Mapping[str, str] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
@@ -102,6 +104,15 @@ def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
     return lambda config: {"norm": "layer", "norm_bias": bias, "norm_offset": offset, "rms_eps": config[eps]}
 
 
+def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
+    """Norms of queries and keys where a flag of the config says so."""
+    return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
+
+
+def _clipped(config: Config) -> dict[str, Any]:
+    return {"clip": config.get("clip_qkv")}
+
+
 def _cohere_model(config: Config) -> dict[str, Any]:
     return {**_layer_norm("layer_norm_eps", bias=False)(config), "logit_scale": config["logit_scale"]}
 
@@ -142,8 +153,6 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 
 def _olmoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
-    if config.get("clip_qkv") is not None:
-        raise ValueError("clip_qkv is not supported")
     size, normalise = config["intermediate_size"], config["norm_topk_prob"]
     return {"count": _count(config, "num_experts"), "size": size, "normalise": normalise}
 
@@ -326,28 +335,47 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family(
         ("PhiForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}, biases=(True, True, True),
-        gated=False, without=("qk_layernorm",), layer=lambda c: {"parallel": True},
+        gated=False, attention=_qk_norm("qk_layernorm", "head", bias=True), layer=lambda c: {"parallel": "one norm"},
         model=lambda c: {**_layer_norm("layer_norm_eps")(c), "head_bias": True},
-        names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "final_layernorm"},
+        names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "model.final_layernorm",
+               "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"},
     ),
     "stablelm": Family(
         ("StableLmForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
-        biases=("use_qkv_bias", False, False), without=("qk_layernorm",),
-        layer=lambda c: {"parallel": c["use_parallel_residual"]}, model=_layer_norm("layer_norm_eps"),
+        biases=("use_qkv_bias", False, False), attention=_qk_norm("qk_layernorm", "heads"),
+        layer=lambda c: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
+        model=_layer_norm("layer_norm_eps"),
+        names={"q_norm": "self_attn.q_layernorm.norms.{}", "k_norm": "self_attn.k_layernorm.norms.{}"},
+    ),
+    "gpt_neox": Family(
+        ("GPTNeoXForCausalLM",),
+        {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "hidden_act": "gelu", "attention_bias": True,
+         "use_parallel_residual": True},
+        aliases={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+        biases=("attention_bias", "attention_bias", True), gated=False, qkv_by_head=True,
+        layer=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
+        model=_layer_norm("layer_norm_eps"),
+        names={**dict.fromkeys(("q", "k", "v"), "attention.query_key_value"), "o": "attention.dense",
+               "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "gpt_neox.embed_in",
+               "layers": "gpt_neox.layers", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"},
+    ),
+    "olmo": Family(
+        ("OlmoForCausalLM",), {"layer_norm_eps": 1e-5}, biases=_ATTENTION, attention=_clipped,
+        model=lambda c: {**_layer_norm("layer_norm_eps", bias=False)(c), "norm_weight": False},
     ),
     "cohere": Family(
         ("CohereForCausalLM",),
         {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625, "tie_word_embeddings": True},
-        biases=_ATTENTION, interleaved=True, without=("use_qk_norm",), layer=lambda c: {"parallel": True},
-        model=_cohere_model,
+        biases=_ATTENTION, interleaved=True, attention=_qk_norm("use_qk_norm", "heads"),
+        layer=lambda c: {"parallel": "one norm"}, model=_cohere_model,
     ),
     "cohere2": Family(
         ("Cohere2ForCausalLM",),
         {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
          "sliding_window_pattern": 4},
         biases=_ATTENTION, interleaved=True, slides=_but_each("sliding_window_pattern"),
-        turns=lambda c, i, window: window is not None, layer=lambda c: {"parallel": True}, model=_cohere_model,
+        turns=lambda c, i, window: window is not None, layer=lambda c: {"parallel": "one norm"}, model=_cohere_model,
     ),
     "nemotron": Family(
         ("NemotronForCausalLM",), {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
@@ -379,7 +407,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": Family(
         ("OlmoeForCausalLM",),
         {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-        biases=_ATTENTION, qk_norm="whole", experts=_olmoe_experts,
+        biases=_ATTENTION, qk_norm="whole", attention=_clipped, experts=_olmoe_experts,
     ),
     "granitemoe": Family(
         ("GraniteMoeForCausalLM",), {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}, biases=_ATTENTION,
@@ -404,8 +432,7 @@ FAMILIES: Mapping[str, Family] = {
          "num_experts_per_tok": 8, "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1,
          "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
         biases=("attention_bias", False, False),
-        attention=lambda c: {"qk_norm": "head" if c.get("use_qk_norm") else ""}, experts=_glm4_experts,
-        model=_drafting, names=_SHARED_EXPERTS,
+        attention=_qk_norm("use_qk_norm", "head"), experts=_glm4_experts, model=_drafting, names=_SHARED_EXPERTS,
     ),
     "deepseek_v2": Family(
         ("DeepseekV2ForCausalLM",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import StepAttention
@@ -14,12 +13,13 @@ from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_store import latent_store
-from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
+from sglang_lite.runtime.models.layers.norm import normalised
 from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
 
@@ -28,7 +28,7 @@ class GpuDecoder(Decoder):
     """A loaded model on a GPU. Takes the arguments of Decoder.
 
     Raises:
-        ModelError: its layers are of a kind that no kernel computes; or as Decoder.
+        ModelError: its layers differ in their heads; or as Decoder.
     """
 
     fused = True
@@ -38,12 +38,8 @@ class GpuDecoder(Decoder):
         heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}
         if len(heads) > 1 or spec.kv_layout.alike is None:
             raise ModelError("layers whose heads differ don't run on a GPU.", hint='Use device="cpu".')
-        if not spec.has_kernels:
-            raise ModelError(
-                "layer norms, and feed-forwards without a gate, don't run on a GPU.", hint='Use device="cpu".'
-            )
         super().__init__(spec, *args, **kwargs)
-        self._plain = all(map(_is_plain, spec.layers))
+        self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
 
     @property
     def attention(self) -> AttentionSpec | LatentSpec:
@@ -77,14 +73,35 @@ class GpuDecoder(Decoder):
         x: torch.Tensor | None = None
         scales: Scales | None = None
         for i, layer in enumerate(self.layers):
-            output = matrix(layer.output)
-            qkv = self._qkv(layer, x, residual, scales)
-            x, scales = output.unscaled(self._attend(i, layer, *qkv, plan, cache, attention))
-            x, scales = self._out(layer, layer.post_attention_norm, x, scales)
-            x, scales = self._feed_forward(layer, x, residual, scales)
+            first, second = self._in_8_bits(layer)
+            taken = self._in_norm(layer.input_norm, x, residual, scales, eight=first)
+            seen = self._attend(i, layer, *self._qkv(layer, taken), plan, cache, attention)
+            if layer.spec.parallel:
+                if layer.mlp_norm is not None:
+                    taken = self._in_norm(layer.mlp_norm, None, residual, None, eight=second)
+                residual.add_(self._added(layer, layer.output(seen)))
+            else:
+                x, scales = matrix(layer.output).unscaled(seen)
+                x, scales = self._out(layer, layer.post_attention_norm, x, scales)
+                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second)
+            x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
-        return add_rms_norm(x, residual, self.norm, self.spec.rms_eps, scales)
+        return add_norm(x, residual, self.norm, self.spec.rms_eps, scales)
+
+    def _in_8_bits(self, layer: Layer) -> tuple[bool, bool]:
+        """Tells whether a layer's attention and feed-forward are as well off with rows in 8 bits."""
+        fed = layer.feed_forward
+        first = matrix(layer.qkv).takes_fp8 and self._norms_in_kernel(layer.spec.attention)
+        second = isinstance(fed, FeedForward) and matrix(fed.gate_up).takes_fp8
+        both = first and second
+        return (both, both) if layer.spec.parallel == "one norm" else (first, second)
+
+    def _norms_in_kernel(self, spec: AttentionSpec | LatentSpec) -> bool:
+        """True where the kernels of attention do all that is done to queries and keys."""
+        if isinstance(spec, LatentSpec) or spec.clip is not None:
+            return False
+        return not spec.qk_norm or (spec.qk_norm == "head" and self.spec.norm == "rms")
 
     def _in_norm(
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
@@ -101,52 +118,49 @@ class GpuDecoder(Decoder):
             assert scales is None, "what comes out has been normalised"
             return residual if x is None else residual.add_(x)
         if x is None:
-            return (rms_norm_fp8 if eight else rms_norm)(residual, weight, eps)
-        return (add_rms_norm_fp8 if eight else add_rms_norm)(x, residual, weight, eps, scales)
+            return (norm_fp8 if eight else norm)(residual, weight, eps)
+        return (add_norm_fp8 if eight else add_norm)(x, residual, weight, eps, scales)
 
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
         """Output of a block as it is added to the residual, and what it has yet to be multiplied with."""
         if weight is not None:
-            x, scales = rms_norm(x, weight, self.spec.rms_eps, scales), None
+            x, scales = norm(x, weight, self.spec.rms_eps, scales), None
         return self._added(layer, x), scales
 
-    def _qkv(
-        self, layer: Layer, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None
-    ) -> tuple[torch.Tensor, Scales | None]:
+    def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """First product of a layer's attention, and what it has yet to be multiplied with."""
         product, spec = matrix(layer.qkv), layer.spec.attention
-        if isinstance(spec, LatentSpec):
-            rows = self._in_norm(layer.input_norm, x, residual, scales, eight=False)
-            assert isinstance(rows, torch.Tensor)
-            return product(rows), None
-        whole = spec.qk_norm == "whole"
-        rows = self._in_norm(layer.input_norm, x, residual, scales, eight=product.takes_fp8 and not whole)
-        if not whole:
+        if self._norms_in_kernel(spec):
             return product.unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
-        assert layer.q_norm is not None
-        assert layer.k_norm is not None
         qkv = product(rows)
-        q, k, _ = qkv.split_with_sizes([n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)], 1)
-        for part, weight in ((q, layer.q_norm), (k, layer.k_norm)):
-            part.copy_(F.rms_norm(part, weight.shape, weight, self.spec.rms_eps))
-        return qkv, None
+        if isinstance(spec, LatentSpec):
+            return qkv, None
+        sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
+        for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
+            if weight is not None:
+                normed = part.view(len(part), -1, weight.shape[-1])  # heads, or the whole
+                normed.copy_(normalised(normed, weight, self.spec.rms_eps, self.spec.norm))
+        return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
-        self, layer: Layer, x: torch.Tensor, residual: torch.Tensor, scales: Scales | None
+        self, layer: Layer, rows: torch.Tensor | Fp8Rows, *, several: bool
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Output of a layer's feed-forward, and what it has yet to be multiplied with."""
+        """Output of a layer's feed-forward, and what it has yet to be multiplied with.
+
+        Args:
+            several: there is more than one row.
+        """
         fed = layer.feed_forward
         if not isinstance(fed, FeedForward):
-            rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=False)
-            assert isinstance(rows, torch.Tensor)
+            assert isinstance(rows, torch.Tensor), "not in 8 bits"
             return fed(rows), None
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
-        eight = down.takes_fp8 and len(residual) > 1
-        rows = self._in_norm(layer.mlp_norm, x, residual, scales, eight=gate_up.takes_fp8)
-        return down.unscaled(gate_up.gated(rows, fed.spec.activation, eight=eight))
+        plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
+        activate = gate_up.ungated if plain else gate_up.gated
+        return down.unscaled(activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
@@ -164,7 +178,7 @@ class GpuDecoder(Decoder):
             )
             x = fed.down(gated_up)
         assert residual is not None
-        return add_rms_norm(x, residual, self.norm, eps)
+        return add_norm(x, residual, self.norm, eps)
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping."""
@@ -185,7 +199,7 @@ class GpuDecoder(Decoder):
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
-        norms = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
+        norms = (layer.q_norm, layer.k_norm) if self._norms_in_kernel(spec) else (None, None)
         rope = self.ropes[layer.rope].tables
         out = qkv.new_empty((len(qkv), spec.heads, spec.key_size))
         if attention.from_product is not None:
@@ -234,6 +248,8 @@ def _held(spec: FeedForwardSpec, hidden: int) -> int:
 
 def _is_plain(layer: LayerSpec) -> bool:
     """True for layers whose norms, activations and sums the products of a single row compute beside."""
-    dense = isinstance(layer.feed_forward, DenseSpec)
-    whole = isinstance(layer.attention, AttentionSpec) and layer.attention.qk_norm == "whole"
-    return dense and layer.norms == "before" and layer.residual_scale == 1.0 and not whole
+    fed, attention = layer.feed_forward, layer.attention
+    if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
+        return False
+    alone = layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
+    return alone and isinstance(fed, DenseSpec) and fed.gated

@@ -21,7 +21,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.gemv import FewRows
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_store import kv_store
-from sglang_lite.runtime.kernels.norm import rms_norm
+from sglang_lite.runtime.kernels.norm import norm
 from sglang_lite.runtime.kernels.reference.attention import Scoring
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.rotate import rotate
@@ -166,11 +166,11 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     if not isinstance(eps, float) or len(inspect.signature(part.forward).parameters) != 1:
         return None
 
-    def norm(x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return norm(x.reshape(-1, len(weight)), weight, eps).view(x.shape)
 
     x = _random((4, len(weight)), weight.dtype, weight.device)
-    return norm if _same(norm(x), part.forward(x)) else None
+    return forward if _same(forward(x), part.forward(x)) else None
 
 
 _ROTATION = "apply_rotary_pos_emb"  # in most files of transformers

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
+from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.fallback import NAME, FallbackModel, register
 
 
@@ -49,6 +50,13 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
 
 
 def _refused(path: Path, error: Exception) -> ModelError:
+    if "trust_remote_code" in str(error):  # which transformers' own text tells to set
+        named = read_json(path / "config.json").get("auto_map")
+        code = ", ".join(sorted(map(str, named.values()))) if isinstance(named, dict) else "auto_map"
+        return ModelError(
+            f"{path}: config.json names code that the folder brings along ({code}); such code is never run.",
+            hint="Use a model that transformers has code for, or one of docs/models.md.",
+        )
     told = f"{type(error).__name__}: {error}".partition("\n")[0]
     return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {told}")
 
@@ -67,7 +75,8 @@ def load_fallback(path: Path, dtype: torch.dtype, device: torch.device, *, dummy
     try:
         if dummy:
             with device:  # where random numbers are drawn fast
-                module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), **made)
+                config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+                module = AutoModelForCausalLM.from_config(config, **made)
         else:
             module = AutoModelForCausalLM.from_pretrained(path, **made)
         made_as = type(module).__name__

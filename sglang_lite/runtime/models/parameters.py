@@ -20,6 +20,7 @@ class Place:
         shape: of the whole tensor.
         part: index of the part; empty for all of it.
         outputs, inputs: axes of the whole tensor. Those of a matrix lie (outputs, inputs) in the model.
+        groups: of equal length along the first axis, of each of which it is that part.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Place:
     part: tuple[int | slice, ...] = ()
     outputs: int = 0
     inputs: int | None = None
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class Parameter:
     expert: int | None = None
 
 
-# Names of Llama's modules in `model.layers.N`, and of what others have besides.
+_MODEL_NAMES: Mapping[str, str] = {
+    "embedding": "model.embed_tokens", "layers": "model.layers", "norm": "model.norm", "head": "lm_head",
+}  # fmt: skip
+# Names of Llama's modules in a layer, and of what others have besides.
 _NAMES: Mapping[str, str] = {
     "input_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -84,54 +89,54 @@ _NAMES: Mapping[str, str] = {
 
 
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
-    """All parameters of a model, in the order in which they are computed."""
+    """All parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
-    yield Parameter("embedding", table, (Place("model.embed_tokens.weight", table, inputs=1),))
+    names, size = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}, (spec.hidden_size,)
+    yield Parameter("embedding", table, (Place(f"{names['embedding']}.weight", table, inputs=1),))
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
-    norm, size = f"model.{FAMILIES[spec.architecture].names.get('norm', 'norm')}", (spec.hidden_size,)
-    yield Parameter("norm", size, (Place(f"{norm}.weight", size),))
+    if spec.norm_weight:
+        yield Parameter("norm", size, (Place(f"{names['norm']}.weight", size),))
     if spec.norm_bias:
-        yield Parameter("norm_bias", size, (Place(f"{norm}.bias", size),))
+        yield Parameter("norm_bias", size, (Place(f"{names['norm']}.bias", size),))
     if not spec.tied_embeddings:
-        yield Parameter("head", table, (Place("lm_head.weight", table, inputs=1),))
+        yield Parameter("head", table, (Place(f"{names['head']}.weight", table, inputs=1),))
     if spec.head_bias:
-        yield Parameter("head_bias", table[:1], (Place("lm_head.bias", table[:1]),))
+        yield Parameter("head_bias", table[:1], (Place(f"{names['head']}.bias", table[:1]),))
+
+
+def head_name(spec: ModelSpec) -> str:
+    """Name of the module that gives logits."""
+    return {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}["head"]
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
     """Parameters of a layer. A bias has its matrix's role and `_bias`."""
     layer = spec.layers[index]
-    names = _Names(FAMILIES[spec.architecture], index, norm_bias=spec.norm_bias)
+    names = _Names(FAMILIES[spec.architecture], index)
+    for role in layer.hidden_norms if spec.norm_weight else ():
+        yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
     yield from _of_attention(names, layer, spec.hidden_size)
     feed_forward = layer.feed_forward
-    if layer.norms != "after" and not layer.parallel:
-        yield from names.norm("mlp_norm", spec.hidden_size)
     if isinstance(feed_forward, DenseSpec):
         made = names.gated if feed_forward.gated else names.plain
         yield from made("", feed_forward.size, spec.hidden_size, bias=feed_forward.bias)
     else:
         yield from _of_experts(names, feed_forward, spec.hidden_size)
-    if layer.norms != "before":
-        yield from names.norm("mlp_out_norm", spec.hidden_size)
 
 
 def _of_attention(names: _Names, layer: LayerSpec, hidden: int) -> Iterator[Parameter]:
     a = layer.attention
-    if layer.norms != "after":
-        yield from names.norm("input_norm", hidden)
     yield from _of_latents(names, a, hidden) if isinstance(a, LatentSpec) else _of_heads(names, a, hidden)
     yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
-    if layer.norms != "before":
-        yield from names.norm("attention_out_norm", hidden)
 
 
 def _of_heads(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[Parameter]:
     sizes = {"q": a.heads * a.key_size, "k": a.kv_heads * a.key_size, "v": a.kv_heads * a.value_size}
-    yield from names.matrices(sizes, hidden, bias=a.qkv_bias)
-    if a.qk_norm:
-        for role in ("q", "k"):
-            yield names.vector(f"{role}_norm", a.key_size if a.qk_norm == "head" else sizes[role])
+    yield from names.heads(sizes, hidden, a, bias=a.qkv_bias)
+    for role, heads in (("q", a.heads), ("k", a.kv_heads)) if a.qk_norm else ():
+        shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
+        yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
 
@@ -164,20 +169,27 @@ def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Pa
 class _Names:
     """Parameters of one layer by role, at the names that its family gives them."""
 
-    def __init__(self, family: Family, layer: int, *, norm_bias: bool) -> None:
-        self._family, self._layer, self._norm_bias = family, layer, norm_bias
-        self._names = {**_NAMES, **family.names}
+    def __init__(self, family: Family, layer: int) -> None:
+        self._family, self._layer = family, layer
+        self._names = {**_MODEL_NAMES, **_NAMES, **family.names}
 
     def _path(self, role: str) -> str:
-        return f"model.layers.{self._layer}.{self._names[role]}"
+        return f"{self._names['layers']}.{self._layer}.{self._names[role]}"
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> Parameter:
         return Parameter(role, (size,), (Place(self._path(role) + suffix, (size,)),), self._layer)
 
-    def norm(self, role: str, size: int) -> Iterator[Parameter]:
-        yield self.vector(role, size)
-        if self._norm_bias:
-            yield Parameter(f"{role}_bias", (size,), (Place(f"{self._path(role)}.bias", (size,)),), self._layer)
+    def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[Parameter]:
+        """A norm; one of each head by itself where the family has them so."""
+        path = self._path(role)
+        if "{}" in path:
+            for head in range(shape[0]):
+                place = Place(f"{path.format(head)}.weight", shape[1:])
+                yield Parameter(f"{role}.{head}", shape[1:], (place,), self._layer)
+            return
+        yield Parameter(role, shape, (Place(f"{path}.weight", shape),), self._layer)
+        if bias:
+            yield Parameter(f"{role}_bias", shape, (Place(f"{path}.bias", shape),), self._layer)
 
     def plain(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
         yield from self.matrices({f"{prefix}up": size}, hidden, bias=bias)
@@ -186,6 +198,20 @@ class _Names:
     def gated(self, prefix: str, size: int, hidden: int, *, bias: bool) -> Iterator[Parameter]:
         yield from self.matrices({f"{prefix}gate": size, f"{prefix}up": size}, hidden, bias=bias)
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
+
+    def heads(self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool) -> Iterator[Parameter]:
+        """Matrices of queries, keys and values; where the family has them so, head by head in one."""
+        if not self._family.qkv_by_head:
+            yield from self.matrices(outputs, inputs, bias=bias)
+            return
+        size, whole = spec.key_size, sum(outputs.values())
+        for i, role in enumerate(outputs):
+            part = (slice(i * size, (i + 1) * size),)
+            place = Place(f"{self._path(role)}.weight", (whole, inputs), part, inputs=1, groups=spec.heads)
+            yield Parameter(role, (outputs[role], inputs), (place,), self._layer)
+            if bias:
+                place = Place(f"{self._path(role)}.bias", (whole,), part, groups=spec.heads)
+                yield Parameter(f"{role}_bias", (outputs[role],), (place,), self._layer)
 
     def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[Parameter]:
         """Matrices of the same inputs; where a checkpoint calls several alike, they lie one after the other in one."""

@@ -57,7 +57,9 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
-    whole = {**FAMILIES[family].defaults, **(config.get("text_config") or {}), **config}
+    given = {**(config.get("text_config") or {}), **config}
+    named = {ours: given[theirs] for ours, theirs in FAMILIES[family].aliases.items() if given.get(theirs) is not None}
+    whole = {**FAMILIES[family].defaults, **named, **given}
     config_fields.check(whole, config_fields.CONFIG, source)
     for name in ("rope_parameters", "rope_scaling"):
         _check_rope(whole.get(name) or {}, source)
@@ -107,9 +109,6 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     qkv_bias, output_bias, mlp_bias = (
         config.get(bias, False) if isinstance(bias, str) else bias for bias in family.biases
     )
-    for flag in family.without:
-        if config.get(flag):
-            raise ValueError(f"{flag} is not supported")
     dense = DenseSpec(config["intermediate_size"], _activation(family, config), mlp_bias, family.gated)
     rope, local = _ropes(family, config, head_dim)
     causal = _is_causal(family, config)

@@ -49,6 +49,10 @@ def _exaone4(value: Value) -> dict[str, Any]:
     return {"sliding_window": window, "layer_types": kinds if window else None}
 
 
+def _olmo(value: Value) -> dict[str, Any]:
+    return {"clip_qkv": value("attention.clamp_kqv")}
+
+
 def _deepseek2(value: Value) -> dict[str, Any]:
     groups = value("expert_group_count")
     return {
@@ -114,6 +118,10 @@ FAMILIES: Mapping[str, GgufFamily] = {
     "stablelm": GgufFamily(
         "StableLmForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
     ),
+    "phi2": GgufFamily("PhiForCausalLM", _LAYER_NORM),
+    "gptneox": GgufFamily("GPTNeoXForCausalLM", {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}),
+    "nemotron": GgufFamily("NemotronForCausalLM", {"norm_eps": _LAYER_NORM["layer_norm_eps"]}, shifted_norms=True),
+    "olmo": GgufFamily("OlmoForCausalLM", _LAYER_NORM, others=_olmo, interleaved=True),
     "deepseek2": GgufFamily(
         "DeepseekV2ForCausalLM",
         {"n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -153,8 +161,10 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     if metadata.get(f"{arch}.attention.sliding_window") and config.get("sliding_window") is None:
         raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
     config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     spec = spec_from_config(config, source)
-    layers = tuple(_with_bias(layer, "blk.0.attn_q.bias" in tensors) for layer in spec.layers)
+    bias = not {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}.isdisjoint(tensors)
+    layers = tuple(_with_bias(layer, bias) for layer in spec.layers)
     eos = metadata.get("tokenizer.ggml.eos_token_id")
     return replace(
         spec, layers=layers, norm_offset=0.0 if family.shifted_norms else spec.norm_offset,

@@ -25,8 +25,8 @@ from sglang_lite.runtime.models.layers.linear import (
     stacked_rows,
     stacked_shape,
 )
-from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart, latent_queries_apart
-from sglang_lite.runtime.models.parameters import Parameter, Place, layer_parameters, parameters
+from sglang_lite.runtime.models.layers.rope import RotaryTable, halves_apart, head_halves_apart, latent_queries_apart
+from sglang_lite.runtime.models.parameters import Parameter, Place, head_name, layer_parameters, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
@@ -41,10 +41,14 @@ Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # of a layer, by rol
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of a layer; None for what its spec does not have. A layer norm's [2, size] are factors, then biases.
+    """Weights of a layer; None for what its spec does not have.
 
     Attributes:
         rope: index of its rotary table.
+        input_norm, post_attention_norm, mlp_norm, post_mlp_norm: [hidden_size] of an RMS norm, [2, hidden_size] of a
+            layer norm: factors, then biases.
+        q_norm, k_norm: alike, of a head, of the whole projection, or, with each head's own, [heads, key_size] or
+            [2, heads, key_size].
         qkv: first product of attention: queries, keys and values; of latent attention queries or what they are made
             of, the latent, and the keys' turned part.
     """
@@ -106,30 +110,29 @@ class WeightReader:
         bias = self._vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
             return embedding, self._head(self._take(self._of_model["head"]), bias)
-        if self.source.has("lm_head.weight"):
+        if self.source.has(name := f"{head_name(self.spec)}.weight"):
             # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
-            table = stacked([self.source.take("lm_head.weight", shape)], p.weights, self.device)
+            table = stacked([self.source.take(name, shape)], p.weights, self.device)
             return embedding, self._head(embedding if torch.equal(table, embedding) else table, bias)
         return embedding, self._head(embedding, bias)
 
     def embedding_alone(self) -> torch.Tensor:
         """The table of token embeddings, of a model whose head is not wanted."""
-        for name in ("lm_head.weight", "lm_head.bias"):
-            self.source.leave_out(name)
+        for kind in ("weight", "bias"):
+            self.source.leave_out(f"{head_name(self.spec)}.{kind}")
         return stacked([self._take(self._of_model["embedding"])], self.precision.weights, self.device)
 
     def norm(self) -> torch.Tensor:
         """Weight of the norm before the head, as `Layer` has them."""
-        return self._norm(self._of_model["norm"], self._of_model.get("norm_bias"))
+        return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
     def layer(self, index: int) -> Layer:
         spec = self.spec.layers[index]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         norms = {
-            role: self._norm(p, table.get((f"{role}_bias", None)))
-            for (role, _), p in table.items()
-            if role.endswith("norm")
+            role: self._norm(table.get((role, None)), table.get((f"{role}_bias", None)))
+            for role in (*spec.hidden_norms, *(role for role, _ in table if role.endswith("a_norm")))
         }
         sinks, attention = table.get(("sinks", None)), spec.attention
         layer = Layer(
@@ -137,8 +140,8 @@ class WeightReader:
             rope=self._ropes.index(attention.rope),
             input_norm=norms.get("input_norm"),
             qkv=self._linear(table, _first_roles(attention), order=halves_apart(attention)),
-            q_norm=norms.get("q_norm"),
-            k_norm=norms.get("k_norm"),
+            q_norm=self._head_norm(table, "q_norm", attention),
+            k_norm=self._head_norm(table, "k_norm", attention),
             sinks=None if sinks is None else self._vector(sinks).float().to(self.device),
             latent=self._latent(table, attention, norms) if isinstance(attention, LatentSpec) else None,
             output=self._linear(table, ("o",)),
@@ -186,7 +189,10 @@ class WeightReader:
         if place.name not in self._stacks:
             whole = self.source.take(place.name, place.shape)
             self._stacks[place.name] = whole.decode(0, place.shape[0]) if isinstance(whole, Encoded) else whole
-        part = self._stacks[place.name][place.part]
+        whole = self._stacks[place.name]
+        if place.groups > 1:
+            return whole.view(place.groups, -1, *whole.shape[1:])[:, *place.part].flatten(0, 1)
+        part = whole[place.part]
         return part.t() if place.inputs is not None and place.outputs > place.inputs else part
 
     def _vector(self, parameter: Parameter) -> torch.Tensor:
@@ -194,16 +200,41 @@ class WeightReader:
         assert isinstance(vector, torch.Tensor), "only matrices are encoded"
         return vector
 
-    def _norm(self, parameter: Parameter, bias: Parameter | None = None) -> torch.Tensor:
-        weight = self._vector(parameter).float().add(self.spec.norm_offset)
-        if self.spec.norm == "layer":
-            weight = torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
+    def _numbers(self, parameter: Parameter) -> torch.Tensor:
+        """A vector or small matrix as float32."""
+        taken = self._take(parameter)
+        return taken.decode(0, taken.shape[0]) if isinstance(taken, Encoded) else taken.float()
+
+    def _norm(self, parameter: Parameter | None, bias: Parameter | None = None) -> torch.Tensor:
+        """Weight of a norm; of one without a parameter ones."""
+        if parameter is None:
+            weight = torch.ones(self.spec.hidden_size)
+        else:
+            weight = self._vector(parameter).float().add(self.spec.norm_offset)
+        return self._with_bias(weight, bias).to(self.device, self.precision.compute)
+
+    def _with_bias(self, weight: torch.Tensor, bias: Parameter | None) -> torch.Tensor:
+        if self.spec.norm != "layer":
+            return weight
+        return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
+
+    def _head_norm(self, table: Table, role: str, spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
+        """Weight of the norm of queries or keys, in the order of their numbers."""
+        if isinstance(spec, LatentSpec) or not spec.qk_norm:
+            return None
+        if (role, None) in table:
+            weight = self._numbers(table[role, None])
+        else:
+            weight = torch.stack([self._numbers(p) for (name, _), p in table.items() if name.startswith(f"{role}.")])
+        weight = self._with_bias(weight + self.spec.norm_offset, table.get((f"{role}_bias", None)))
+        if (order := head_halves_apart(spec)) is not None:
+            weight = weight[..., order]
         return weight.to(self.device, self.precision.compute)
 
     def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
         """Matrices that are stacked along their outputs; as one where the checkpoint has them so."""
         places = [self._place(p) for p in parameters]
-        if len({place.name for place in places}) == 1 and len(places[0].shape) == 2:
+        if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:
             return [self.source.take(places[0].name, places[0].shape)]
         return [self._take(p) for p in parameters]
 

@@ -43,7 +43,10 @@ class AttentionSpec:
         scale: factor of the scores.
         window: most positions that a token sees, itself included, in each direction that it looks; None for all.
         softcap: scores become softcap * tanh(scores / softcap).
-        qk_norm: queries and keys are normalised: each "head", or the "whole" projection.
+        qk_norm: queries and keys are normalised by norms of the model's kind: each head by one that all heads have in
+            common ("head") or by its own ("heads"), or the "whole" projection.
+        qk_norm_bias: those add one.
+        clip: bound of queries, keys and values, to either side.
         sinks: each head has a score more, whose weight goes nowhere.
         causal: a token sees what is before it, and nothing that is after it.
     """
@@ -56,7 +59,9 @@ class AttentionSpec:
     rope: RopeSpec
     window: int | None = None
     softcap: float | None = None
-    qk_norm: Literal["", "head", "whole"] = ""
+    qk_norm: Literal["", "head", "heads", "whole"] = ""
+    qk_norm_bias: bool = False
+    clip: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False
@@ -234,14 +239,22 @@ class LayerSpec:
     Attributes:
         norms: what is normalised: what comes in ("before"), what goes out ("after"), or both.
         residual_scale: factor of what is added.
-        parallel: the feed-forward takes what attention takes, normalised once, and both are added together.
+        parallel: the feed-forward takes what attention takes, and both are added together: both by "one norm" or each
+            by its own, "two norms".
     """
 
     attention: AttentionSpec | LatentSpec
     feed_forward: FeedForwardSpec
     norms: Literal["before", "after", "both"] = "before"
     residual_scale: float = 1.0
-    parallel: bool = False
+    parallel: Literal["", "one norm", "two norms"] = ""
+
+    @property
+    def hidden_norms(self) -> tuple[str, ...]:
+        """Norms of hidden states that it has, by the roles of `parameters.py`."""
+        before = ("input_norm",) if self.parallel == "one norm" else ("input_norm", "mlp_norm")
+        after = ("attention_out_norm", "mlp_out_norm")
+        return {"before": before, "after": after, "both": before + after}[self.norms]
 
     def numbers(self, hidden: int) -> int:
         """Numbers of its matrices."""
@@ -257,7 +270,7 @@ class ModelSpec:
         max_positions: longest sequence.
         rms_eps: of all norms of hidden states, whatever their kind.
         norm: kind of those: "rms", or "layer", which takes the mean off first (arXiv:1607.06450).
-        norm_bias: they add one.
+        norm_weight, norm_bias: they multiply by one, and add one.
         norm_offset: 1.0 where they multiply by (1 + weight).
         head_bias: of the product that gives logits.
         embedding_scale, logit_scale: factors of embeddings and logits.
@@ -273,6 +286,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     tied_embeddings: bool = False
     norm: Literal["rms", "layer"] = "rms"
+    norm_weight: bool = True
     norm_bias: bool = False
     norm_offset: float = 0.0
     head_bias: bool = False
@@ -291,12 +305,6 @@ class ModelSpec:
     def causal(self) -> bool:
         """True where no token sees what is after it: the model can generate."""
         return all(layer.attention.causal for layer in self.layers)
-
-    @property
-    def has_kernels(self) -> bool:
-        """True where all its layers are of kinds that kernels compute on a GPU."""
-        plain = (isinstance(each.feed_forward, DenseSpec) and not each.feed_forward.gated for each in self.layers)
-        return self.norm == "rms" and not any(plain) and not any(layer.parallel for layer in self.layers)
 
     @property
     def latent(self) -> bool:

@@ -52,14 +52,14 @@ _DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff
              r"\s+$", _EAST_ASIAN, r"\p{N}+")  # fmt: skip
 _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "default": ((_GPT2,), False),
-    "gpt-2": ((_GPT2,), False),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), ((_GPT2,), False)),
     "smollm": ((r"\p{N}", _GPT2), False),
     "starcoder": ((r"\p{N}", _GPT2), False),
     "refact": ((r"\p{N}", _GPT2), False),
     "codeshell": ((r"\p{N}", _GPT2), False),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), ((_LLAMA3,), True)),
     **dict.fromkeys(("dbrx", "smaug-bpe"), ((_LLAMA3,), False)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), ((_QWEN2,), False)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), ((_QWEN2,), False)),
     "qwen35": ((_QWEN35,), False),
     "tekken": ((_TEKKEN,), True),
     **dict.fromkeys(("gpt-4o", "llama4"), ((_GPT4O,), False)),

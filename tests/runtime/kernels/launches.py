@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_lite.runtime.kernels.activation import gated, gated_fp8
+from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.card import Card
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill
 from sglang_lite.runtime.kernels.latent_store import latent_store
-from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -172,9 +172,25 @@ def products_fp8(dtype: torch.dtype) -> None:
     weight, x = empty(28_672, 4096, dtype=FLOAT8), empty(8, 4096, dtype=dtype)
     linear_one(x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu")
     quantise_rows(x)
-    rms_norm_fp8(x, empty(4096, dtype=dtype), 1e-5)
-    add_rms_norm_fp8(x, x, empty(4096, dtype=dtype), 1e-5, None)
+    norm_fp8(x, empty(4096, dtype=dtype), 1e-5)
+    add_norm_fp8(x, x, empty(4096, dtype=dtype), 1e-5, None)
     gated_fp8(empty(8, 28_672, dtype=dtype), "silu", None)
+
+
+def layer_norms(dtype: torch.dtype) -> None:
+    """Launches of models that have layer norms, and feed-forwards without a gate."""
+    x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
+    norm(x, weight, 1e-5)
+    add_norm(x, x, weight, 1e-5)
+    ungated(empty(8, 16_384, dtype=dtype), "relu2")
+
+
+def layer_norms_fp8(dtype: torch.dtype) -> None:
+    """`layer_norms` around products of 8-bit weights."""
+    x, weight = empty(8, 4096, dtype=dtype), empty(2, 4096, dtype=dtype)
+    norm_fp8(x, weight, 1e-5)
+    add_norm_fp8(x, x, weight, 1e-5, Scales(empty(8), empty(4096)))
+    ungated_fp8(empty(8, 16_384, dtype=dtype), "relu2", Scales(empty(8), empty(16_384)))
 
 
 def experts(dtype: torch.dtype, weights: torch.dtype | None = None) -> None:
@@ -195,7 +211,7 @@ def around(dtype: torch.dtype) -> None:
     """Launches around products and attention."""
     plan = Attention(128, dtype, dtype).plan(8, 8)
     x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
-    add_rms_norm(x, x, empty(4096, dtype=dtype), 1e-5)
+    add_norm(x, x, empty(4096, dtype=dtype), 1e-5)
     gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
@@ -223,6 +239,8 @@ def latents(dtype: torch.dtype) -> None:
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "products": products,
     "products fp8": products_fp8,
+    "layer norms": layer_norms,
+    "layer norms fp8": layer_norms_fp8,
     "experts": experts,
     "experts fp8": lambda dtype: experts(dtype, FLOAT8),
     "around": around,

@@ -22,7 +22,7 @@ from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
-from sglang_lite.runtime.kernels.norm import add_rms_norm, add_rms_norm_fp8, rms_norm, rms_norm_fp8
+from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import prefix_attention
@@ -279,9 +279,9 @@ def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
 def test_norms(size, dtype):
     x, residual, weight = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype), normal(size, dtype=dtype)
     twin = torch.nn.functional.rms_norm
-    close(rms_norm(x, weight, 1e-5), twin(x, (size,), weight, 1e-5), dtype)
+    close(norm(x, weight, 1e-5), twin(x, (size,), weight, 1e-5), dtype)
     total = x + residual
-    close(add_rms_norm(x, residual, weight, 1e-5), twin(total, (size,), weight, 1e-5), dtype)
+    close(add_norm(x, residual, weight, 1e-5), twin(total, (size,), weight, 1e-5), dtype)
     close(residual, total, dtype)  # the interpreter cuts off where it should round
 
 
@@ -343,16 +343,16 @@ def test_scales_of_a_product_are_applied_by_its_reader():
 
     weight, residual = normal(64), normal(3, 64)
     y, scales, product = scaled(64)
-    close(rms_norm(y, weight, 1e-5, scales), rms_norm(product, weight, 1e-5))
+    close(norm(y, weight, 1e-5, scales), norm(product, weight, 1e-5))
     total = residual.clone()
-    close(add_rms_norm(y, residual, weight, 1e-5, scales), add_rms_norm(product, total, weight, 1e-5))
+    close(add_norm(y, residual, weight, 1e-5, scales), add_norm(product, total, weight, 1e-5))
     close(residual, total)
     y, scales, product = scaled(2 * 40)
     close(gated(y, "silu", scales), gated(product, "silu"))
     total = residual.clone()
     for eight, plain in (
-        (rms_norm_fp8(y := normal(3, 64), weight, 1e-5), rms_norm(y, weight, 1e-5)),
-        (add_rms_norm_fp8(y, residual, weight, 1e-5, None), add_rms_norm(y, total, weight, 1e-5)),
+        (norm_fp8(y := normal(3, 64), weight, 1e-5), norm(y, weight, 1e-5)),
+        (add_norm_fp8(y, residual, weight, 1e-5, None), add_norm(y, total, weight, 1e-5)),
         (gated_fp8(y, "silu", None), gated(y, "silu")),
     ):
         assert eight.rows == 3

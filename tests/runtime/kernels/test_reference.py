@@ -89,17 +89,21 @@ def numbers(*values):
 # Each case runs a kernel, or its twin, on the same random numbers, and gives what it returned or wrote.
 
 
+NORMS = (40,), (2, 40)  # weights: of an RMS norm, of a layer norm
+
+
 def norm(run):
-    return run(normal(3, 40), normal(40), 1e-5), run(normal(3, 40), normal(40), 1e-5, scales(3, 40))
+    return [run(normal(3, 40) + 1, normal(*w), 1e-5, by) for w in NORMS for by in (None, scales(3, 40))]
 
 
 def norm_fp8(run):
-    return run(normal(3, 40), normal(40), 1e-5)
+    return [run(normal(3, 40) + 1, normal(*weight), 1e-5) for weight in NORMS]
 
 
 def add_norm(run):
     return [
-        (run(normal(3, 40), residual, normal(40), 1e-5, factors), residual)
+        (run(normal(3, 40) + 1, residual, normal(*weight), 1e-5, factors), residual)
+        for weight in NORMS
         for factors in (None, scales(3, 40))
         for residual in (normal(3, 40),)
     ]
@@ -107,6 +111,11 @@ def add_norm(run):
 
 def gated(run):
     return [run(normal(3, 2 * 40), kind, by) for kind in ("silu", "gelu", "gelu_tanh") for by in (None, scales(3, 80))]
+
+
+def ungated(run):
+    kinds = ("silu", "gelu", "gelu_tanh", "relu2")
+    return [run(normal(3, 40), kind, by) for kind in kinds for by in (None, scales(3, 40))]
 
 
 def quantised(run):
@@ -457,8 +466,9 @@ def summed(run):
 
 
 CASES = {
-    "rms_norm": norm, "rms_norm_fp8": norm_fp8, "add_rms_norm": add_norm, "add_rms_norm_fp8": add_norm,
-    "gated": gated, "gated_fp8": gated, "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
+    "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm,
+    "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
+    "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,

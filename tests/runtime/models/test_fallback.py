@@ -1,10 +1,12 @@
 """Models that transformers' own code runs over our pages, against transformers by itself."""
 
+import json
 import re
 
 import pytest
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
@@ -142,3 +144,40 @@ def test_a_model_that_keeps_another_state_is_refused_by_name(tmp_path):
     folder = save(transformers.MambaForCausalLM(config), tmp_path)
     with pytest.raises(sgl.ModelError, match="MambaForCausalLM can't be run through transformers"):
         sgl.Engine(folder, in_process=True, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("mamba", "MambaForCausalLM keeps the state of state space layers (`state_size`)"),
+        ("mamba2", "Mamba2ForCausalLM keeps the state of state space layers"),
+        ("falcon_mamba", "FalconMambaForCausalLM keeps the state of state space layers"),
+        ("recurrent_gemma", "RecurrentGemmaForCausalLM keeps the state of recurrent layers (`lru_width`)"),
+        ("rwkv", "RwkvForCausalLM keeps the state of RWKV's layers"),
+        ("xlstm", "xLSTMForCausalLM keeps the state of xLSTM's layers"),
+    ],
+)
+def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, kind, message):
+    config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": [message.partition(" ")[0]]}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    with pytest.raises(sgl.ModelError, match=re.escape(message)):
+        sgl.Engine(tmp_path, in_process=True, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}},
+        {"auto_map": {"AutoModelForCausalLM": "other/repository--own.OwnModel"}, "model_type": "vit"},
+    ],
+)
+def test_code_of_a_folder_is_refused_in_our_words(tmp_path, changes):
+    """Neither run, nor by advice to set what there is not."""
+    config = {"architectures": ["OwnModel"], "vocab_size": 96, "max_position_embeddings": 64, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(sgl.ModelError, match=r"brings along \(.*own.OwnModel\); such code is never run") as told:
+            sgl.Engine(tmp_path, in_process=True, skip_tokenizer_init=True, load_format=load_format)
+        assert "trust_remote_code" not in str(told.value)
+    assert not (tmp_path / "ran").exists()

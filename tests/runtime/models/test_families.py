@@ -25,6 +25,7 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     GlmForCausalLM,
+    GPTNeoXForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
     GraniteMoeForCausalLM,
@@ -37,6 +38,7 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     Phi3ForCausalLM,
     PhiForCausalLM,
     PreTrainedModel,
@@ -52,10 +54,6 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, SamplingParams
-from sglang_lite.runtime.checkpoint import read_spec
-from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
@@ -130,6 +128,7 @@ FAMILIES: dict[str, Any] = {
     "qwen2-moe": (Qwen2MoeForCausalLM, EXPERTS | dict(shared_expert_intermediate_size=40, mlp_only_layers=[1])),
     "qwen3-moe": (Qwen3MoeForCausalLM, EXPERTS | dict(head_dim=12, norm_topk_prob=True, decoder_sparse_step=2)),
     "olmoe": (OlmoeForCausalLM, EXPERTS),
+    "olmoe-clipped": (OlmoeForCausalLM, EXPERTS | dict(clip_qkv=0.7)),
     "granite-moe": (GraniteMoeForCausalLM, GRANITE | dict(num_local_experts=8, num_experts_per_tok=3)),
     "gpt-oss": (GptOssForCausalLM, dict(num_local_experts=8, head_dim=8, sliding_window=9, swiglu_limit=1.0,
                                         rope_parameters=YARN | dict(truncate=False))),
@@ -147,16 +146,41 @@ FAMILIES: dict[str, Any] = {
     "starcoder2": (Starcoder2ForCausalLM, {}),
     "starcoder2-window": (Starcoder2ForCausalLM, dict(sliding_window=9, use_bias=False, tie_word_embeddings=False)),
     "phi": (PhiForCausalLM, dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "phi-norms": (PhiForCausalLM, dict(qk_layernorm=True)),
     "stablelm": (StableLmForCausalLM, dict(use_qkv_bias=True)),
+    "stablelm-norms": (StableLmForCausalLM, dict(qk_layernorm=True, num_key_value_heads=1)),
     "stablelm-parallel": (StableLmForCausalLM, dict(use_parallel_residual=True)),
     "cohere": (CohereForCausalLM, dict(logit_scale=0.3)),
+    "cohere-norms": (CohereForCausalLM, dict(logit_scale=0.3, use_qk_norm=True)),
     "cohere2": (Cohere2ForCausalLM, dict(sliding_window=9, layer_types=WINDOWS, logit_scale=0.3)),
     "nemotron": (NemotronForCausalLM, dict(mlp_bias=True)),
+    "gpt-neox": (GPTNeoXForCausalLM, dict(num_key_value_heads=4, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "gpt-neox-sequential": (GPTNeoXForCausalLM, dict(
+        num_key_value_heads=4, use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True)),
+    "olmo": (OlmoForCausalLM, dict(clip_qkv=1.5)),
 }  # fmt: skip
 
 
 # Of the later families, those that reach kernels in a way that no other does.
-OTHER_KERNELS = ("olmo3", "granite", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3", "youtu")
+OTHER_KERNELS = (
+    "olmo3",
+    "granite",
+    "qwen2-moe",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "youtu",
+    "starcoder2",
+    "phi",
+    "phi-norms",
+    "stablelm-norms",
+    "cohere-norms",
+    "cohere2",
+    "nemotron",
+    "gpt-neox",
+    "olmo",
+    "olmoe-clipped",
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -292,28 +316,3 @@ def test_the_text_part_of_a_vision_language_model(tmp_path, caplog):
     with engine(save(reference, tmp_path)) as running:
         assert differences(reference, ids, ask(running, ids).result(timeout=30)).max() <= 1e-4
     assert "tensors that see images are left out" in caplog.text
-
-
-def test_what_our_code_or_kernels_lack_is_left_to_transformers_code(tmp_path, monkeypatch):
-    small = SHAPE | dict(num_hidden_layers=1)
-    folder = save(randomise(StableLmForCausalLM(StableLmForCausalLM.config_class(**small))), tmp_path / "stablelm")
-    spec = read_spec(folder)
-    assert not spec.has_kernels
-    config = EngineConfig.make(model=str(folder), quantization="fp8")
-    monkeypatch.setattr("sglang_lite.runtime.load.pick_device", lambda config: torch.device("cuda", 0))
-    with pytest.raises(sgl.ParameterError, match="StableLmForCausalLM runs by transformers' code"):
-        load_model(config, folder)
-    changed = StableLmForCausalLM.config_class(**small, qk_layernorm=True)
-    folder = save(randomise(StableLmForCausalLM(changed)), tmp_path / "normalised")
-    assert isinstance(read_spec(folder), FallbackSpec)
-    with pytest.raises(sgl.ModelError, match="qk_layernorm is not supported"):
-        read_spec(folder, "native")
-
-
-@needs_kernels
-def test_a_gpus_decoder_refuses_layer_norms_by_name():
-    spec = spec_from_config(
-        {**PhiForCausalLM.config_class(**SHAPE).to_dict(), "architectures": ["PhiForCausalLM"]}, "test"
-    )
-    with pytest.raises(sgl.ModelError, match="layer norms, and feed-forwards without a gate, don't run on a GPU"):
-        GpuDecoder(spec)

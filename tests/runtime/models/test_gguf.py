@@ -73,6 +73,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "command-r": ("Cohere", {"logit_scale": 0.3}, {"logit_scale": 0.3, **LAYER_NORM}),
     "cohere2": ("Cohere2", {"logit_scale": 0.3, "sliding_window": 5},
                 {"logit_scale": 0.3, "attention.sliding_window": 5, "rope.dimension_count": 8, **LAYER_NORM}),
+    "command-r plus": ("Cohere", {"logit_scale": 0.3, "use_qk_norm": True}, {"logit_scale": 0.3, **LAYER_NORM}),
+    "phi2": ("Phi", {}, {**LAYER_NORM, "rope.dimension_count": 4}),
+    "gptneox": ("GPTNeoX", {"num_key_value_heads": 4},
+                {**LAYER_NORM, **HALF_TURNED, "attention.head_count_kv": None, "use_parallel_residual": True}),
+    "nemotron": ("Nemotron", {}, {**LAYER_NORM, "rope.dimension_count": 4}),
+    "olmo": ("Olmo", {"clip_qkv": 1.5}, {**LAYER_NORM, "attention.clamp_kqv": 1.5}),
     "starcoder2": ("Starcoder2", {}, LAYER_NORM),
     "stablelm": ("StableLm", {"use_qkv_bias": True}, {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": False}),
     "stablelm parallel": ("StableLm", {"use_parallel_residual": True},
@@ -87,7 +93,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                        {**LATENT_KEYS, "attention.q_lora_rank": None, "expert_group_count": 1,
                         "expert_group_used_count": 1, "expert_weights_scale": 1.0}),
 }  # fmt: skip
-PERMUTED = ("llama", "smollm3", "granite")
+PERMUTED = ("llama", "smollm3", "granite", "olmo")
 
 
 def pairs_side_by_side(rows, heads):
@@ -139,8 +145,10 @@ def write(path, family, model, **changes):
 
 def converted(name, tensor, arch, config):
     """A tensor as the converter writes it, by the name that it looks up."""
-    if name.endswith("norm.weight") and arch.startswith("gemma"):
+    if name.endswith("norm.weight") and arch.startswith(("gemma", "nemotron")):
         tensor = tensor + 1
+    if ".query_key_value." in name:
+        tensor = tensor.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     if arch in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         tensor = pairs_side_by_side(tensor, heads)

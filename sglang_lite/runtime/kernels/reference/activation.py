@@ -17,15 +17,25 @@ def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> 
     return quantise_rows(_gated(gate_up, activation, scales))
 
 
+def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
+    return activated(scaled(up, scales), activation).to(up.dtype)
+
+
+def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
+    return quantise_rows(activated(scaled(up, scales), activation))
+
+
 def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> torch.Tensor:
     gate, up = scaled(gate_up, scales).chunk(2, -1)
     return activated(gate, activation).to(gate_up.dtype).float() * up
 
 
 def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """The activation "silu", "gelu" or "gelu_tanh" of x."""
+    """The activation "silu", "gelu", "gelu_tanh" or "relu2" of x."""
     if kind == "silu":
         return F.silu(x)
+    if kind == "relu2":
+        return F.relu(x).square()
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 

@@ -9,22 +9,22 @@ from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows, scaled
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
     return _normalised(scaled(x, scales), weight, eps).to(x.dtype)
 
 
-def add_rms_norm(
+def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
     residual.copy_(scaled(x, scales) + residual.float())
     return _normalised(residual.float(), weight, eps).to(x.dtype)
 
 
-def rms_norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
+def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     return quantise_rows(_normalised(x.float(), weight, eps))
 
 
-def add_rms_norm_fp8(
+def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
     residual.copy_(scaled(x, scales) + residual.float())
@@ -32,4 +32,7 @@ def add_rms_norm_fp8(
 
 
 def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, weight.shape, weight.float(), eps)
+    weight = weight.float()
+    if weight.dim() == 2:
+        return F.layer_norm(x, x.shape[-1:], weight[0], weight[1], eps)
+    return F.rms_norm(x, weight.shape, weight, eps)

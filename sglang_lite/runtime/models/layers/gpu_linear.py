@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
-from sglang_lite.runtime.kernels.activation import gated, gated_fp8
+from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
@@ -64,6 +64,11 @@ class GpuLinear:
             return tiled.linear_tiled(x, self.weight, self.bias, activation)
         y, scales = self.unscaled(x)
         return (gated_fp8 if eight else gated)(y, activation, scales)
+
+    def ungated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
+        """act(up). Takes the arguments of `gated`, and "relu2"."""
+        y, scales = self.unscaled(x)
+        return (ungated_fp8 if eight else ungated)(y, activation, scales)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""

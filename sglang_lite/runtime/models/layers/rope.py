@@ -70,9 +70,18 @@ def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
         made = latent_queries_apart(spec) if spec.query_rank is None else torch.arange(spec.query_rank)
         assert made is not None
         return torch.cat((made, torch.arange(spec.rank) + len(made), _halves(spec.rope_size) + len(made) + spec.rank))
-    turned, heads = spec.rope.rotary_dim or spec.key_size, spec.heads + spec.kv_heads
-    queries_keys = _of_heads(heads, spec.key_size, torch.cat((_halves(turned), torch.arange(turned, spec.key_size))))
+    head = head_halves_apart(spec)
+    assert head is not None
+    queries_keys = _of_heads(spec.heads + spec.kv_heads, spec.key_size, head)
     return torch.cat((queries_keys, torch.arange(spec.kv_heads * spec.value_size) + len(queries_keys)))
+
+
+def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
+    """`halves_apart` of the numbers of one query or key."""
+    if not spec.rope.interleaved:
+        return None
+    turned = spec.rope.rotary_dim or spec.key_size
+    return torch.cat((_halves(turned), torch.arange(turned, spec.key_size)))
 
 
 def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:

@@ -23,7 +23,8 @@ class GgufSource(WeightSource):
     """The tensors of a GGUF file by Hugging Face name.
 
     llama.cpp stores the rows of q and k of `llama` models for interleaved rotary pairs; they are put back into the
-    halves-apart order that the decoder uses.
+    halves-apart order that the decoder uses. Of queries, keys and values that a family has head by head in one matrix,
+    it stores all queries first; they are put back, too.
 
     Args:
         file: the opened file.
@@ -35,23 +36,24 @@ class GgufSource(WeightSource):
 
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
         self._tensors = named_tensors(file, spec)
-        self._heads: dict[str, int] = {}
-        if FAMILIES[file.metadata["general.architecture"]].interleaved:
-            for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
-                assert parameter.layer is not None
-                attention = spec.layers[parameter.layer].attention
-                heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
-                self._heads[parameter.places[0].name] = heads
+        self._by_head: dict[str, _ByHead] = {}
+        interleaved = FAMILIES[file.metadata["general.architecture"]].interleaved
+        for parameter in (p for p in parameters(spec) if p.role in ("q", "k", "q_bias", "k_bias")):
+            assert parameter.layer is not None
+            attention, place = spec.layers[parameter.layer].attention, parameter.places[0]
+            heads = attention.heads if parameter.role.startswith("q") else attention.kv_heads
+            if place.groups > 1:
+                self._by_head[place.name] = _ByHead(place.groups, 3, outer=False)
+            elif interleaved:
+                self._by_head[place.name] = _ByHead(heads, 2, outer=True)
         super().__init__(str(file.path), dict.fromkeys(self._tensors, file.path))
 
     def _read(self, name: str, file: Path) -> Weight:
         tensor = self._tensors[name]
         if isinstance(tensor, LatentHeads):
             return tensor.matrix()
-        heads = self._heads.get(name)
-        rows = tensor.shape[0]
-        # take() refuses a shape that the heads don't divide.
-        order = _halves_apart(rows, heads) if heads and rows % (2 * heads) == 0 else slice(None)
+        by_head = self._by_head.get(name)
+        order = slice(None) if by_head is None else by_head.order(tensor.shape[0])
         data = tensor.data()
         if len(tensor.shape) == 1:
             return _Rows(data, tensor).decode(0, 1)[0][order]
@@ -173,9 +175,26 @@ class _Rows(Encoded):
         return torch.from_numpy(dequantize(data, GGMLQuantizationType[self._kind]))
 
 
-def _halves_apart(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The order that brings rows [heads, half, 2] to [heads, 2, half]."""
-    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+@dataclass(frozen=True, slots=True)
+class _ByHead:
+    """Way in which a file has the rows of heads in another order.
+
+    Attributes:
+        parts: of a head, which lie apart in the model: halves, or query, key and value.
+        outer: the file has [heads, rows of a part, parts]; else [parts, heads, rows of a part].
+    """
+
+    heads: int
+    parts: int
+    outer: bool
+
+    def order(self, rows: int) -> np.ndarray[Any, np.dtype[np.intp]] | slice:
+        """Order that brings rows to [heads, parts, rows of a part]."""
+        if rows % (self.parts * self.heads):  # take() refuses the shape
+            return slice(None)
+        if self.outer:
+            return np.arange(rows).reshape(self.heads, -1, self.parts).swapaxes(1, 2).reshape(-1)
+        return np.arange(rows).reshape(self.parts, self.heads, -1).swapaxes(0, 1).reshape(-1)
 
 
 def _blocks4(data: np.ndarray[Any, np.dtype[np.uint8]], *, with_minimum: bool) -> Blocks4:

@@ -16,8 +16,11 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 
 logger = logging.getLogger("sglang_lite")
 
-# A model computes these for itself: frequencies, positions, and scales of activations.
-_IGNORABLE = ("rotary_emb.inv_freq", "embeddings.position_ids", ".input_scale", ".q_scale", ".prob_scale")
+# A model computes these for itself: frequencies, positions, masks, and scales of activations.
+_IGNORABLE = (
+    "rotary_emb.inv_freq", "embeddings.position_ids", ".attention.bias", ".attention.masked_bias", ".input_scale",
+    ".q_scale", ".prob_scale",
+)  # fmt: skip
 # What keys and values are divided by before they are stored in 8 bits; without a meaning where they are not. As
 # compressed-tensors, Quark and Model Optimizer name them, and vLLM reads them.
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")

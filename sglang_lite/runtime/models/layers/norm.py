@@ -1,0 +1,23 @@
+"""Norms as torch operations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+
+def normalised(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]) -> torch.Tensor:
+    """Rows x [..., size], normalised.
+
+    Args:
+        weight: as `Layer` has it.
+        kind: as `ModelSpec.norm`.
+    """
+    size = (x.shape[-1],)
+    if kind == "rms":
+        return F.rms_norm(x, size, weight, eps)
+    if weight.dim() == 2:
+        return F.layer_norm(x, size, weight[0], weight[1], eps)
+    return (F.layer_norm(x.float(), size, eps=eps) * weight[0] + weight[1]).to(x.dtype)  # each head has its own
