@@ -1,13 +1,18 @@
 """The picture of a measurement: bars are as long as the limit's share, and whoever has no figure has no bar."""
 
+import json
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from sglang_lite.bench.peers import Figures
-from sglang_lite.bench.picture import main
+from sglang_lite.bench.picture import main, picture
 from sglang_lite.bench.records import Machine, Report, Row, Runs
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PICTURES = sorted((BENCHMARKS / "pictures").glob("*.json"))
 MACHINE = Machine("H200 <1>", "2.11", "qwen3-0.6b", "bfloat16", 4e12, 8e14, 2.0, 9.0, 0, 100_000)
 
 
@@ -41,3 +46,18 @@ def test_without_a_limit_the_fastest_is_all(tmp_path):
     assert bars[1][1] == 2 * bars[0][1]
     assert {"100%, 1 s", "50%, 2 s"} <= set(texts)
     assert any("share of the fastest" in text for text in texts)
+
+
+@pytest.mark.parametrize("file", PICTURES, ids=lambda file: file.stem)
+def test_a_picture_of_the_results_has_the_figures_of_their_table(file):
+    report = json.loads(file.read_text())
+    assert picture(report) == file.with_suffix(".svg").read_text()
+    table = (BENCHMARKS / "RESULTS.md").read_text().partition("| workload | | ours | vLLM |")[2].partition("\n\n")[0]
+    told = {float(number.replace(",", "")) for number in re.findall(r"\d[\d.,]*\d", table)}
+    for row in report["rows"]:
+        name, requests = row["workload"], row["requests"]
+        assert requests["median"] == pytest.approx(sum(requests["seconds"]) / len(requests["seconds"]), abs=1e-4)
+        theirs = (peer["seconds"].get(name) for peer in report["peers"].values())
+        for seconds in (row["ideal"], *requests["seconds"], *(figure for figure in theirs if figure is not None)):
+            figure = {"w1": row["tokens"] / seconds, "decode1": seconds / row["tokens"] * 1e3}.get(name, seconds)
+            assert any(figure == pytest.approx(number, rel=1e-3) for number in told), (name, figure)
