@@ -15,6 +15,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.load import LoadedModel, precision
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.kv_scales import kv_scales
+from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -110,7 +111,8 @@ def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> L
     """
     if model_impl == "transformers":
         return _by_transformers(name)
-    spec, device, kind, compiles = SHAPES[name], torch.device("cpu"), Decoder, None
+    spec = spec_from_config(hf_config(name), name)  # as an engine of its folder reads it, whose kernels are known
+    device, kind, compiles = torch.device("cpu"), Decoder, None
     kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
         from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton

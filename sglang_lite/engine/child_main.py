@@ -5,14 +5,14 @@ from __future__ import annotations
 from sglang_lite.runtime.compile_process import start_early
 
 
-def main(descriptor: int, device: str, compile_processes: int | None) -> None:
+def main(descriptor: int, model: str, device: str, compile_processes: int | None) -> None:
     """Runs the engine's process.
 
     Args:
         descriptor: of its end of the socket.
-        device, compile_processes: as the engine's config has them.
+        model, device, compile_processes: as the engine's config has them.
     """
-    compiler = start_early(device, compile_processes)
+    compiler = start_early(model, device, compile_processes)
     from sglang_lite.engine.serve import serve
 
     serve(descriptor, compiler)

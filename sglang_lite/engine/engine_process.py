@@ -34,8 +34,9 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, path: Path) -> None:
         start = frame([Start(0, asdict(config), os.fspath(path), os.getpid())])
         self.child = ChildProcess(
-            "sglang_lite.engine.child_main", "the engine's process", config.device, config.compile_processes
-        )
+            "sglang_lite.engine.child_main", "the engine's process",
+            config.model, config.device, config.compile_processes,
+        )  # fmt: skip
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None

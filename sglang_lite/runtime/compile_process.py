@@ -4,6 +4,7 @@ empty, it is started before torch is imported, and both import that at a time.""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ logger = logging.getLogger("sglang_lite")
 
 MARKS = "sglang_lite"  # folder in the cache that says of which runners it has all kernels
 _MODULE = "sglang_lite.runtime.executor.compile_ahead"
-_DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER = Path("/proc/driver/nvidia/version")
 _PATIENCE_S = 60.0  # between two kernels
 
 
@@ -96,20 +97,24 @@ class CompileProcess:
         self._process.wait()
 
 
-def start_early(device: str, processes: int | None) -> CompileProcess | None:
-    """A process, where it is sure to have work: there is a GPU, and the cache has no model's kernels yet.
+def start_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
+    """A process, where it is likely to have work: there is a GPU, and the cache has none of the model's kernels.
 
     Args:
-        device, processes: as a config has them.
+        model, device, processes: as a config has them.
     """
-    if device == "cpu" or processes == 0 or not _DRIVER.exists() or any(_cache().glob(f"{MARKS}/*")):
+    if device == "cpu" or processes == 0 or not DRIVER.exists() or mark_of(model).exists():
         return None
     with contextlib.suppress(OSError):  # it is tried again, and said, when the model is known
         return CompileProcess()
     return None
 
 
-def _cache() -> Path:
-    """Triton's folder of kernels, by its rules: importing it would take the time that is to be gained."""
+def mark_of(model: str) -> Path:
+    """The file that says that kernels of a model are in the cache, before more is known of it than its name.
+
+    Triton's folder, by its rules: importing it would take the time that is to be gained.
+    """
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
-    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
+    return cache / MARKS / hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import onednn, startup_messages
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
-from sglang_lite.runtime.compile_process import CompileProcess
+from sglang_lite.runtime.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.encoding.spec import is_encoder
@@ -94,6 +95,7 @@ def load_model(
     """
     checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
     device = pick_device(config)
+    _say_unused(config, device)
     spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     if isinstance(spec, FallbackSpec):
         return _load_fallback(config, checkpoint, spec)
@@ -242,7 +244,7 @@ def pick_device(config: EngineConfig) -> torch.device:
 def _no_gpu(name: str) -> str | None:
     """The reason why a GPU can't be used."""
     if not torch.cuda.is_available():
-        return "torch sees no CUDA device."
+        return _why_none()
     index = int(name.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
         return f"there are {torch.cuda.device_count()} CUDA devices."
@@ -252,6 +254,23 @@ def _no_gpu(name: str) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is missing."
     return None
+
+
+def _say_unused(config: EngineConfig, device: torch.device) -> None:
+    """Says why a GPU is not used that has a driver and that nobody hides."""
+    there = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
+    if device.type == "cpu" and config.device == "auto" and there:
+        logger.warning("the model runs on the CPU, as the GPU can't be used: %s", _no_gpu("cuda"))
+
+
+def _why_none() -> str:
+    """The reason why torch sees no GPU: with a driver, what torch says of it, such as that it is too old."""
+    if DRIVER.exists():
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        except (RuntimeError, AssertionError) as error:
+            return f"torch says: {str(error).partition(chr(10))[0]}"
+    return "torch sees no CUDA device."
 
 
 def _computes_in_eight_bits(device: torch.device) -> bool:

@@ -19,7 +19,7 @@ START = frame([Start(0, asdict(EngineConfig()), "/nowhere", os.getpid())])
 
 @pytest.fixture
 def process():
-    child = ChildProcess("sglang_lite.engine.child_main", "the process", "cpu", None)
+    child = ChildProcess("sglang_lite.engine.child_main", "the process", "model", "cpu", None)
     yield child
     child.connection.close()
     child.kill()

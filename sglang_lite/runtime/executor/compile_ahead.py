@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.cache import triton_key
 
 from sglang_lite.runtime import kernels
-from sglang_lite.runtime.compile_process import MARKS, CompileProcess
+from sglang_lite.runtime.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
@@ -45,7 +45,8 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 logger = logging.getLogger("sglang_lite")
 
 _MOST_FORKS = 16
-_LONGEST = ("prefill_kernel", "_decode", "_prefix", "_prefill", "_pick", "_scan")  # 3.5 to 1 s; all others take less
+# 4 to 1 s; all others take less.
+_LONGEST = ("prefill_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
 # What tensors without memory, and kernels of newer cards, import: done while the engine's process finds its card.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefill_attention_hopper",)
 
@@ -122,15 +123,17 @@ class Compiling:
     Args:
         runner: whose kernels.
         card: that it will run on.
+        model: its name, as a config has it.
         processes: forks at a time; None for one a core, at most 16; 0 for no process.
         early: that was started before the runner was known. It is ended by who started it.
     """
 
     def __init__(
-        self, runner: Runner, card: Card, processes: int | None = None, early: CompileProcess | None = None
+        self, runner: Runner, card: Card, model: str, processes: int | None = None, early: CompileProcess | None = None
     ) -> None:
         folder = prepare_cache()
         self._done = folder / MARKS / _name(runner, card)
+        self._known = mark_of(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
         count = min(cores, _MOST_FORKS) if processes is None else processes
@@ -158,6 +161,7 @@ class Compiling:
         try:
             self._done.parent.mkdir(exist_ok=True)
             self._done.touch()
+            self._known.touch()
         except OSError as error:
             logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
 
@@ -182,7 +186,7 @@ def compiling(
     runner = Runner(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend
     )
-    return Compiling(runner, card_of(device), config.compile_processes, early)
+    return Compiling(runner, card_of(device), config.model, config.compile_processes, early)
 
 
 def _name(runner: Runner, card: Card) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.protocol import ModelError, SglError
+from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs
@@ -29,7 +29,7 @@ from sglang_lite.runtime.executor.sampler import (
     draw_logprobs,
     token_logprob,
 )
-from sglang_lite.runtime.executor.scoring import Scored, score
+from sglang_lite.runtime.executor.scoring import FIRST_ROWS, Scored, score, score_row
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
@@ -43,6 +43,7 @@ from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.models.spec import LatentSpec
 from sglang_lite.runtime.request import Look, not_finite
+from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
 
@@ -291,7 +292,7 @@ class GpuRunner:
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
-        """Compiles every kernel and captures the graphs, so that no request waits for that."""
+        """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for that."""
         sharing = (False,) if self._prefixes is None else (False, True)
         for count in _doubled(self._most_decoded):
             for shared in sharing if count > 1 else (False,):
@@ -307,6 +308,32 @@ class GpuRunner:
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
+        if self._device.type != "meta":
+            self._run_first_steps()
+
+    @torch.inference_mode()
+    def _run_first_steps(self) -> None:
+        """A prompt and a token after it, drawn without and with everything that a request can ask for: torch loads
+        what an operator needs when it first runs. They are slot 0's, in page 0, where no request's tokens are yet."""
+        everything = resolve_params(
+            SamplingParams(
+                repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
+                return_logprob=True, top_logprobs_num=2, token_ids_logprob=(0,),
+            ),
+            self._model.vocab_size,
+        )  # fmt: skip
+        slots, row = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
+        count = min(FIRST_ROWS, self._table.tokens.shape[1] - 1)
+        tokens = self._table.tokens[0, :count]
+        special = {0: Special(everything, tokens, prompt_len=0, banned=(0,))}
+        masks = Masks(self.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
+        masks.words.fill(-1)  # which forbids nothing
+        for start in (0, count - 1):
+            forward = self.forward(_one_row(slots, start, count))
+            self.sample(forward, row, {}).read()
+            self.sample(forward, row, special, masks).read()
+            if (hidden := forward.hidden) is not None:  # no graph ran
+                score_row(self._model, hidden, 1, tokens[: len(hidden)], everything, self._staging.fetch).read()
 
     @torch.inference_mode()
     def _try(
@@ -355,8 +382,6 @@ class GpuRunner:
                     one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.drawn, zeros(1),
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
-        if self._device.type != "meta":  # where torch would import its compiler first
-            self._model.logits(hidden[:1]).log_softmax(-1).topk(1)
 
     def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedWork | None) -> DevicePlan:
         count = inputs.decoding
@@ -382,6 +407,16 @@ class GpuRunner:
             row[: len(array)] = array
         lengths, chunks, order, items = self._staging.send_all(*padded, shared.items.reshape(-1))
         return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MOST_CHUNKS)
+
+
+def _one_row(slots: Ints, start: int, end: int) -> Batch:
+    """A batch of one slot's tokens at these positions, of no request."""
+    single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
+    return Batch(
+        step=0, requests=(), slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
+        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, samples=np.ones(1, dtype=bool),
+        unknown=np.zeros(1, dtype=bool), fresh=(), copies=(nothing, nothing),
+    )  # fmt: skip
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.kv_cache.table import SlotTable
-from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
 LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them
@@ -94,15 +94,29 @@ def score(
             continue
         offset = last[i] + 1 - end  # of position 0 in the flat batch, were it there
         states = hidden[offset + first - 1 : offset + stop - 1]
-        scored[i] = _score(model, states, first, table.tokens[batch.slots[i], first:stop], request, fetch)
+        tokens = table.tokens[batch.slots[i], first:stop]
+        scored[i] = score_row(model, states, first, tokens, request.params, fetch)
     return scored
 
 
-def _score(
-    model: HasLogits, states: torch.Tensor, first: int, tokens: NDArray[np.int32], request: Request, fetch: CopyToHost
+def score_row(
+    model: HasLogits,
+    states: torch.Tensor,
+    first: int,
+    tokens: NDArray[np.int32],
+    params: ResolvedParams,
+    fetch: CopyToHost,
 ) -> Scored:
-    """The tokens of one row, piece by piece: the logits of thousands of positions take more memory than a model."""
-    params, count = request.params, len(states)
+    """Scores tokens of one row, piece by piece: the logits of thousands of positions take more memory than a model.
+
+    Args:
+        states: [N, hidden_size], each of which predicts one of them.
+        first: position of the first.
+        tokens: their ids [N].
+        params: of the row.
+        fetch: as `score` takes it.
+    """
+    count = len(states)
     following, asked = _sent(tokens, states.device), _sent(params.token_ids_logprob, states.device)
     values, tops = list[torch.Tensor](), list[torch.Tensor]()
     at, step = 0, FIRST_ROWS

@@ -44,6 +44,11 @@ class Variant:
         return _digest(self.name, self.key)
 
     @property
+    def content(self) -> str:
+        """Digest of all that it is compiled from: the kernel's source and what that calls, arguments, options, card."""
+        return hashlib.sha256(f"{self._source.hash()} {self.launch} {self._target}".encode()).hexdigest()
+
+    @property
     def launcher(self) -> str:
         """Name of the C code that launches it, which kernels of the same arguments share."""
         return f"{self.name} {list(self._source.signature.values())}"

@@ -202,57 +202,68 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_nothing_is_started_where_the_cache_has_it_all(counted):
-    with pytest.raises(ZeroDivisionError), Compiling(RUNNER, A10, 2).awaited():
+    with pytest.raises(ZeroDivisionError), Compiling(RUNNER, A10, "model", 2).awaited():
         _ = 1 / 0
     assert len(counted) == 1
-    with Compiling(RUNNER, A10, 2).awaited():
+    with Compiling(RUNNER, A10, "model", 2).awaited():
         assert len(counted) == 2  # what failed is not there
-    with Compiling(RUNNER, A10, 2).awaited():
+    with Compiling(RUNNER, A10, "model", 2).awaited():
         assert len(counted) == 2
-    Compiling(replace(RUNNER, max_running=16), A10, 1)
-    Compiling(RUNNER, H200, 1)
+    Compiling(replace(RUNNER, max_running=16), A10, "model", 1)
+    Compiling(RUNNER, H200, "model", 1)
     assert len(counted) == 4
-    Compiling(replace(RUNNER, max_running=16), A10, 0)
+    Compiling(replace(RUNNER, max_running=16), A10, "model", 0)
     assert len(counted) == 4
+
+
+def test_another_version_compiles_its_own(counted, monkeypatch):
+    with Compiling(RUNNER, A10, "model", 2).awaited():
+        pass
+    monkeypatch.setattr(compile_ahead.triton, "__version__", "another")
+    Compiling(RUNNER, A10, "model", 2)
+    assert len(counted) == 2
 
 
 def test_a_process_that_was_started_early_is_used(counted):
     early = NoProcess()
-    Compiling(RUNNER, A10, 2, early)
+    Compiling(RUNNER, A10, "model", 2, early)
     assert counted == [early]
     assert early.work
 
 
 def test_a_single_core_compiles_in_the_engine(counted, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    Compiling(RUNNER, A10)
+    Compiling(RUNNER, A10, "model")
     assert not counted
-    Compiling(RUNNER, A10, 1)
+    Compiling(RUNNER, A10, "model", 1)
     assert len(counted) == 1
 
 
 def test_where_no_process_can_be_started_it_is_left_to_the_engine(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    with Compiling(RUNNER, A10, 1).awaited():
+    with Compiling(RUNNER, A10, "model", 1).awaited():
         pass
     assert "no process to compile kernels can be started" in caplog.text
 
 
-def test_it_is_started_early_only_where_a_gpu_has_an_empty_cache(tmp_path, monkeypatch):
+def test_it_is_started_early_only_where_a_gpu_has_no_kernels_of_the_model(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    monkeypatch.setattr(compile_process, "_DRIVER", tmp_path / "driver")
-    assert start_early("auto", None) is None
+    monkeypatch.setattr(compile_process, "DRIVER", tmp_path / "driver")
+    assert start_early("model", "auto", None) is None
     (tmp_path / "driver").touch()
-    found = start_early("cuda:1", 4)
+    found = start_early("model", "cuda:1", 4)
     assert found is not None
     found.end()
-    assert start_early("cpu", None) is None
-    assert start_early("auto", 0) is None
-    with Compiling(RUNNER, A10, 0).awaited():
-        pass  # the cache has a model's kernels
-    assert start_early("auto", None) is None
+    assert start_early("model", "cpu", None) is None
+    assert start_early("model", "auto", 0) is None
+    with Compiling(RUNNER, A10, "model", 0).awaited():
+        pass  # the cache has the model's kernels
+    assert start_early("model", "auto", None) is None
+    another = start_early("another", "auto", None)
+    assert another is not None
+    another.end()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert start_early("auto", None) is None
+    assert start_early("model", "auto", None) is None

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
+from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor import prefix_groups as shared
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
+from sglang_lite.runtime.executor.gpu_runner import GpuPendingTokens
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from tests.runtime.kernels import BACKENDS, PACKAGES, needs_kernels, skip_without
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -215,6 +219,52 @@ def test_log_probabilities_penalties_and_biases(device, on_cpu):
             assert (a.logprob is None) == (b.logprob is None)
             assert a.logprob is None or abs(a.logprob - b.logprob) < 1e-4
             assert [i for _, i, _ in a.top] == [i for _, i, _ in b.top]
+
+
+class Operators(TorchDispatchMode):
+    """Notes operators that run, each with the formats of what it computes with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add((func, *(each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor))))
+        return func(*args, **(kwargs or {}))
+
+    def noting(self, function):
+        def inner(*args, **kwargs):
+            with self:
+                return function(*args, **kwargs)
+
+        return inner
+
+
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_warming_up_runs_every_operator_that_requests_do(device, monkeypatch):
+    warm, asked = Operators(), Operators()
+
+    def make(*args):
+        runner = make_runner(*args)
+        warm.noting(runner.warm_up)()
+        return runner
+
+    monkeypatch.setattr("sglang_lite.runtime.core.engine_core.make_runner", make)
+    engine = device(page_size=4, max_running=1, step_tokens=24, context_length=24)
+    runner = engine.core.runner
+    for owner, name in ((runner, "forward"), (runner, "sample"), (GpuPendingTokens, "read")):
+        monkeypatch.setattr(owner, name, asked.noting(getattr(owner, name)))
+    everything = SamplingParams(
+        max_tokens=2, temperature=0.7, return_logprob=True, top_logprobs_num=3, token_ids_logprob=(5,),
+        logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2, logit_bias=((7, 2.0),), min_tokens=2,
+    )  # fmt: skip
+    prompt = [*range(2, 20)]
+    engine.complete(prompt, greedy(max_tokens=2))
+    engine.complete(prompt, everything)
+    engine.complete(prompt, everything, Regex("[a-f]{3}x"))
+    assert len(asked.seen) > 30
+    late = asked.seen - warm.seen - {(torch.ops.aten.copy_.default, torch.int32, torch.int32)}  # no kernel
+    assert not late
 
 
 def test_constraints_hold(device, on_cpu):

@@ -1,0 +1,123 @@
+"""Cards that a model can't run on, or hardly: one line says why, and what to do."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_lite.bench.shapes import SHAPES
+from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.runtime import load
+from sglang_lite.runtime.config import EngineConfig, Sizes
+from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.load import load_model, pick_device
+from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
+
+CUDA = torch.device("cuda", 0)
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+
+
+@pytest.fixture
+def old_driver(monkeypatch, tmp_path):
+    """A machine with a driver of which torch says that it is too old."""
+
+    def refuse():
+        raise RuntimeError(f"{TOO_OLD}\nAlternatively, go to: https://pytorch.org")
+
+    (tmp_path / "version").touch()
+    monkeypatch.setattr(load, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+
+
+def test_a_driver_that_is_too_old_is_said_in_torchs_words(old_driver):
+    with pytest.raises(ParameterError) as refused:
+        pick_device(EngineConfig(device="cuda"))
+    assert str(refused.value).startswith(f"device: 'cuda' can't be used: torch says: {TOO_OLD}")
+    assert 'Use device="cpu".' in str(refused.value)
+    assert "Alternatively" not in str(refused.value)
+
+
+def test_where_the_cpu_takes_its_place_the_log_says_why(old_driver, folders, monkeypatch, caplog):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = EngineConfig(model=folders[0], skip_tokenizer_init=True)
+    with caplog.at_level(logging.WARNING, "sglang_lite"):
+        assert load_model(config, Path(folders[0])).model.device.type == "cpu"
+    assert caplog.text.count(f"the model runs on the CPU, as the GPU can't be used: torch says: {TOO_OLD}") == 1
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_gpu_that_is_hidden_or_not_there_is_not_missed(old_driver, folders, monkeypatch, caplog, tmp_path, hidden):
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(load, "DRIVER", tmp_path / "none")
+    load_model(EngineConfig(model=folders[0], skip_tokenizer_init=True), Path(folders[0]))
+    assert not caplog.text
+
+
+def test_a_card_that_is_too_old_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.raises(ParameterError, match=r"its compute capability is 7\.5; 8\.0 \(Ampere\) or newer is needed"):
+        pick_device(EngineConfig(device="cuda:0"))
+    assert pick_device(EngineConfig()).type == "cpu"
+
+
+# --------------------------------------------------------------------------------------------- a card with 8 GB
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card with 7.6 GiB, of which so many are free."""
+
+    def of(free: float) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30), int(7.6 * 2**30)))
+        for name in ("memory_reserved", "memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    return of
+
+
+def pool_tokens(shape: str) -> int:
+    """Tokens of the pool beside the loaded weights of a shape in 16 bits."""
+    spec = SHAPES[shape]
+    half = SimpleNamespace(itemsize=2)
+    model = SimpleNamespace(
+        device=CUDA, attention=spec.layers[0].attention, vocab_size=spec.vocab_size, widest=23_552,
+        token_bytes=2 * spec.kv_layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
+    )  # fmt: skip
+    sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)
+    assert sizes == Sizes(256, 8192, 16)
+    return memory.pool_tokens(model, EngineConfig().mem_fraction, sizes, spec.max_positions)
+
+
+def test_a_card_with_8_gb_takes_a_small_model(card):
+    card(7.2)
+    spec = SHAPES["qwen3-0.6b"]
+    weights = weight_bytes(spec, 2)
+    check_room({"weights": weights, "positions": rotary_bytes(spec, spec.max_positions)}, CUDA, "qwen", "")
+    card(7.2 - weights / 2**30)
+    assert pool_tokens("qwen3-0.6b") > 30_000
+
+
+def test_a_model_too_large_for_it_is_refused_before_it_is_read(card):
+    card(7.2)
+    with pytest.raises(ModelError) as refused:
+        check_room({"weights": weight_bytes(SHAPES["llama-3.1-8b"], 2)}, CUDA, "llama", "Take a smaller model.")
+    assert "llama: needs 15.0 GiB (weights 15.0 GiB); 7.2 GiB are free on cuda:0." in str(refused.value)
+
+
+def test_a_model_that_leaves_no_room_for_tokens_is_refused_with_the_numbers(card):
+    card(1.0)
+    with pytest.raises(ModelError, match=r"of 7\.6 GiB, 6\.6 are taken .* leaves room for 0 tokens") as refused:
+        pool_tokens("qwen3-0.6b")
+    assert "Raise mem_fraction, lower step_tokens or max_running, or take a smaller model" in str(refused.value)
