@@ -57,7 +57,8 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     Raises:
         ParameterError: a bad value.
     """
-    given = {name: options[name] for name in _PARAMS if is_said(options[name], defaults[name])}
+    changed = [name for name in _PARAMS if options[name] is not defaults[name]]
+    given = {name: options[name] for name in changed if is_said(options[name], defaults[name])}
     plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
     plain = plain and options["push_down"] is options["use_thread"] is True
     plain = plain and options["priority"] is defaults["priority"]

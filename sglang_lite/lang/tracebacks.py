@@ -23,7 +23,11 @@ def user_location() -> Location | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
         frame = frame.f_back
-    return Location(frame.f_code, frame.f_lasti) if frame is not None else None
+    if frame is None:
+        return None
+    found = Location.__new__(Location)  # its constructor is Python, and this runs with each addition
+    found.at = frame.f_code, frame.f_lasti
+    return found
 
 
 def trim(error: BaseException) -> None:

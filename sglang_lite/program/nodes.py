@@ -304,7 +304,7 @@ class Fork(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         for branch in self.branches if isinstance(self.branches, tuple) else (None,):
-            if not isinstance(branch, tuple) or not all(isinstance(node, BaseNode) for node in branch):
+            if not isinstance(branch, tuple) or (branch and not all(isinstance(node, BaseNode) for node in branch)):
                 raise _wrong(self, "branches", "a tuple of tuples of nodes")
 
     def __repr__(self) -> str:

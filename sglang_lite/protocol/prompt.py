@@ -56,4 +56,4 @@ class Prompt(Record, frozen=True):
 
     @property
     def text(self) -> str:
-        return "".join(span.text for span in self.spans)
+        return "".join([span.text for span in self.spans])

@@ -21,6 +21,16 @@ class AskedNode(NamedTuple):
     name: str | None = None
 
 
-_NO_NODE = AskedNode()
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)  # of a selection
-asked_node: ContextVar[AskedNode] = ContextVar("sglang_lite_asked", default=_NO_NODE)
+
+# Program, path of the branch, number of the node there, and variable: put together only where somebody looks.
+asking: ContextVar[tuple[str, str, int, str | None] | None] = ContextVar("sglang_lite_asking", default=None)
+
+
+def asked_node() -> AskedNode:
+    """The node that asks here."""
+    said = asking.get()
+    if said is None:
+        return AskedNode()
+    program, path, number, name = said
+    return AskedNode(program, f"{path}/{number}", name)

@@ -167,7 +167,7 @@ class Recording(DelegatingBackend):
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        return _Call(next(self._numbers), request, asked_node.get(), stream, time.perf_counter())
+        return _Call(next(self._numbers), request, asked_node(), stream, time.perf_counter())
 
     def _ended(self, call: _Call, error: BaseException | None) -> None:
         ended = time.perf_counter() - call.began

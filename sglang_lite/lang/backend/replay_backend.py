@@ -168,7 +168,7 @@ class Replay(BaseBackend):
 
     def _take(self, request: RecordedRequest) -> RecordedCall:
         """The recorded call that answers a request, which answers no other."""
-        node, key = asked_node.get(), request_key(request)
+        node, key = asked_node(), request_key(request)
         with self._lock:
             call = self._next(self._of_request.get(key), request)
             if call is None and self._by_node:

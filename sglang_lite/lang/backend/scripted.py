@@ -62,20 +62,20 @@ class Rules:
     """
 
     def __init__(self, answers: UserValue) -> None:
-        self._answers = answers
+        self._answers, self._by_rule = answers, isinstance(answers, Mapping)
         self._taken: dict[int, int] = {}
 
     def answer(self, text: str, call: UserValue) -> UserValue:
         """The answer to a prompt; None: there is none."""
         if callable(self._answers):
             return self._answers(call)
-        rules = list(self._answers.items()) if isinstance(self._answers, Mapping) else [("", self._answers)]
+        rules = list(self._answers.items()) if self._by_rule else [("", self._answers)]
         found = [(_last(rule, text), i) for i, (rule, _) in enumerate(rules)]
         at, rule = max(found, key=lambda each: each[0], default=(-1, 0))
         if at < 0:
             return None
         answer = rules[rule][1]
-        if isinstance(answer, Sequence) and not isinstance(answer, str):
+        if not isinstance(answer, str) and isinstance(answer, Sequence):
             taken = self._taken.get(rule, 0)
             self._taken[rule] = taken + 1
             answer = answer[min(taken, len(answer) - 1)]

@@ -239,7 +239,7 @@ class Branch:
         node = msgspec.structs.replace(
             node, method=None if held else node.method, seed=self.node_seed(), special=self._role is None, where=where
         )
-        return SelectOp(node, own, variable, log, place=f"{self.path}/{self.node_count}")
+        return SelectOp(node, own, variable, log, path=self.path, number=self.node_count)
 
     def _gen(self, own: SglGen, where: Location | None) -> GenOp:
         options = own.options
@@ -271,7 +271,7 @@ class Branch:
         kind = None if own.value_type is None else own.value_type.annotation
         variable, log = self._declare(own.node.name, where, kind)
         node = Gen(own.node.name, params, constraint, self._held(own), where=where)
-        op = GenOp(node, own, variable, log, place=f"{self.path}/{self.node_count}")
+        op = GenOp(node, own, variable, log, path=self.path, number=self.node_count)
         self._ahead = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
@@ -294,8 +294,9 @@ class Branch:
 
     def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
         """Parameters of the node over those of the run; with more stops, those of the chat template too."""
-        params = merge(self.run.settings.params, node.params)
-        seed = self.node_seed()
+        params, seed = node.params, self.node_seed()
+        if self.run.settings.params is not NO_PARAMS:
+            params = merge(self.run.settings.params, params)
         if self._role is not None:
             more += tuple(self.run.template.stop_str)
         return _completed(params, more, seed) if more or seed is not UNSET else params
@@ -370,7 +371,8 @@ class Branch:
         if size > 1:
             self.tell("commit_lazy_operations")
         self._put(ForkOp(Fork(((),) * size, where=where), players))
-        self.tell("fork_program", [StreamExecutor(player) for player in players], None)
+        if "fork_program" in self.backend.hooks:
+            self.tell("fork_program", [StreamExecutor(player) for player in players], None)
         return children
 
     def _forked(self) -> Player:

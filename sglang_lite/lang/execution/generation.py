@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.asked_node import AskedNode, asked_node, scores_needed
+from sglang_lite.lang.backend.asked_node import asking
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import in_pool
@@ -21,7 +21,7 @@ from sglang_lite.lang.execution.budget import most_of_generation
 from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.repairs import repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
-from sglang_lite.lang.expressions import GenOptions, only_picks
+from sglang_lite.lang.expressions import GenOptions
 from sglang_lite.program.seeds import reseeded
 from sglang_lite.protocol import (
     Constraint,
@@ -40,6 +40,7 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.execution.first_token import FirstToken
     from sglang_lite.lang.execution.player import Player
 
 _NO_OPTIONS = GenOptions()
@@ -49,11 +50,13 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 def generate_immediately(branch: Player, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
     backend = branch.backend
-    if not backend.answers_now or _decides(op.own.options) or branch.log is not None or not branch.run.plain:
+    if not backend.answers_now or branch.log is not None or not branch.run.plain:
+        return False
+    if op.own.options is not None and _decides(op.own.options):
         return False
     if op.turn is not None:  # which is asked for as a whole
         return False
-    says_what_asks(branch, op)
+    say_who_asks(branch, op)
     generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
     if generations is None:
         return False
@@ -63,16 +66,15 @@ def generate_immediately(branch: Player, op: GenOp) -> bool:
     return True
 
 
-def says_what_asks(branch: Player, op: GenOp | SelectOp) -> None:
+def say_who_asks(branch: Player, op: GenOp | SelectOp) -> None:
     """Lets the backend know which node asks."""
     called = branch.run.called
-    scores_needed.set(isinstance(op, SelectOp) and not only_picks(op.own))
-    asked_node.set(AskedNode("" if called is None else called.program.name, op.place, op.node.name))
+    asking.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
 
 
-def _decides(options: GenOptions | None) -> bool:
+def _decides(options: GenOptions) -> bool:
     """Tells whether more than the answer has a say in what comes of a generation."""
-    return options is not None and options != GenOptions(reasoning=options.reasoning)
+    return options != GenOptions(reasoning=options.reasoning)
 
 
 def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
@@ -105,12 +107,13 @@ def take_answer(branch: Player, op: GenOp) -> bool:
     return True
 
 
-async def agenerate(branch: Player, op: GenOp) -> None:
+def agenerate(branch: Player, op: GenOp) -> Awaitable[None]:
     """Plays a generation, when its branch's gate is open."""
     gate, branch.gate = branch.gate, None
-    if gate is None:
-        await _generate(branch, op, None)
-        return
+    return _generate(branch, op, None) if gate is None else _generate_behind(gate, branch, op)
+
+
+async def _generate_behind(gate: FirstToken, branch: Player, op: GenOp) -> None:
     leads = await gate.enter()
     try:
         await _generate(branch, op, gate.open if leads else None)
@@ -119,20 +122,25 @@ async def agenerate(branch: Player, op: GenOp) -> None:
             gate.open()
 
 
-async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
     """Asks the backend until the answer will do, and appends it.
 
     Args:
         came: to be called when something of an answer has come.
     """
-    run = branch.run
     if branch.pushed is not None:
         branch.pushed.reach(op, branch.transcript.pieces)
-    if op.own.options is None and run.plain:
-        generations = await _ask(branch, op, _NO_OPTIONS, 0, came, live=True)
-        _accept(branch, op, generations, _checked(branch, op, generations))
-        return
-    options = op.own.options or _NO_OPTIONS
+    once = op.own.options is None and branch.run.plain
+    return _generate_once(branch, op, came) if once else _generate_in_attempts(branch, op, came)
+
+
+async def _generate_once(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+    generations = await _call(branch, op, _NO_OPTIONS, 0, came, live=True)
+    _accept(branch, op, generations, _checked(branch, op, generations))
+
+
+async def _generate_in_attempts(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+    run, options = branch.run, op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be taken back is not shown while it comes
 
@@ -145,7 +153,8 @@ async def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) 
         began = time.monotonic()
         try:
             async with limit(options.timeout, "no answer within the node's timeout of"):
-                answers = await _ask(branch, op, options, attempt, came, live=live)
+                ask_once = _ask if run.budgets else _call
+                answers = await ask_once(branch, op, options, attempt, came, live=live)
             values = _values(op, answers)
             if options.check is not None:
                 left = None if options.timeout is None else began + options.timeout - time.monotonic()
@@ -189,8 +198,6 @@ async def _ask(
     branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Makes one attempt, if the budgets allow it. Returns the samples, in order."""
-    if not branch.run.budgets:
-        return await _call(branch, op, options, attempt, came, live=live)
     backend = branch.backend if options.backend is None else options.backend
     prompt = _prompt(branch, op, options, attempt)
     with branch.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
@@ -259,7 +266,7 @@ def _events(
         return pushed.answers(place, params.samples)
     if backend.blocking:
         return _from_hooks(backend, branch, op, show)
-    says_what_asks(branch, op)
+    say_who_asks(branch, op)
     if op.turn is not None and not repairs:
         turn, place = op.turn
         return turn.answers(place, backend, prompt(), params, constraint(), attempt, stream=stream)
@@ -363,9 +370,10 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     """Appends the first sample to the text and gives the variable its value."""
     if not branch.is_at(op):  # stopped meanwhile
         return
-    several = op.node.params.samples > 1
-    if several and len(generations) != op.node.params.n:
-        raise ProgramError(f"the backend gave {len(generations)} of {op.node.params.n} samples.")
+    samples = op.node.params.n
+    several = not isinstance(samples, Unset) and samples > 1
+    if several and len(generations) != samples:
+        raise ProgramError(f"the backend gave {len(generations)} of {samples} samples.")
     first, options = generations[0], op.own.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from sglang_lite.errors import Origin, SglError
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.lang.expressions import SglGen, SglSelect
@@ -39,8 +41,7 @@ class Refused:
     error: Exception
 
 
-@dataclass(slots=True)
-class GenOp:
+class GenOp(msgspec.Struct, eq=False):  # which is made without Python
     """
     Attributes:
         node: with the parameters of the run, and the constraint of its whole text, reasoning included.
@@ -60,7 +61,8 @@ class GenOp:
     refused: tuple[Refused, ...] = ()  # attempts before that one
     turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
     equal: EqualBranches | None = None  # a call that it may share; None: it has its own
-    place: str = ""  # in the tree of forks
+    path: str = ""  # of its branch in the tree of forks
+    number: int = 0  # of the node there
 
     def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
         """Keeps an attempt that has failed."""
@@ -69,8 +71,7 @@ class GenOp:
         self.refused = (*self.refused, Refused(tuple(answers), error))
 
 
-@dataclass(slots=True)
-class SelectOp:
+class SelectOp(msgspec.Struct, eq=False):
     node: nodes.Select
     own: SglSelect
     variable: Variable
@@ -81,7 +82,8 @@ class SelectOp:
     ended: float = 0.0
     refused: tuple[Refused, ...] = ()
     turn: tuple[Turn, int] | None = None  # as of a generation
-    place: str = ""
+    path: str = ""
+    number: int = 0
 
     def refuse(self, error: Exception) -> None:
         """Keeps an attempt that has failed."""

@@ -50,6 +50,7 @@ from sglang_lite.protocol.anything import UserValue
 logger = logging.getLogger("sglang_lite")
 
 _NOTHING = Text("")  # what a forked branch is at until its parent gets there
+_NO_QUEUE: deque[Op] = deque()  # of branches that nothing has had to wait in so far: one of its own takes much memory
 
 
 class Player:
@@ -64,6 +65,7 @@ class Player:
     Attributes:
         names: of its variables; the submitting side's, too.
         transcript: what it has said so far; belongs to whoever plays it.
+        log: the stream of its text; None: nobody reads one.
         children: that were forked from it.
         gate: before its first generation; None: that waits for no other branch.
         played: operations that are done, in order, those included that were taken back or have failed: the log that a
@@ -73,19 +75,20 @@ class Player:
 
     __slots__ = (
         "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_sid", "_stopped", "_waiting", "backend",
-        "children", "gate", "names", "played", "pushed", "run", "scope_starts", "transcript",
+        "children", "gate", "log", "names", "played", "pushed", "run", "scope_starts", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
         self.run, self.backend, self.pushed = run, run.backend, pushed
         self.names = Names()
-        self.transcript = Transcript(TextLog() if run.settings.stream else None)
+        self.log = TextLog() if run.settings.stream else None
+        self.transcript = Transcript(self.log)
         self.children: list[Player] = []
         self.gate: FirstToken | None = None
         self.played: list[Op] = []
         self._sid = ""
         self._lock = threading.Lock()
-        self._queue: deque[Op] = deque()
+        self._queue = _NO_QUEUE
         self._at: Op | None = _NOTHING if forked else None  # who plays it owns the branch, as long as it stays here
         self._failure: SglError | None = None
         self._failure_seen = False
@@ -104,6 +107,8 @@ class Player:
                 if self.pushed is not None and type(op) not in (ReadOp, HookOp):
                     self._hand(op)
                 if self._at is not None:
+                    if self._queue is _NO_QUEUE:
+                        self._queue = deque()
                     self._queue.append(op)
                     return
                 if type(op) is Text and self.transcript.walk is None:  # which could refuse it
@@ -111,10 +116,10 @@ class Player:
                     self.played.append(op)
                     return
                 self._at = op
-        if failure is None:
-            self._play_on(op)
-        else:
+        if failure is not None:
             _fail_op(op, failure)
+        elif (waits := self._advance(op)) is not None:
+            self._hand_over(waits)
 
     def _hand(self, op: Op) -> None:
         """Hands an operation over, under the lock."""
@@ -242,9 +247,8 @@ class Player:
         self._fail(error)
 
     def _play_on(self, op: Op) -> None:
-        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can."""
-        waits = self._advance(op)
-        if waits is not None:
+        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can. (As in `put`.)"""
+        if (waits := self._advance(op)) is not None:
             self._hand_over(waits)
 
     def _hand_over(self, op: Op) -> None:
@@ -427,11 +431,6 @@ class Player:
         if back is not None:
             self._play_on(back)
         return waiting
-
-    @property
-    def log(self) -> TextLog | None:
-        """The stream of its text; None: nobody reads one."""
-        return self.transcript.log
 
     def is_at(self, op: Op) -> bool:
         """Tells whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""

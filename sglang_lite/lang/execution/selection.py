@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sglang_lite.lang.backend.asked_node import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.attempts import attempts
 from sglang_lite.lang.execution.budget import most_of_selection
-from sglang_lite.lang.execution.generation import says_what_asks
+from sglang_lite.lang.execution.generation import say_who_asks
 from sglang_lite.lang.execution.operations import SelectOp
+from sglang_lite.lang.expressions import only_picks
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select
 from sglang_lite.program.seeds import reseeded
@@ -30,7 +32,7 @@ def select_immediately(branch: Player, op: SelectOp) -> bool:
     if op.turn is not None:  # which is asked for as a whole
         return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
-    says_what_asks(branch, op)
+    _say_what_asks(branch, op)
     selection = branch.backend.select_now(
         branch.transcript.prompt(), _choices(branch, op.node), unconditional=unconditional
     )
@@ -38,6 +40,12 @@ def select_immediately(branch: Player, op: SelectOp) -> bool:
         return False
     _picked(branch, op, selection, _decided(op, selection))
     return True
+
+
+def _say_what_asks(branch: Player, op: SelectOp) -> None:
+    """Lets the backend know which node asks, and whether it needs scores."""
+    say_who_asks(branch, op)
+    scores_needed.set(not only_picks(op.own))
 
 
 async def aselect(branch: Player, op: SelectOp) -> None:
@@ -93,7 +101,7 @@ async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[
 async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     if branch.pushed is None:
-        says_what_asks(branch, op)
+        _say_what_asks(branch, op)
         return await _retried(branch, op, partial(_select_once, branch, op, texts, unconditional=unconditional))
 
     async def ask(_: int) -> Selection:

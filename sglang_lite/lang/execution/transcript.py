@@ -47,18 +47,19 @@ class Transcript:
         pieces: of the text.
         messages: the finished turns.
         log: gets the text while it grows; None: nobody reads a stream.
+        walk: the matcher of the open grammar; None: none is open.
     """
 
-    __slots__ = ("_forks", "_start", "_turn", "_walk", "log", "messages", "pieces")
+    __slots__ = ("_forks", "_start", "_turn", "log", "messages", "pieces", "walk")
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
         self.messages: list[Message] = []
         self.log = log
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
-        self._walk: ByteMatcher | None = None  # through the open grammar
+        self.walk: ByteMatcher | None = None
         self._start = 0  # where the branch was forked
-        self._forks: list[int] = []  # finished turns at forks
+        self._forks: tuple[int, ...] = ()  # finished turns at forks
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -67,8 +68,8 @@ class Transcript:
         text = node.text
         if not text:
             return
-        if self._walk is not None:
-            self._walk.push(text)
+        if self.walk is not None:
+            self.walk.push(text)
         self.pieces.append(text if node.special and node.ids is None else Span(text, node.ids, node.special))
         if self.log is not None:
             self.log.append(text)
@@ -81,8 +82,8 @@ class Transcript:
         """Appends what a backend has generated: its text was logged while it came."""
         start = len(self.pieces)
         self.pieces += pieces
-        if self._walk is not None:
-            self._walk.push(self.text(start))
+        if self.walk is not None:
+            self.walk.push(self.text(start))
 
     def take(self, pieces: Sequence[Piece]) -> None:
         """Appends what other branches have added."""
@@ -108,11 +109,11 @@ class Transcript:
     def begin_grammar(self, node: GrammarBegin) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-        self._walk = ByteMatcher(node.constraint)
+        self.walk = ByteMatcher(node.constraint)
 
     def end_grammar(self, node: GrammarEnd) -> None:
         """Raises ConstraintError: the text of the grammar is not complete."""
-        walk, self._walk = self._walk, None
+        walk, self.walk = self.walk, None
         if walk is not None:
             walk.end()
 
@@ -129,32 +130,27 @@ class Transcript:
     def fork(self, other: Transcript) -> None:
         """Lets another one, which has nothing yet, continue from here."""
         other.restore(self.pieces, self.messages, self._turn)
-        other.begin(self._walk and self._walk.copy(), [*self._forks, len(self.messages)])
+        other.begin(self.walk and self.walk.copy(), (*self._forks, len(self.messages)))
         if self.log is not None and other.log is not None:
             other.log.append(self.text())
 
-    def begin(self, walk: ByteMatcher | None, forks: list[int]) -> None:
+    def begin(self, walk: ByteMatcher | None, forks: tuple[int, ...]) -> None:
         """Begins a fork behind what is there.
 
         Args:
             walk: the matcher of the open grammar, for this branch alone.
             forks: finished turns at each fork that led here.
         """
-        self._walk, self._start, self._forks = walk, len(self.pieces), forks
+        self.walk, self._start, self._forks = walk, len(self.pieces), forks
 
     def place(self) -> Place:
-        return Place(len(self.pieces), len(self.messages), self._turn, self._walk and self._walk.copy())
+        return Place(len(self.pieces), len(self.messages), self._turn, self.walk and self.walk.copy())
 
     def go_back(self, place: Place) -> None:
-        self._turn, self._walk = place.turn, place.walk and place.walk.copy()
+        self._turn, self.walk = place.turn, place.walk and place.walk.copy()
         del self.pieces[place.pieces :], self.messages[place.messages :]
 
     # ------------------------------------------------------------------------------------------ reading
-
-    @property
-    def walk(self) -> ByteMatcher | None:
-        """The matcher of the open grammar; None: none is open."""
-        return self._walk
 
     @property
     def behind(self) -> tuple[int, int, tuple[str, int] | None]:
