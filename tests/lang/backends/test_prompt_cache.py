@@ -14,6 +14,7 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta, Generation, Message, Prompt, Span
 from sglang_lite.testing import Say
+from tests.waiting import until
 
 LONG = "A long text. " * 400
 MARK = {"type": "ephemeral"}
@@ -224,10 +225,12 @@ def test_they_are_let_through_when_the_first_is_cancelled():
         s += LONG
         branches = s.fork(4)
         branches += sgl.gen("a")
+        until(lambda: backend.asked)
         branches[0].cancel()
         s["found"] = [branch["a"] for branch in branches[1:]]
 
-    assert cancels.run(backend=First())["found"] == ["x"] * 3
+    backend = First()
+    assert cancels.run(backend=backend)["found"] == ["x"] * 3
 
 
 def test_what_is_read_of_a_stream_is_the_same_behind_the_gate():
