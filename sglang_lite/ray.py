@@ -16,8 +16,9 @@ from typing import Any
 
 from sglang_lite.lang.batch import BatchPlan, Item
 from sglang_lite.lang.body_pool import Outcome, Report
-from sglang_lite.lang.checkpoint import data_of, state_of
+from sglang_lite.lang.checkpoint import state_of
 from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.saved import saved_run
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.failure import as_error, as_failure
@@ -272,7 +273,7 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
     """An outcome as what another process can read."""
     if not isinstance(outcome, Exception):
         try:
-            return "state", data_of(outcome)
+            return "state", saved_run(outcome.branch, outcome.ret_value, again=False)
         except SglError as error:
             outcome = error
     if isinstance(outcome, SglError):

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
-from sglang_lite.lang.checkpoint import data_of, state_of
+from sglang_lite.lang.checkpoint import state_of
+from sglang_lite.lang.saved import saved_run
 from sglang_lite.protocol import BatchError, CapabilityError, ParameterError
 from sglang_lite.ray import RayOptions, _Actor, _outcome, groups
 from tests.constraints.test_generation import random_model
@@ -71,9 +72,9 @@ class _Thread:
             if index in fails:
                 report(index, ValueError(f"item {index}"))
             else:
-                report(
-                    index, state_of(json.loads(json.dumps(data_of(program.run(*args, **kwargs, backend=scripted())))))
-                )
+                state = program.run(*args, **kwargs, backend=scripted())
+                state.sync()
+                report(index, state_of(pickle.loads(pickle.dumps(saved_run(state.branch, None, again=False)))))
 
     def start(self):
         self._thread.start()

@@ -20,23 +20,22 @@ from typing import Any
 
 import msgspec
 
+from sglang_lite import wire
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.run import Run, RunSettings
+from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.kept_values import named, packed, unpacked
-from sglang_lite.lang.results import as_dicts, usages_of
+from sglang_lite.lang.kept_values import named
+from sglang_lite.lang.saved import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import Generation, Image, Message, ParameterError, ProgramError, Usage, total_usage
+from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.saved import SavedRun
 
 logger = logging.getLogger("sglang_lite")
 
-_VERSION = 2
-_HEAD = b'{"sglang_lite_batch": '  # what every line begins with
+_VERSION = 3
+_HEAD = b'{"sglang_lite_batch":'  # what every line begins with
 _PYTHON = sys.implementation.cache_tag or sys.version  # whose code objects are compared
 
 
@@ -72,6 +71,15 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
     return found.parts
 
 
+class _Line(msgspec.Struct):
+    """A finished item: digest of its arguments, and its run as data."""
+
+    sglang_lite_batch: int
+    index: int
+    arguments: str
+    state: msgspec.Raw
+
+
 class BatchFile:
     """A checkpoint's file, which no other run can open until it is closed or its process ends, however that ends.
 
@@ -83,7 +91,7 @@ class BatchFile:
         skip_damaged: leave out lines that can't be read.
 
     Attributes:
-        states: by index, what the file has of these items. (Log-probabilities are not kept.)
+        states: by index, what the file has of these items. (Log-probabilities, scores and metadata are not kept.)
 
     Raises:
         ParameterError: the file can't be written, or an item can't be compared.
@@ -146,7 +154,7 @@ class BatchFile:
             logger.warning("%s: the last line was cut short, so it is dropped and its item runs again.", self._path)
             self._file.truncate(whole)
         if not lines:
-            self._write({"program": self._program, "parts": self._parts})
+            self._write({"sglang_lite_batch": _VERSION, "program": self._program, "parts": self._parts})
 
     def _check_head(self, line: bytes) -> None:
         try:
@@ -166,9 +174,8 @@ class BatchFile:
     def _read_item(self, number: int, line: bytes, *, last: bool) -> bool:
         """Takes an item from a line. False: the line is damaged."""
         try:
-            entry = json.loads(line)
-            index, arguments = int(entry["index"]), entry["arguments"]
-        except (ValueError, KeyError, TypeError) as error:
+            entry = msgspec.json.decode(line, type=_Line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             if not (last or self._skip_damaged):
                 raise self._refusal(
                     number, "is damaged.", hint="`skip_damaged=True` runs the items of damaged lines again."
@@ -176,12 +183,13 @@ class BatchFile:
             if not last:
                 logger.warning("%s, line %d: is damaged and skipped; its item runs again.", self._path, number)
             return False
+        index = entry.index
         if index >= len(self._arguments):
             raise self._refusal(number, f"of item {index}, and this batch has {len(self._arguments)} items.")
-        if arguments != self._arguments[index]:
+        if entry.arguments != self._arguments[index]:
             raise self._refusal(number, f"item {index} has other arguments now.")
         try:
-            self.states[index] = state_of(entry)
+            self.states[index] = state_of(wire.decode(bytes(entry.state), form="json"))  # type: ignore[arg-type] # else below
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
             raise self._refusal(number, f"its values can't be made again: {error!r}.") from error
         return True
@@ -195,32 +203,20 @@ class BatchFile:
         Raises:
             ProgramError: a variable has a value that can't be kept.
         """
-        entry = {"index": index, "arguments": self._arguments[index], **data_of(state)}
+        saved = wire.encode(saved_run(state.branch, state.ret_value, again=False), form="json")
         with self._lock:
             if not self._file.closed:
-                self._write(entry)
+                self._write(_Line(_VERSION, index, self._arguments[index], msgspec.Raw(saved)))
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        line = json.dumps({"sglang_lite_batch": _VERSION, **entry}, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
+    def _write(self, entry: object) -> None:
+        self._file.write(msgspec.json.encode(entry) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-def data_of(state: ProgramState) -> dict[str, UserValue]:
-    """JSON that is kept of a state that has been executed to the end.
-
-    Raises:
-        ProgramError: a variable has a value that can't be kept.
-    """
-    branch = state.branch
-    return {
-        "text": branch.player.transcript.text(),
-        "messages": as_dicts(branch.player.transcript.messages),
-        "variables": {name: _variable(state, name, variable) for name, variable in branch.names.variables.items()},
-        "ret_value": packed(state.ret_value, "the return value"),
-        "usage": msgspec.structs.asdict(branch.run.account.usage()),
-    }
+def state_of(saved: SavedRun) -> ProgramState:
+    """A state of what was saved, which has nothing left to run."""
+    return ProgramState.made(saved, BaseBackend(), named, None)
 
 
 def _item_digest(index: int, item: Any) -> str:
@@ -240,53 +236,3 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     if "the version" in names:
         return "the version"
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _variable(state: ProgramState, name: str, variable: Variable) -> dict[str, Any]:
-    failure = variable.error()
-    if failure is not None:  # of a branch, say, that the program could do without
-        return {"error": str(failure)}
-    kept = {"value": packed(variable.result(), name)}
-    if variable.record is not None:
-        kept["raw"] = packed(state.raw(name), name)
-        kept["usage"] = msgspec.structs.asdict(total_usage(usages_of(variable.record)))
-        kept["finish_reason"] = getattr(variable.record, "finish_reason", "stop")
-    return kept
-
-
-def state_of(entry: Mapping[str, UserValue]) -> ProgramState:
-    """A state that has what `data_of` gave, and nothing left to run."""
-    run = Run(BaseBackend(), RunSettings())
-    run.body_open = False
-    state = ProgramState(Branch(Player(run)))
-    executor = state.branch
-    messages = [Message(m["role"], _content(m["content"])) for m in entry["messages"]]
-    executor.restore([entry["text"]], messages)
-    for name, kept in entry["variables"].items():
-        variable = executor.names.variables[name] = Variable()
-        if "error" in kept:
-            variable.fail(ProgramError(kept["error"]))
-            continue
-        variable.set(unpacked(kept["value"], named))
-        if "usage" in kept:
-            of_all = [Usage(**kept["usage"])]
-            variable.record = _record(unpacked(kept["raw"], named), of_all, kept["finish_reason"])
-    usage = Usage(**entry["usage"])
-    run.account.restore(usage)
-    state.ret_value = unpacked(entry["ret_value"], named)
-    return state
-
-
-def _content(content: Any) -> tuple[str | Image, ...]:
-    if isinstance(content, str):
-        return (content,)
-    return tuple(part["text"] if "text" in part else Image(url=part["image_url"]["url"]) for part in content)
-
-
-def _record(raw: Any, usage: list[Usage], finish_reason: Any) -> Any:
-    """Generations of the texts in `raw`, the first with the usage of all."""
-    if isinstance(raw, list):
-        return [_record(text, usage, finish_reason) for text in raw]
-    if not isinstance(raw, str):
-        return None
-    return Generation(raw, finish_reason=finish_reason, usage=usage.pop() if usage else Usage())

@@ -19,6 +19,8 @@ from sglang_lite.protocol.anything import UserValue
 
 def packed(value: UserValue, what: str) -> UserValue:
     """A value as JSON; of the types that `gen(type=…)` makes, with the name of the type."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # which data does not have
+        return {"$type": "builtins:int", "$value": str(value)}
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, list):
@@ -77,6 +79,8 @@ def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
     kind, data = find(value["$type"]), value["$value"]
     if inspect.isfunction(kind):
         return kind
+    if kind is int:
+        return int(data)
     if kind in (tuple, set, frozenset):
         return kind(unpacked(item, find) for item in data)
     if kind is dict:

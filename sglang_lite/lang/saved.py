@@ -28,6 +28,7 @@ from sglang_lite.protocol import (
     Image,
     ParameterError,
     ProgramError,
+    Selection,
     Span,
     WireError,
 )
@@ -41,7 +42,7 @@ from sglang_lite.protocol.saved import (
     SavedVariable,
 )
 
-_PLAIN_TYPES = (tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
+_PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
 
 
 class AbsentBackend(BaseBackend):
@@ -57,11 +58,12 @@ class AbsentBackend(BaseBackend):
 # ------------------------------------------------------------------------------------------------- to data
 
 
-def saved_run(branch: Branch, ret_value: object) -> SavedRun:
+def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> SavedRun:
     """A branch as data, when all of it has been played.
 
     Args:
         ret_value: of the program's body.
+        again: with all that it takes to run it again; else the texts, turns and values, with their usages, are enough.
 
     Raises:
         ProgramError: a grammar or a scope is open, or a variable has a value that can't be kept.
@@ -70,10 +72,11 @@ def saved_run(branch: Branch, ret_value: object) -> SavedRun:
     if transcript.walk is not None or branch.names.scopes:
         what = "a grammar" if transcript.walk is not None else f"the scope {next(iter(branch.names.scopes))!r}"
         raise ProgramError(f"{what} is open.", hint="Save the state after its end.")
-    called, parts = run.called, Fingerprint()
+    called, parts = run.called if again else None, Fingerprint()
     if called is not None:
         parts.add_program(called.program.func)
-    variables = [_variable(name, variable) for name, variable in branch.names.variables.items()]
+    result = _result if again else _shortened
+    variables = [_variable(name, variable, result) for name, variable in branch.names.variables.items()]
     return SavedRun(
         program="" if called is None else called.program.name,
         parts=() if parts.unreadable else tuple(parts.parts.items()),
@@ -89,7 +92,7 @@ def saved_run(branch: Branch, ret_value: object) -> SavedRun:
         messages=tuple(transcript.messages),
         turn=transcript.turn,
         variables=(*variables, SavedVariable("", packed(ret_value, "the return value"))),
-        answers=(*run.remembered, *answers_of(branch.player)),
+        answers=(*run.remembered, *answers_of(branch.player)) if again else (),
         usage=run.account.usage(),
     )
 
@@ -113,11 +116,11 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(name: str, variable: Variable) -> SavedVariable:
+def _variable(name: str, variable: Variable, result: Callable[[object], SavedResult | None]) -> SavedVariable:
     failure = variable.error()
     if failure is not None:
         return SavedVariable(name, error=str(failure))
-    return SavedVariable(name, packed(variable.result(), repr(name)), _result(variable.record), behind=variable.behind)
+    return SavedVariable(name, packed(variable.result(), repr(name)), result(variable.record), behind=variable.behind)
 
 
 def _result(record: Any) -> SavedResult | None:
@@ -127,6 +130,21 @@ def _result(record: Any) -> SavedResult | None:
     if isinstance(record, list):
         return SavedSamples(tuple(map(_result, record)))
     return choice_of(*record) if isinstance(record, tuple) else None
+
+
+def _shortened(record: Any) -> SavedResult | None:
+    """`_result` without log-probabilities, scores and metadata, which may be of any kind."""
+    match record:
+        case Generation():
+            return Generation(
+                record.text, finish_reason=record.finish_reason, usage=record.usage, index=record.index,
+                reasoning=record.reasoning,
+            )  # fmt: skip
+        case list():
+            return SavedSamples(tuple(map(_shortened, record)))
+        case (selection, chosen):
+            return SavedChoice(Selection((), selection.usage, chosen.decision), chosen.decision)
+    return None
 
 
 # ----------------------------------------------------------------------------------------------- from data

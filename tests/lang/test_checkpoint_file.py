@@ -131,7 +131,7 @@ def test_branches_that_nobody_has_read_are_kept_too(path):
 
 
 VALUES = [
-    None, True, 3, 2.5, "text \u2028 ü", [1, [2]], {"a": {"b": None}}, {"$odd": 1}, {1: "a", None: "b"}, (1, (2, "x")),
+    None, True, 3, 2**70, 2.5, "text \u2028 ü", [1, [2]], {"a": {"b": None}}, {"$odd": 1}, {1: "a", None: "b"}, (1, (2, "x")),
     {3}, frozenset({4}), Colour.RED, datetime.date(2024, 2, 29), datetime.time(8, 30),
     datetime.datetime(2024, 2, 29, 8, tzinfo=datetime.UTC), City(name="Rome", founded=datetime.date(1, 4, 21)),
     Point(1, Colour.RED), [City(name="R", founded=datetime.date(1, 1, 1))], {"p": (Point(2, Colour.RED),)}, float("inf"),
@@ -194,7 +194,7 @@ def test_a_value_that_can_not_be_kept_fails_its_item_and_says_which(path, value)
     def program(s, x):
         s["odd"] = value if x else 0
 
-    with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: odd is a"):
+    with pytest.raises(sgl.BatchError, match="1 of 2 programs failed, the first is item 1: 'odd' is a"):
         program.run_batch([(0,), (1,)], backend=script(), checkpoint=path)
     assert len(kept(path)) == 1
 
@@ -354,7 +354,7 @@ def test_another_program_is_refused(path):
         b"[]\n",
         b"\n",
         b"\x80\x81\n",
-        b'{"sglang_lite_batch": 2}\n',
+        b'{"sglang_lite_batch": 3}\n',
     ],
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
@@ -364,8 +364,8 @@ def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
 
 def test_a_file_of_another_version_is_refused(path):
     run(path)
-    path.write_text(path.read_text().replace('"sglang_lite_batch": 2', '"sglang_lite_batch": 1'))
-    refused(path, "line 1: its version is 1, this is 2")
+    path.write_text(path.read_text().replace('"sglang_lite_batch":3', '"sglang_lite_batch": 2'))
+    refused(path, "line 1: its version is 2, this is 3")
 
 
 @pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])
