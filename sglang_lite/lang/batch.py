@@ -145,46 +145,18 @@ def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[A
     return tuple(item), program.bound(item, {}, what)
 
 
-def all_results(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> dict[int, Outcome]:
-    """Runs a pool over the items that are left to the end. All outcomes, by index."""
-    results = dict(plan.known)
-    left = len(plan.items) - len(results)
-    lock, done = threading.Lock(), threading.Event()
-
-    def report(index: int, outcome: Outcome) -> None:
-        nonlocal left
-        if plan.progress is not None:
-            plan.progress(index, outcome)
-        results[index] = outcome
-        with lock:
-            left -= 1
-            last = not left
-        if last:
-            done.set()
-
-    if not left:
-        return results
-    workers = make_pool(report)
-    try:
-        workers.start()
-        done.wait()
-    finally:
-        workers.stop()
-    return results
-
-
 def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a pool (one whose runs are held) while the consumer asks: no more runs than the window are under way or
-    finished and not asked for. Yields known outcomes, too."""
+    """Runs a pool. Where the plan iterates its runs are held: no more than the window are under way or finished and not
+    asked for. Yields known outcomes, too."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-    workers = make_pool(lambda index, outcome: finished.put((index, outcome)))
-    workers.start()
-    order = _Order(plan)
+    workers, order = make_pool(lambda index, outcome: finished.put((index, outcome))), _Order(plan)
+    if order.awaited:
+        workers.start()
     try:
         while order.left:
             for index, outcome in order.ready():
                 yield index, outcome
-                if index not in plan.known:
+                if plan.iterates and index not in plan.known:
                     workers.release()
             if order.awaited:
                 order.add(*finished.get())

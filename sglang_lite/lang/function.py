@@ -307,10 +307,11 @@ class SglFunction(BaseProgram):
         """
         plan = self._plan(batch_kwargs, locals())
         make_pool = functools.partial(pool_of, self, plan, held=plan.iterates)
+        outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
-            return batch.passed(plan, batch.iterate(make_pool, plan))
+            return batch.passed(plan, outcomes)
         with plan:
-            return batch.settle(plan, batch.all_results(make_pool, plan))
+            return batch.settle(plan, dict(outcomes))
 
     @takes_what(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
