@@ -126,12 +126,7 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
 
 
 def graph_of(
-    program: str,
-    paths: Sequence[TracedPath],
-    again: Recording,
-    *,
-    body: Callable[..., UserValue],
-    complete: bool,
+    program: str, paths: Sequence[TracedPath], again: Recording, *, body: Callable[..., UserValue], complete: bool
 ) -> Graph:
     """The graph of what traces have recorded.
 

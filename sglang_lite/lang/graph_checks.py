@@ -12,15 +12,7 @@ from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Way
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select
-from sglang_lite.protocol import (
-    CapabilityError,
-    Constraint,
-    ConstraintError,
-    Continuation,
-    Location,
-    Number,
-    Unset,
-)
+from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
 from sglang_lite.protocol.record import Record
 
 # Codes of findings, and the fault in a few words.

@@ -14,17 +14,7 @@ from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Origin, kept, o
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.equal_branches import EqualBranches
-from sglang_lite.lang.execution.operations import (
-    ForkOp,
-    GenOp,
-    HookOp,
-    JoinOp,
-    MarkOp,
-    Op,
-    ReadOp,
-    ScopeOp,
-    SelectOp,
-)
+from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.operations import Mark as Place
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import check_name, nothing

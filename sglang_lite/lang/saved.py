@@ -33,14 +33,7 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.saved import (
-    SavedChoice,
-    SavedPiece,
-    SavedResult,
-    SavedRun,
-    SavedSamples,
-    SavedVariable,
-)
+from sglang_lite.protocol.saved import SavedChoice, SavedPiece, SavedResult, SavedRun, SavedSamples, SavedVariable
 
 _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.datetime, datetime.time)
 

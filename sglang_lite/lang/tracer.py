@@ -483,10 +483,7 @@ def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None)
 
 
 def _tracer(
-    program: BaseProgram,
-    arguments: dict[str, Any],
-    backend: BaseBackend | None,
-    forced: tuple[int, ...] | None = None,
+    program: BaseProgram, arguments: dict[str, Any], backend: BaseBackend | None, forced: tuple[int, ...] | None = None
 ) -> TracerProgramState:
     parameters = program.signature.parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -23,14 +23,7 @@ from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.state_rebuild import RowResult, rebuilt_state, text_of
 from sglang_lite.program.decisions import node_at, outcomes, way
 from sglang_lite.program.nodes import Fill, Node
-from sglang_lite.protocol import (
-    Played,
-    ProgramResult,
-    RequestAbortedError,
-    Selection,
-    SglError,
-    Usage,
-)
+from sglang_lite.protocol import Played, ProgramResult, RequestAbortedError, Selection, SglError, Usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.results import total_usage
 

@@ -32,13 +32,7 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.recording import (
-    RecordedCall,
-    RecordedRequest,
-    RecordedTemplate,
-    RecordingEnd,
-    RecordingHead,
-)
+from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, RecordedTemplate, RecordingEnd, RecordingHead
 from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 
 _LONGEST_LINE = wire.LIMITS.bytes
