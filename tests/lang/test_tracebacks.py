@@ -105,4 +105,4 @@ def test_an_error_of_the_package_itself_keeps_all_its_frames(monkeypatch):
     with pytest.raises(sgl.ProgramError) as caught:
         reading(sgl.gen("a", timeout=9))
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__cause__.__traceback__)]
-    assert "agenerate" in frames
+    assert "_generate_in_attempts" in frames
