@@ -128,7 +128,7 @@ def official(draft: str, groups: int | None) -> list[str]:
 
 def watched(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar:
     """A grammar with what its masks watch."""
-    return distinct(engine.compile(constraint), constraint, engine.ending_tokens, watched_in(constraint))
+    return distinct(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
 
 
 def in_any_order(engine: LlguidanceEngine, constraint: JsonSchema) -> CompiledGrammar | None:

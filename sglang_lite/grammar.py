@@ -244,7 +244,7 @@ def _engine(tokenizer: Tokenizer | None, vocab_size: int | None) -> LlguidanceEn
 def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGrammar:
     from sglang_lite.runtime.structured_output.unique_names import distinct, watched_in
 
-    return distinct(engine.compile(constraint), constraint, engine.ending_tokens, watched_in(constraint))
+    return distinct(engine.compile(constraint), engine.ending_tokens, watched_in(constraint))
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:

@@ -6,6 +6,7 @@ writes (outgoing.py); one answers calls that wait.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -170,6 +171,7 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
     from sglang_lite.runtime.core.engine_thread import build  # which loads torch
     from sglang_lite.runtime.load import load
 
+    gc.freeze()  # what is imported lives on: a pass of the collector over it would be a step's time
     config = EngineConfig(**start.config)
 
     def progress(parts: Iterable[_T]) -> Iterator[_T]:

@@ -18,7 +18,7 @@ def compiled(constraint):
     """The grammar and None, or None and the error that refuses it."""
     try:
         grammar = byte_engine().compile(constraint)
-        return distinct(grammar, constraint, byte_engine().ending_tokens, watched_in(constraint)), None
+        return distinct(grammar, byte_engine().ending_tokens, watched_in(constraint)), None
     except ConstraintError as error:
         return None, error
 

@@ -26,6 +26,7 @@ _ONE = frozenset({
 })  # fmt: skip
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
+HOLDERS = _ONE | LISTS | NAMED
 
 # Keywords that came after a draft, or had gone before it.
 _SINCE_2019 = frozenset({
@@ -269,7 +270,7 @@ def subschemas(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     """Subschemas of a schema, each after the steps of its JSON Pointer."""
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:
-            named = ((f"/{escaped(keyword)}/{escaped(name)}", each) for name, each in value.items())
+            named = ((f"/{keyword}/{escaped(name)}", each) for name, each in value.items())
             yield from (each for each in named if keyword != "dependencies" or not isinstance(each[1], list))
         elif isinstance(value, list) and keyword in (*LISTS, "items"):
             yield from ((f"/{keyword}/{i}", each) for i, each in enumerate(value))

@@ -12,7 +12,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from sglang_lite.constraints.json_schema.document import LISTS, NAMED, REFERENCES, Document, Place, escaped, subschemas
+from sglang_lite.constraints.json_schema.document import (
+    HOLDERS,
+    LISTS,
+    NAMED,
+    REFERENCES,
+    Document,
+    Place,
+    escaped,
+    subschemas,
+)
 from sglang_lite.constraints.json_schema.numbers import is_finite
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
@@ -73,24 +82,31 @@ def check(schema: object) -> None:
             pointer="/$schema",
             hint="Rewrite the schema for draft 4 or a later one.",
         )
-    stack = [(schema, "", 0)]
+    # For each level those that are left, found one by one: lists of 100,000 would start collections of garbage, which
+    # look at all that the caller has, and hold up its threads meanwhile.
+    levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
     seen, references = set[str](), list[str]()
     document: Document | None = None
     count = 0
-    while stack or references:
-        if not stack:
+    while levels or references:
+        if not levels:
             try:
                 document = document or Document(schema)
             except ConstraintError:  # for an address that is none, which is refused where it is looked for
                 return
-            stack += ((document.at(aim), aim, 0) for aim in _aims(document, references.pop()) if aim not in seen)
+            aims = [aim for aim in _aims(document, references.pop()) if aim not in seen]
+            levels.append(zip(aims, map(document.at, aims)))
             continue
+        found = next(levels[-1], None)
+        if found is None:
+            levels.pop()
+            continue
+        pointer, each = found
         count += 1
         if count > MAX_SCHEMAS:
             raise ConstraintError(f"json_schema: more than {MAX_SCHEMAS:,} schemas in one.")
-        each, pointer, depth = stack.pop()
         seen.add(pointer)
-        if depth > MAX_DEPTH:
+        if len(levels) > MAX_DEPTH + 1:
             raise ConstraintError("json_schema: nested too deeply.", pointer=pointer)
         if isinstance(each, bool):
             continue
@@ -98,16 +114,21 @@ def check(schema: object) -> None:
             raise ConstraintError(
                 f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
             )
-        for keyword in each.keys() & _KINDS.keys():
-            fits, kind = _KINDS[keyword]
-            if not fits(each[keyword]):
+        for keyword, value in each.items():
+            known = _KINDS.get(keyword)
+            if known is not None and not known[0](value):
                 where = f"{pointer}/{escaped(keyword)}"
-                raise ConstraintError(
-                    f"json_schema: {keyword} is {kind}, not {str(each[keyword])[:60]!r}.", pointer=where
-                )
-        stack += ((below, pointer + steps, depth + 1) for steps, below in subschemas(each))
+                raise ConstraintError(f"json_schema: {keyword} is {known[1]}, not {str(value)[:60]!r}.", pointer=where)
+        if not each.keys().isdisjoint(HOLDERS):
+            levels.append(_below(each, pointer))
         if not each.keys().isdisjoint(REFERENCES):
             references.append(pointer)
+
+
+def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
+    """Subschemas of a schema, each after its JSON Pointer."""
+    for steps, each in subschemas(schema):
+        yield pointer + steps, each
 
 
 def _aims(document: Document, pointer: str) -> Iterator[str]:

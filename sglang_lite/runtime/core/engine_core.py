@@ -118,7 +118,9 @@ class EngineCore:
         )  # fmt: skip
         warming = self.compiler.warm_up()  # while kernels are compiled
         try:
-            runner = make_runner(loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling)
+            runner = make_runner(
+                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
+            )
         except BaseException:
             self.compiler.close()
             raise

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from sglang_lite.runtime.config import EngineConfig, Sizes
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
@@ -24,6 +29,7 @@ def make_runner(
     sizes: Sizes,
     config: EngineConfig,
     compiling: Compiling | None = None,
+    crowded: Callable[[], bool] | None = None,
 ) -> ModelRunner:
     """The runner for the device that a model is on.
 
@@ -35,11 +41,14 @@ def make_runner(
         sizes: of the steps.
         config: attention backend, graphs and numerics.
         compiling: what compiles the model's kernels meanwhile: each is waited for.
+        crowded: tells whether others of the engine need a core.
     """
     if not is_fused(model):
+        has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
         return CpuRunner(
             model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
+            crowded=crowded if has_all and not config.deterministic else None,
         )  # fmt: skip
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner

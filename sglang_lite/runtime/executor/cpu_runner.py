@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +46,8 @@ class CpuRunner:
         cache_slots: size of the KV cache in tokens.
         one_by_one: each token's attention is computed by itself.
         original_logprobs: as `sample` takes it.
+        crowded: tells whether others need a core. Then a step beside a stream leaves them one: a team of threads of
+            which one waits for a core takes longer than a smaller one.
     """
 
     def __init__(
@@ -55,7 +59,9 @@ class CpuRunner:
         *,
         one_by_one: bool = False,
         original_logprobs: bool = False,
+        crowded: Callable[[], bool] | None = None,
     ) -> None:
+        self._crowded = crowded
         self._model, self._table, self._sampling = model, table, sampling
         self._cache = model.allocate_cache(cache_slots)
         self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
@@ -73,21 +79,20 @@ class CpuRunner:
         """Frees the model's and the cache's memory. No other call may follow."""
         del self._model, self._cache
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> CpuForward:
         """Computes the batch's tokens."""
-        if len(batch.copies[0]):
-            self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
-        inputs = build_cpu_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
-        hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
-        scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
+        with torch.inference_mode(), self._team(batch):
+            if len(batch.copies[0]):
+                self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
+            inputs = build_cpu_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
+            hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
+            scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
         return CpuForward(batch, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
         """Memory for the masks of a step, int32 [rows, words]."""
         return np.empty((rows, words), dtype=np.int32)
 
-    @torch.inference_mode()
     def sample(
         self, forward: CpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
     ) -> Sampled:
@@ -100,11 +105,27 @@ class CpuRunner:
         """
         if not len(rows):
             return Sampled((), {})
-        logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
         slots = forward.batch.slots[rows]
-        sampled = sample(
-            logits, self._sampling, slots, forward.batch.ends[rows], special, masks,
-            original_logprobs=self._original_logprobs,
-        )  # fmt: skip
+        with torch.inference_mode(), self._team(forward.batch):
+            logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
+            sampled = sample(
+                logits, self._sampling, slots, forward.batch.ends[rows], special, masks,
+                original_logprobs=self._original_logprobs,
+            )  # fmt: skip
         self._drawn[slots] = sampled.tokens
         return sampled
+
+    def _team(self, batch: Batch) -> AbstractContextManager[None]:
+        """The threads of a step: for all that it computes."""
+        leaves_one = self._crowded is not None and batch.streamed and self._crowded()
+        return _one_thread_fewer() if leaves_one else nullcontext()
+
+
+@contextmanager
+def _one_thread_fewer() -> Iterator[None]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(max(count - 1, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)

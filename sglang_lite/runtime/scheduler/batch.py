@@ -43,5 +43,10 @@ class Batch:
     copies: tuple[Ints, Ints]
 
     @property
+    def streamed(self) -> bool:
+        """True where somebody reads the tokens of a decoding row as they come."""
+        return any(request.output.stream for request in self.requests[: self.decoding])
+
+    @property
     def tokens(self) -> int:
         return int((self.ends - self.starts).sum())

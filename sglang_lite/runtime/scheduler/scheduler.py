@@ -134,12 +134,12 @@ class Scheduler:
     def took(self, batch: Batch, seconds: float) -> None:
         """Learns how long a step has taken."""
         prompts = len(batch.requests) > batch.decoding
-        if self._pace is not None and prompts and _streams(batch.requests[: batch.decoding]):
+        if self._pace is not None and prompts and batch.streamed:
             self._pace.took(batch.tokens, seconds)
 
     def left(self, batch: Batch, seconds: float) -> float:
         """Seconds that a step should take at most from now on, so many after its beginning, for its streams."""
-        if self._pace is None or not _streams(batch.requests[: batch.decoding]):
+        if self._pace is None or not batch.streamed:
             return math.inf
         return self._pace.left(seconds)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TARGET_S = 0.08  # that a step beside a stream should take at most: what comes between two steps is not in it
 _FIRST = 32  # tokens: about so long on two cores, with a model of 135M parameters
-_LEAST = 16  # tokens of prompts in any step, so that they get on beside many decoding rows
+_LEAST = 8  # tokens of prompts in any step, so that they get on beside many decoding rows
 
 
 class StepPace:

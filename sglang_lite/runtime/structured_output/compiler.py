@@ -7,7 +7,9 @@ be killed; here it is only loaded. Neither waits for the other.
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -43,7 +45,7 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.unique_names import EndingTokens, distinct, unpacked, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
-from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
+from sglang_lite.runtime.structured_output.worker import NICE, OverBudgetError, Worker
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -97,10 +99,12 @@ class Compiler:
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
         self._bytes = 0  # of what is in it
         self._being_made = 0  # with the help of workers
+        self._under_way = 0  # all that are being made, or wait for it
         self._lock = threading.Lock()
         self._closed = False
-        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one in Python at a time: each holds up the loop
-        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
+        # One in Python at a time: each holds up the loop.
+        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar", initializer=_give_way)
+        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker", initializer=_give_way)
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
@@ -109,6 +113,10 @@ class Compiler:
     def cached_bytes(self) -> int:
         """Memory of the grammars and errors that are kept, roughly, in bytes."""
         return self._bytes
+
+    def is_busy(self) -> bool:
+        """True while constraints are being compiled, which takes processors from whatever else computes."""
+        return self._under_way > 0
 
     def warm_up(self) -> list[Future[object]]:
         """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
@@ -135,9 +143,10 @@ class Compiler:
                 return known if error is None else _failed(error)
             self.misses += 1
             future = self._cache[key] = Future()
+            self._under_way += 1
         try:
             if is_simple(constraint):
-                self._here.submit(self._settle, key, future, partial(self._build_here, constraint))
+                self._here.submit(self._settle_here, key, future, constraint)
             else:
                 with self._lock:
                     self._being_made += 1
@@ -224,9 +233,15 @@ class Compiler:
             self._count(key, future, grammar.size)
         future.set_result(grammar)
 
+    def _settle_here(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
+        self._settle(key, future, partial(self._build_here, constraint))
+        with self._lock:
+            self._under_way -= 1
+
     def _settle_apart(self, key: Constraint, future: Future[CompiledGrammar], constraint: Constraint) -> None:
         self._settle(key, future, partial(self._build_apart, key, constraint))
         with self._lock:
+            self._under_way -= 1
             self._being_made -= 1
             last = not self._being_made
         if last:  # it may have taken many times the memory that it keeps; the next one would take that again
@@ -261,12 +276,10 @@ class Compiler:
                 self._bytes -= size_of(key) + (future.result().size if future.exception() is None else 0)
 
     def _build_here(self, constraint: Constraint) -> CompiledGrammar:
-        return self._distinct(self.build(constraint), constraint, watched_in(constraint))
+        return self._distinct(self.build(constraint), watched_in(constraint))
 
-    def _distinct(
-        self, grammar: CompiledGrammar, constraint: Constraint, places: tuple[Watched, ...]
-    ) -> CompiledGrammar:
-        return distinct(grammar, constraint, self._ending, places) if isinstance(constraint, JsonSchema) else grammar
+    def _distinct(self, grammar: CompiledGrammar, places: tuple[Watched, ...] | None) -> CompiledGrammar:
+        return grammar if places is None else distinct(grammar, self._ending, places)
 
     def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:
         kept = self.disk_cache()
@@ -274,7 +287,7 @@ class Compiler:
         if found is not None:
             try:
                 name, (prepared, places) = found
-                grammar = self._distinct(self._load(name, prepared), constraint, unpacked(places))
+                grammar = self._distinct(self._load(name, prepared), unpacked(places))
             except Exception as error:  # a library's, of a file that was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
@@ -284,7 +297,7 @@ class Compiler:
         grammar = self._load(name, prepared)
         if seconds > SLOW_S:
             kept.put(key, name, (prepared, places))
-        return self._distinct(grammar, constraint, unpacked(places))
+        return self._distinct(grammar, unpacked(places))
 
     def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
         """Loads what was prepared: one at a time, as what takes long takes a core from the loop."""
@@ -335,6 +348,13 @@ class Compiler:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
+
+
+def _give_way() -> None:
+    """Lowers the priority of the thread that calls it, where threads have one: what decodes goes first."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICE))
 
 
 def _failed(error: BaseException) -> Future[CompiledGrammar]:

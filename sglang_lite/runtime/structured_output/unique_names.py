@@ -95,23 +95,27 @@ def byte_tokens() -> EndingTokens:
     return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
 
-def watched_in(constraint: Constraint) -> tuple[Watched, ...]:
-    """The places that masks have to watch under a constraint."""
-    return normalise(constraint).watched if isinstance(constraint, JsonSchema) else ()
+def watched_in(constraint: Constraint) -> tuple[Watched, ...] | None:
+    """The places that masks have to watch under a constraint, none where it is the names of objects alone; None where
+    there is nothing to watch. Takes long for a large schema."""
+    if not isinstance(constraint, JsonSchema):
+        return None
+    places = normalise(constraint).watched
+    return places if places or names_are_open(constraint) else None
 
 
-def packed(places: tuple[Watched, ...]) -> bytes:
-    """Places as bytes, for another process or the disk."""
-    return pickle.dumps(places, protocol=5) if places else b""
+def packed(places: tuple[Watched, ...] | None) -> bytes:
+    """Result of `watched_in` as bytes, for another process or the disk."""
+    return b"" if places is None else pickle.dumps(places, protocol=5)
 
 
-def unpacked(data: bytes) -> tuple[Watched, ...]:
-    """Places that were packed.
+def unpacked(data: bytes) -> tuple[Watched, ...] | None:
+    """Result of `watched_in` that was packed.
 
     Raises:
-        pickle.UnpicklingError: something else is among them.
+        pickle.UnpicklingError: something else than places is in it.
     """
-    found: tuple[Watched, ...] = _Unpickler(io.BytesIO(data)).load() if data else ()
+    found: tuple[Watched, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
     return found
 
 
@@ -126,19 +130,14 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a place")
 
 
-def distinct(
-    grammar: CompiledGrammar, constraint: Constraint, tokens: EndingTokens, places: tuple[Watched, ...]
-) -> CompiledGrammar:
+def distinct(grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[Watched, ...] | None) -> CompiledGrammar:
     """A grammar whose masks watch what it can't say; the grammar itself where there is nothing.
 
     Args:
-        constraint: that it was compiled from.
         tokens: that its masks are of.
-        places: of `watched_in`.
+        places: of `watched_in`, for the constraint that it was compiled from.
     """
-    if not places and not names_are_open(constraint):
-        return grammar
-    return DistinctGrammar(grammar, tokens, Places(places))
+    return grammar if places is None else DistinctGrammar(grammar, tokens, Places(places))
 
 
 class DistinctGrammar:

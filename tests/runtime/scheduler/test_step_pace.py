@@ -32,14 +32,14 @@ def test_a_prompt_beside_a_stream_is_computed_in_pieces():
 
 
 def test_a_prompt_beside_many_streams_gets_on():
-    assert first_step_with_a_prompt(stream=True, before=60) == 16
+    assert first_step_with_a_prompt(stream=True, before=60) == 8
 
 
 def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
     assert first_step_with_a_prompt(stream=False) == 200
 
 
-@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 2, 16), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
+@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 4, 8), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
 def test_the_bound_follows_how_long_steps_take(seconds, room):
     pace = StepPace(512)
     pace.took(32, seconds)
@@ -54,7 +54,7 @@ def test_the_bound_has_its_own():
     assert pace.room(90) == 10  # of all that a step takes
     for _ in range(10):
         pace.took(100, 10.0)
-    assert pace.room(0) == 16
+    assert pace.room(0) == 8
 
 
 def test_a_step_that_did_not_use_its_bound_does_not_raise_it():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,7 @@ from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.timings import KEPT, Seconds
 from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
+from tests.waiting import until
 
 PARAMS = SamplingParams(max_tokens=60, temperature=1.0, seed=3)
 CONSTRAINTS: dict[str, Constraint] = {
@@ -142,6 +144,22 @@ def test_bad_settings_are_refused_by_name(bad):
         EngineConfig.make(**bad)
 
 
+def test_the_compiler_is_busy_while_it_compiles(monkeypatch):
+    seen: list[bool] = []
+    build = Compiler.build
+    monkeypatch.setattr(Compiler, "build", lambda self, of: seen.append(self.is_busy()) or build(self, of))
+    with make() as engine:
+        compiler = engine.core.compiler
+        seen.clear()
+        assert not compiler.is_busy()
+        engine.complete("ab", PARAMS, Regex("a+"))
+        engine.complete("ab", PARAMS, LARGER)
+        with pytest.raises(ConstraintError):
+            engine.complete("ab", PARAMS, Regex("(a"))
+        assert seen == [True, True]  # the larger one elsewhere
+        until(lambda: not compiler.is_busy())
+
+
 def test_a_constraint_is_compiled_once():
     with make() as engine:
         spelled = JsonSchema('{"enum": [null, "a b"]}'), JsonSchema(' {"enum" :\n[null , "a b"]}')
@@ -230,6 +248,21 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
     with make(compile_timeout_s=1) as engine:
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
+
+
+def test_a_process_that_compiles_gives_way_to_what_decodes(monkeypatch):
+    """Within its session, and as a session, whose share would be the engine's, whatever the processes in it say."""
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    with make() as engine:
+        engine.complete("ab", PARAMS, LARGER)
+        (process,) = started
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= worker.NICE
+        session = Path(f"/proc/{process.pid}/autogroup")
+        if not session.exists():
+            pytest.skip("this system has no autogroups")
+        assert session.read_text().endswith(f"nice {worker.NICE}\n")
+        assert Path("/proc/self/autogroup").read_text() != session.read_text()
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import random
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.runtime.structured_output import unique_names
 from sglang_lite.runtime.structured_output.base import next_mask
-from sglang_lite.runtime.structured_output.unique_names import names_are_open
+from sglang_lite.runtime.structured_output.unique_names import packed, unpacked, watched_in
 
 INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {"type": "object", "additionalProperties": {"items": INTEGERS, "type": "array"}}
@@ -69,10 +70,28 @@ def test_where_names_run_out_the_finished_value_is_refused(engine):
 
 def test_what_lists_all_names_is_left_alone():
     closed = sgl.grammar.json_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}, closed=True)
-    assert not names_are_open(closed)
-    assert names_are_open(sgl.grammar.json_schema(INTEGERS))
-    assert names_are_open(sgl.grammar.json_schema(True))
-    assert not names_are_open(sgl.Regex("a"))
+    assert watched_in(closed) is None
+    assert watched_in(sgl.grammar.json_schema(INTEGERS)) == ()
+    assert watched_in(sgl.grammar.json_schema(True)) == ()
+    assert watched_in(sgl.Regex("a")) is None
+
+
+@pytest.mark.parametrize("found", [None, ()])
+def test_what_there_is_to_watch_crosses_to_another_process(found):
+    assert unpacked(packed(found)) == found
+
+
+def test_a_schema_that_a_process_of_its_own_has_prepared_is_not_read_again(engine, monkeypatch):
+    """To find whether its names are open, in Python, on a thread beside the loop."""
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1_000)}}
+
+    def refuse(_):
+        raise AssertionError("the schema was read by the engine's process")
+
+    monkeypatch.setattr(unique_names, "names_are_open", refuse)
+    monkeypatch.setattr(unique_names, "normalise", refuse)
+    grammar = engine.compile_grammar(sgl.grammar.json_schema(schema))
+    assert isinstance(grammar, unique_names.DistinctGrammar)
 
 
 @pytest.mark.slow
