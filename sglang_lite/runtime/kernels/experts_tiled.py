@@ -260,6 +260,8 @@ def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int
     with Qwen3-30B-A3B's shape."""
     if item > 2:
         block_n, block_k, warps, most = 32, 32, 4, 2
+    elif rows > 16 and not card.copies:  # where registers hold the operands, and those of larger tiles overflow
+        block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
         block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
@@ -272,7 +274,7 @@ def down_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
     if item > 2:
         block_n, block_k, most = 32, 32, 2
     elif item == 1:
-        block_n, block_k, most = 128, 128, 3
+        block_n, block_k, most = 128 if card.copies or rows <= 64 else 64, 128, 3
     else:
         block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
     return block_n, block_k, 4, tile_stages(card, rows, block_n, block_k, item, most)

@@ -69,8 +69,10 @@ def test_smaller_cards_take_fewer_tokens_at_a_time():
         (128, 16, 8, 2),
     ]
     assert chosen(A100, "prefill", 128, 4, 4, 128, 0) == (16, 16, 4, 2)  # float32 heads of 128
-    assert gate_up_launch(A100, 128, 2) == (128, 64, 8, 3)
-    assert gate_up_launch(A10, 128, 2) == (128, 64, 8, 2)
+    assert [gate_up_launch(A100, rows, 2) for rows in (16, 128)] == [(64, 128, 4, 2), (64, 64, 8, 3)]
+    assert [gate_up_launch(A10, rows, 2) for rows in (16, 64)] == [(64, 128, 4, 2), (64, 32, 4, 3)]
+    assert [gate_up_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [(64, 64, 4, 3), (64, 128, 8, 3)]
+    assert [down_launch(RTX_4090, rows, 1) for rows in (64, 128)] == [(128, 128, 4, 3), (64, 128, 4, 3)]
 
 
 def test_where_not_even_few_tokens_find_room_a_program_has_fewer_queries():
