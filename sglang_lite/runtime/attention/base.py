@@ -120,8 +120,8 @@ class StepAttention:
     from_product: AttendProduct | None = None
 
 
-class AttentionBackend(Protocol):
-    """Attention of a model on a device.
+class ModelAttention(Protocol):
+    """Attention of all layers of a model on a device.
 
     Attributes:
         captured: its steps can be part of a CUDA graph: what is launched depends on nothing that a tensor holds.
@@ -131,13 +131,17 @@ class AttentionBackend(Protocol):
     captured: bool
     shares_prefixes: bool
 
+    def begin(self, plan: DevicePlan) -> StepAttention:
+        """Called once a step, before the first layer."""
+        ...
+
+
+class AttentionBackend(ModelAttention, Protocol):
+    """Attention of layers with the same heads."""
+
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
         """The reason why the backend can't meet `needs`; None where it can."""
         ...
 
     def __init__(self, needs: AttentionRequirements) -> None: ...
-
-    def begin(self, plan: DevicePlan) -> StepAttention:
-        """Called once a step, before the first layer."""
-        ...

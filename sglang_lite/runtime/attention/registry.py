@@ -6,12 +6,13 @@ A backend is a file in this folder; its name goes into `AttentionBackendName` an
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from sglang_lite.protocol import ParameterError
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.attention.base import AttentionBackend, AttentionRequirements
+    from sglang_lite.runtime.attention.base import AttentionBackend, AttentionRequirements, ModelAttention
 
 logger = logging.getLogger("sglang_lite")
 
@@ -44,6 +45,18 @@ def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
 
             return FlashAttention
     raise AssertionError(f"no backend {name!r}")
+
+
+def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> ModelAttention:
+    """`make_attention` for all layers of a model, a backend for each kind of heads.
+
+    Args:
+        needs: of each layer.
+    """
+    from sglang_lite.runtime.attention.by_layer import AttentionByLayer  # needs Triton
+
+    made = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
+    return AttentionByLayer([made[each] for each in needs]) if len(made) > 1 else made[needs[0]]
 
 
 def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.attention.base import AttentionRequirements
-from sglang_lite.runtime.attention.registry import make_attention
+from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
@@ -41,7 +41,7 @@ from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
-from sglang_lite.runtime.models.spec import LatentSpec
+from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
 from sglang_lite.runtime.request import Look, not_finite
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -141,11 +141,11 @@ class GpuRunner:
         self._model, self._table = model, table
         self._original_logprobs = original_logprobs
         self._device = device = model.device
-        slots, heads = len(table.length), model.attention
+        slots, heads = len(table.length), model.attentions[0]
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
         self._copy = KVCopy(self._cache)
         self._most_decoded = 2 * slots
-        self._attention = make_attention(attention, self._needs())
+        self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # in the cache, of no slot
@@ -273,9 +273,9 @@ class GpuRunner:
         hidden = self._run(plan)
         return self._model.raw_logits(hidden if last is None else hidden[last])
 
-    def _needs(self) -> AttentionRequirements:
-        """Requirements of the model on attention."""
-        spec, precision = self._model.attention, self._model.precision
+    def _needs(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
+        """Requirements of a layer on attention."""
+        precision = self._model.precision
         return AttentionRequirements(
             heads=spec.heads,
             kv_heads=spec.kv_heads,

@@ -26,7 +26,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     Raises:
         ModelError: not even one sequence fits; the message has the numbers.
     """
-    device, heads = model.device, model.attention
+    device = model.device
     item = model.precision.compute.itemsize
     torch.cuda.empty_cache()  # what engines that were closed had
     free, total = torch.cuda.mem_get_info(device)
@@ -34,8 +34,12 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
     # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
-    chunks = 0 if isinstance(heads, LatentSpec) else MOST_CHUNKS  # latents of a prefix are read by each row
-    partials = 2 * sizes.max_running * (chunks + 3) * heads.heads * (heads.key_size + 2) * 4
+    kinds = {(isinstance(a, LatentSpec), a.heads, a.key_size) for a in model.attentions}
+    partials = sum(
+        # latents of a prefix are read by each row
+        2 * sizes.max_running * ((0 if latent else MOST_CHUNKS) + 3) * heads * (size + 2) * 4
+        for latent, heads, size in kinds
+    )
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = model.token_bytes
     tokens = int(room // token) // sizes.page_size * sizes.page_size

@@ -27,9 +27,3 @@ class KVLayout:
     def numbers(self) -> int:
         """Numbers that a token takes in all layers."""
         return sum(plane.heads * plane.size for planes in self.layers for plane in planes)
-
-    @property
-    def alike(self) -> Plane | None:
-        """The plane that all layers have, for keys as for values or as both, where that is so."""
-        first = set(self.layers[0]) if self.layers else set()
-        return first.pop() if len(first) == 1 and len(set(self.layers)) == 1 else None

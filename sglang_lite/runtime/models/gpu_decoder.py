@@ -28,22 +28,21 @@ class GpuDecoder(Decoder):
     """A loaded model on a GPU. Takes the arguments of Decoder.
 
     Raises:
-        ModelError: its layers differ in their heads; or as Decoder.
+        ModelError: its keys have another size than their values; or as Decoder.
     """
 
     fused = True
     uncapturable: str | None = None
 
     def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # as Decoder's
-        heads = {(s.heads, s.kv_heads, s.key_size, s.value_size) for s in (layer.attention for layer in spec.layers)}
-        if len(heads) > 1 or spec.kv_layout.alike is None:
-            raise ModelError("layers whose heads differ don't run on a GPU.", hint='Use device="cpu".')
+        if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
+            raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         super().__init__(spec, *args, **kwargs)
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
 
     @property
-    def attention(self) -> AttentionSpec | LatentSpec:
-        return self.spec.layers[0].attention
+    def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
+        return tuple(layer.attention for layer in self.spec.layers)
 
     @property
     def widest(self) -> int:

@@ -40,7 +40,7 @@ class GpuFallback(FallbackModel):
         uncapturable: why its steps can't be part of a CUDA graph; None where they can.
 
     Raises:
-        ModelError: its layers differ in their heads; or as FallbackModel.
+        ModelError: its keys have another size than their values; or as FallbackModel.
     """
 
     fused = True
@@ -48,7 +48,7 @@ class GpuFallback(FallbackModel):
 
     def __init__(self, module: Any, label: str) -> None:  # as FallbackModel's
         super().__init__(module, label)
-        self.attention = self._alike(self.trial)
+        self.attentions = self._of_layers(self.trial)
         self.precision = Precision(self.dtype, self.dtype, self.dtype)
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.uncapturable: str | None = None
@@ -99,16 +99,12 @@ class GpuFallback(FallbackModel):
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().raw_logits(hidden)
 
-    def _alike(self, trial: Trial) -> AttentionSpec:
-        """A layer's attention, which is that of all."""
-        plane = self.kv_layout.alike
-        if plane is None or len(set(trial.heads)) > 1 or len({how.sinks is None for how in trial.rules}) > 1:
-            raise self._refusal(
-                'on a GPU, as its layers, or its keys and values, differ in their heads: use device="cpu"'
-            )
-        rules = trial.rules[0]
-        return AttentionSpec(
-            trial.heads[0], plane.heads, plane.size, plane.size, rules.scale, NO_ROPE, sinks=rules.sinks is not None
+    def _of_layers(self, trial: Trial) -> tuple[AttentionSpec, ...]:
+        if any(len(set(planes)) > 1 for planes in trial.planes):
+            raise self._refusal('on a GPU, as its keys and its values differ in size or heads: use device="cpu"')
+        return tuple(
+            AttentionSpec(heads, keys.heads, keys.size, keys.size, how.scale, NO_ROPE, sinks=how.sinks is not None)
+            for heads, (keys, _), how in zip(trial.heads, trial.planes, trial.rules)
         )
 
     def _find_waits(self) -> str | None:

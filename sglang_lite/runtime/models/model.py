@@ -86,8 +86,8 @@ class DeviceModel(Model, Protocol):
     def kv_layout(self) -> KVLayout: ...
 
     @property
-    def attention(self) -> AttentionSpec | LatentSpec:
-        """A layer's attention: heads and sizes are those of all layers."""
+    def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
+        """Attention of each layer."""
         ...
 
     @property

@@ -101,6 +101,8 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    if family.qkv_by_head and heads != kv_heads:
+        raise ValueError(f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values")
     head_dim = config.get("head_dim") or hidden_size // heads
     if family.latent:
         head_dim = config["qk_rope_head_dim"]  # of which a config may say that it is the head's

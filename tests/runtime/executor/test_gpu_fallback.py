@@ -4,6 +4,7 @@ With a GPU, on it and through captured graphs; without one, on the CPU under Tri
 
 import pytest
 import torch
+import transformers
 
 import sglang_lite as sgl
 from sglang_lite.protocol import ModelError
@@ -28,7 +29,7 @@ def engine_of(tmp_path, monkeypatch):
         monkeypatch.setattr(load_fallback, "kind_of", lambda device: GpuFallback)
 
     def make(kind, **settings):
-        folder = save(tiny(kind), tmp_path)
+        folder = save(model_of(kind), tmp_path)
         config = {"dtype": "float32", "threads": 1, "max_running": 4, "step_tokens": 64, "max_total_tokens": 800}
         opened.append(sgl.Engine(folder, in_process=True, model_impl="transformers", **config, **settings))
         return opened[-1]
@@ -38,8 +39,21 @@ def engine_of(tmp_path, monkeypatch):
         engine.close()
 
 
+def model_of(kind):
+    if kind != "gemma4 with small heads":
+        return tiny(kind)
+    config = transformers.Gemma4TextConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, global_head_dim=16, num_global_key_value_heads=1, attention_k_eq_v=True,
+        max_position_embeddings=64, sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+        vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, num_kv_shared_layers=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.Gemma4ForCausalLM(config).eval()
+
+
 def expected(kind, prompt):
-    ids, model = torch.tensor([prompt]), tiny(kind)
+    ids, model = torch.tensor([prompt]), model_of(kind)
     with torch.inference_mode():
         for _ in range(TOKENS):
             ids = torch.cat((ids, model(input_ids=ids).logits[:, -1:].argmax(-1)), 1)
@@ -69,6 +83,22 @@ def test_decoding_steps_are_graphs(engine_of, monkeypatch):
         engine.core.runner.graphs.sizes = graph_sizes(4)
     assert generated(engine, PROMPTS) == [expected("qwen3", prompt) for prompt in PROMPTS]
     assert engine.core.runner.graphs.captured
+
+
+def test_layers_may_differ_in_their_heads(engine_of):
+    engine = engine_of("gemma4 with small heads")
+    wanted = [expected("gemma4 with small heads", prompt) for prompt in PROMPTS[:2]]
+    assert generated(engine, PROMPTS[:2]) == wanted
+    assert generated(engine, PROMPTS[:1]) == wanted[:1]  # from the cache
+    assert bool(engine.core.runner.graphs.captured) == GPU
+
+
+@pytest.mark.skipif(not GPU, reason="slow without one")
+def test_layers_whose_heads_are_too_large_for_our_kernels_take_torch_beside_them(engine_of):
+    """Heads of 8 numbers and of 512."""
+    engine = engine_of("gemma4_text")
+    assert generated(engine, PROMPTS) == [expected("gemma4_text", prompt) for prompt in PROMPTS]
+    assert not engine.core.runner.graphs.captured
 
 
 class Again:
@@ -107,9 +137,11 @@ def test_parts_are_shortened_where_they_compute_the_common_thing(kind, norms, at
     assert sum(name.endswith("Attention") for name in short) == attentions
 
 
-def test_layers_whose_heads_differ_are_refused_by_name():
+def test_keys_of_another_size_than_their_values_are_refused_by_name():
     load_fallback.register()
     module = tiny("deepseek_v2")
     module.set_attn_implementation(load_fallback.NAME)
-    with pytest.raises(ModelError, match=r'DeepseekV2ForCausalLM .* differ in their heads: use device="cpu"'):
+    with pytest.raises(
+        ModelError, match=r'DeepseekV2ForCausalLM .* keys and its values differ in size or heads: use device="cpu"'
+    ):
         GpuFallback(module, "deepseek_v2")

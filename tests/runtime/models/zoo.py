@@ -28,6 +28,13 @@ _GROUPED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "ol
             "starcoder2", "stablelm", "nemotron", "smollm3", "seed_oss", "helium", "mixtral", "qwen3_moe", "olmoe")  # fmt: skip
 
 
+def _has(config: transformers.PreTrainedConfig, name: str) -> bool:
+    try:
+        return hasattr(config, name)
+    except RuntimeError:  # each layer has its own
+        return True
+
+
 def tiny(kind: str) -> transformers.PreTrainedModel:
     """A model of a kind, in float32.
 
@@ -36,7 +43,7 @@ def tiny(kind: str) -> transformers.PreTrainedModel:
     """
     whole = CONFIG_MAPPING[kind]()
     text = whole.get_text_config()
-    settings: dict[str, object] = {name: value for name, value in _SMALL.items() if hasattr(text, name)}
+    settings: dict[str, object] = {name: value for name, value in _SMALL.items() if _has(text, name)}
     if kind in _GROUPED:
         settings["num_key_value_heads"] = 2
     if types := getattr(text, "layer_types", None):

@@ -1,0 +1,44 @@
+"""Attention of a model whose layers differ in their heads: a backend for each kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sglang_lite.runtime.attention.base import ModelAttention, StepAttention
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+
+
+class AttentionByLayer:
+    """Backends side by side.
+
+    Args:
+        layers: the backend of each; some layers have the same one.
+    """
+
+    shares_prefixes = False  # those are cut into pieces for heads of one kind
+
+    def __init__(self, layers: Sequence[ModelAttention]) -> None:
+        self._layers = layers
+        self.captured = all(backend.captured for backend in layers)
+
+    def begin(self, plan: DevicePlan) -> StepAttention:
+        begun = {backend: backend.begin(plan).attend for backend in self._layers}
+
+        def attend(
+            q: torch.Tensor,
+            cache: KVCache,
+            layer: int,
+            out: torch.Tensor,
+            *,
+            scale: float,
+            window: int | None,
+            softcap: float | None,
+            sinks: torch.Tensor | None = None,
+        ) -> None:
+            own = begun[self._layers[layer]]
+            own(q, cache, layer, out, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+        return StepAttention(attend)
