@@ -28,6 +28,8 @@ FAMILIES = {
     "Gemma2": {"sliding_window": 5, "query_pre_attn_scalar": 8},
     "Gemma3Text": {"sliding_window": 5, "query_pre_attn_scalar": 8},
     "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "Phi": {"qk_layernorm": True},
+    "Olmo": {},
 }
 
 

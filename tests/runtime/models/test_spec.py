@@ -9,6 +9,7 @@ from transformers import (
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -19,6 +20,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
+from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.read_config import spec_from_config
 
@@ -150,3 +152,35 @@ def test_early_phi_3_files_call_longrope_su_or_yarn():
     ]
     assert named[0].ropes[0].kind == "longrope"
     assert named[0] == named[1] == named[2]
+
+
+# As the hub has Pythia-70m's.
+PYTHIA = dict(
+    architectures=["GPTNeoXForCausalLM"], bos_token_id=0, eos_token_id=0, hidden_act="gelu", hidden_size=512,
+    intermediate_size=2048, layer_norm_eps=1e-5, max_position_embeddings=2048, model_type="gpt_neox",
+    num_attention_heads=8, num_hidden_layers=6, rotary_emb_base=20000, rotary_pct=0.5, tie_word_embeddings=False,
+    use_parallel_residual=True, vocab_size=50304,
+)  # fmt: skip
+
+
+def test_pythia_has_fields_of_its_own_for_the_rotary_embedding():
+    saved = GPTNeoXConfig(**PYTHIA).to_dict() | {"architectures": PYTHIA["architectures"]}
+    for spelling in (PYTHIA, saved):
+        rope = spec_from_config(spelling, "config.json").layers[0].attention.rope
+        assert (rope.theta, rope.rotary_dim) == (20000.0, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rotary_pct": 1.5}, "config.json: `rotary_pct`: 1.5 is not between"),
+        ({"rotary_pct": 0.01}, "0 numbers of a head can't be turned in pairs"),
+        ({"rotary_emb_base": "x"}, "`rotary_emb_base`: 'x' is no number"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads is 4, and each of 8 heads has its own keys and values"),
+        ({"hidden_act": "tanh"}, "the activation 'tanh' is not supported"),
+        ({"architectures": ["OlmoForCausalLM"], "clip_qkv": 0}, "`clip_qkv`: 0 is not between"),
+    ],
+)
+def test_what_such_a_model_can_not_have_is_refused_by_its_field(change, message):
+    with pytest.raises(ModelError, match=message):
+        spec_from_config(PYTHIA | change, "config.json")

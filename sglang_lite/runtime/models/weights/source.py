@@ -27,7 +27,7 @@ _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_s
 # The parts of a vision-language model that see.
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 # Of a decoder that was saved without its head: its names lack what stands before them in a whole model.
-_WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.")
+_WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
