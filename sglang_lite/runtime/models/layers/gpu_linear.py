@@ -122,7 +122,7 @@ class Fp8Linear(GpuLinear):
         return self._scaled(y, scales)
 
     def _scaled(self, y: torch.Tensor, scales: Scales) -> torch.Tensor:
-        y = (y * scales.rows.unsqueeze(1) * scales.columns).to(y.dtype)
+        y = (y * scales.rows[: len(y)].unsqueeze(1) * scales.columns).to(y.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
     def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
