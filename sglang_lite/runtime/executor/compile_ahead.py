@@ -27,6 +27,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 from triton.runtime.cache import triton_key
 
+from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.compile_process import MARKS, CompileProcess, mark_of
 from sglang_lite.runtime.config import EngineConfig
@@ -71,13 +72,15 @@ class Runner:
 
 
 def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object]) -> None:
-    """Tells every variant of a kernel that a runner's warm-up launches on a card."""
+    """Tells every variant of a kernel that a runner's warm-up launches on a card; those before where it stops: it can't
+    be, or its attention reads what tensors hold (the backend "torch")."""
     layers = runner.spec.layers
     unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones launch the same
     spec = replace(runner.spec, layers=(layers[0], *unlike))  # but the first of all, which has nothing to add
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
-    with telling(card, tell), torch.inference_mode(), _Products():
+    can_not_be = contextlib.suppress(NotImplementedError, ParameterError)
+    with telling(card, tell), torch.inference_mode(), _Products(), can_not_be:
         model = GpuDecoder(spec, _Weightless(), runner.precision, nowhere, runner.longest)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]

@@ -19,7 +19,7 @@ SIZES = dict(
     num_key_value_heads=2, head_dim=8, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
     pad_token_id=None,
 )  # fmt: skip
-FAMILIES = {
+FAMILIES: dict[str, dict] = {
     "Llama": {},
     "Mistral": {"sliding_window": 5},
     "Qwen2": {},
