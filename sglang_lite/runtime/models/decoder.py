@@ -167,7 +167,7 @@ class Decoder:
             q, cache, index, plan, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=layer.sinks,
             causal=spec.causal,
         )  # fmt: skip
-        return layer.output(out.view(len(x), -1).to(x.dtype))
+        return layer.output(out.reshape(len(x), -1).to(x.dtype))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
         """Queries and keys side by side, of which the first so many are queries, each normalised."""

@@ -51,6 +51,22 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
         assert together.equal(alone)
 
 
+@pytest.mark.parametrize("by_products", [True, False])
+@pytest.mark.parametrize(("new", "length", "kv_heads"), [(300, 300, 2), (300, 701, 2), (129, 600, 6), (70, 1500, 1)])
+def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, length, kv_heads, by_products):
+    """Whatever the processor at hand has: products are taken in blocks of 64 to 384 tokens here."""
+    faster = "sglang_lite.runtime.kernels.reference.attention._products_are_faster"
+    monkeypatch.setattr(faster, lambda q: by_products and q.dtype == torch.bfloat16)
+    torch.manual_seed(0)
+    at = torch.randperm(2000)[:length]
+    plan = AttentionPlan(torch.zeros(0), (), (ExtendRow(0, new, at),))
+    k, v = (torch.randn(kv_heads, 2000, DIM).bfloat16() for _ in range(2))
+    q = torch.randn(new, HEADS, DIM).bfloat16()
+    seen = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25).float()
+    expected = attention(q.float(), KVCache((k.float(),), (v.float(),)), 0, plan, scale=0.25)
+    assert (seen - expected).norm(dim=(1, 2)).le(1e-2 * expected.norm(dim=(1, 2))).all()
+
+
 def batch(table, lengths, new, page_size):
     rows = len(lengths)
     ends = np.array(lengths, dtype=np.int32)

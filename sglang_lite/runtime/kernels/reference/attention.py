@@ -11,6 +11,9 @@ from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, Decode
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
 
 _FEW = 8  # new tokens of a row, up to which the heads of a group are one product
+_MANY = 1 << 16  # pairs of a new token and a position, from which on plain products are taken where they are faster
+_ROWS = 384  # of such a product: tokens, times the heads of a group
+_SCORES = 1 << 22  # of such a product, at most: few enough for the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,14 @@ class Scoring:
         return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
     def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
-        """Weights of scores that are scaled, float32 [kv_heads, …, positions], but for those that are hidden.
+        """Weights of scores [kv_heads, …, positions] that are scaled, but for those that are hidden.
 
         Args:
+            scores: overwritten.
             heads: shape of the scores with 1 for what is not heads.
         """
+        if self.softcap is not None or self.sinks is not None:
+            scores = scores.float()
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if hidden is not None:
@@ -86,13 +92,22 @@ def attention(
         [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
-    out = q.new_empty((*q.shape[:2], v.shape[2]))
     how = Scoring(scale, window, softcap, sinks, causal)
+    if len(plan.extends) == 1 and plan.extends[0].end - plan.extends[0].start == len(q):
+        out = attend_rows(q, k, v, plan.extends[0], how)
+    else:
+        out = _attend_parts(q, k, v, plan, how)
+    return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
+
+
+def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, how: Scoring) -> torch.Tensor:
+    """Attention of a batch of several rows, which the plan has in parts."""
+    out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
         out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
     groups = plan.groups if how.plain else ()
     for group in groups:
-        for row, part in zip(group.rows, _extend_together(q, k, v, group, scale)):
+        for row, part in zip(group.rows, _extend_together(q, k, v, group, how.scale)):
             out[row.start : row.end] = part
     together = {row.start for group in groups for row in group.rows}
     for row in plan.extends:
@@ -100,7 +115,7 @@ def attention(
             continue
         mine = q[row.start : row.end]
         out[row.start : row.end] = attend_rows(mine, k, v, row, how)
-    return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
+    return out
 
 
 def attend_rows(
@@ -178,7 +193,7 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
     values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
-    scores = torch.bmm(queries, keys.transpose(1, 2)).float().mul_(how.scale)
+    scores = _scores(queries, keys, how.scale)
     window, hidden = how.window, None
     if window is not None and longest <= window:
         window = None
@@ -212,7 +227,9 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if new == length and window is None and not explicit:
+    if how.causal and window is None and not explicit and new * length >= _MANY and _products_are_faster(q):
+        out = _by_products(queries, keys[:, 0], values[:, 0], scale)
+    elif new == length and window is None and not explicit:
         out = F.scaled_dot_product_attention(queries, keys, values, is_causal=how.causal, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
@@ -231,3 +248,40 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
         else:
             out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(new, heads, -1)
+
+
+def _products_are_faster(q: torch.Tensor) -> bool:
+    """True where products in bfloat16 with a softmax between them take less time than torch's flash attention: about
+    half, on a CPU that has instructions for bfloat16 but no AMX. With AMX flash attention has others, not measured."""
+    fast, amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported  # noqa: SLF001 # torch has no other names for them
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and fast() and not amx()
+
+
+def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of the last positions' queries [kv_heads, group, tokens, head_dim] over keys and values
+    [kv_heads, positions, head_dim]: some tokens of a group at a time, over what its last one sees.
+
+    Returns:
+        [kv_heads, group, tokens, size of a value].
+    """
+    kv_heads, group, new, dim = queries.shape
+    length = keys.shape[1]
+    step = max(1, min(_ROWS, _SCORES // length) // group)
+    hidden = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
+    out = queries.new_empty((*queries.shape[:3], values.shape[2]))
+    for start in range(0, new, step):
+        count = min(step, new - start)
+        seen = length - new + start + count
+        for head in range(kv_heads):
+            block = queries[head, :, start : start + count].reshape(1, -1, dim)
+            scores = _scores(block, keys[head : head + 1, :seen], scale)
+            scores.view(group, count, seen)[..., -count:].add_(hidden[:count, :count])
+            weights = torch.softmax(scores, -1, out=scores)[0]
+            out[head, :, start : start + count] = (weights @ values[head, :seen]).view(group, count, -1)
+    return out
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
+    """Scores [kv_heads, tokens, positions] of queries [kv_heads, tokens, head_dim], scaled before they are rounded."""
+    scores = queries.new_empty((*queries.shape[:2], keys.shape[1]))
+    return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=scale, out=scores)
