@@ -1,0 +1,136 @@
+"""Compiled operators of one row against torch's, and a compiler that is not there or fails."""
+
+import stat
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.one_row import FORMATS, SOURCE, OneRow
+from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
+from sglang_lite.runtime.models.layers.rope import rotate
+
+HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 24, 300
+EPS = 1e-5
+ANYWHERE = torch.arange(SLOTS) * 7 % SLOTS
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    found = cpu_library(SOURCE, tmp_path_factory.mktemp("compiled"))
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+@pytest.fixture(params=sorted(FORMATS, key=str), ids=str)
+def formats(request):
+    torch.manual_seed(0)
+    return request.param
+
+
+def close(found, expected, dtype):
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    return found.dtype == dtype and (found - expected).float().norm() <= limit * expected.float().norm()
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_add_norm(library, formats, added):
+    x, h, weight = (torch.randn(1, 100).to(formats[0]) for _ in range(3))
+    expected = x + h if added else x.clone()
+    found = OneRow(library, *formats).add_norm(x, h if added else None, weight[0], EPS)
+    assert x.equal(expected)
+    assert close(found, F.rms_norm(expected, (100,), weight[0], EPS), formats[0])
+
+
+def test_silu_mul(library, formats):
+    gate_up = torch.cat((torch.randn(1, 50) * 30, torch.randn(1, 50)), 1).to(formats[0])
+    gate_up[0, :4] = torch.tensor([200.0, -200.0, 0.0, -0.0])
+    gate, up = gate_up.chunk(2, -1)
+    assert close(OneRow(library, *formats).silu_mul(gate_up), F.silu(gate) * up, formats[0])
+
+
+@pytest.mark.parametrize("nan", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so(library, formats, nan):
+    """The draw looks for it, and names the position."""
+    row = OneRow(library, *formats)
+    x, ones = torch.full((1, 40), nan).to(formats[0]), torch.ones(40).to(formats[0])
+    assert not row.add_norm(x.clone(), None, ones, EPS).isfinite().any()
+    assert not row.silu_mul(x).isfinite().any()
+    keys, values = (torch.ones(1, 4, 40).to(formats[1]) for _ in range(2))
+    q = x.view(1, 1, 40)
+    assert not row.attend(q, keys, values, ExtendRow(0, 1, slice(0, 4)), 0, 1.0).isfinite().any()
+
+
+@pytest.mark.parametrize("turned", [DIM, 8])
+@pytest.mark.parametrize("normed", [True, False])
+def test_turn_store(library, formats, normed, turned):
+    activations, kept = formats
+    qkv = torch.randn(1, (HEADS + 2 * KV_HEADS) * DIM).to(activations)
+    q, k, v = qkv.clone().view(1, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
+    norms: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if normed:
+        norms = q_norm, k_norm = torch.randn(DIM).to(activations), torch.randn(DIM).to(activations)
+        q, k = F.rms_norm(q, (DIM,), q_norm, EPS), F.rms_norm(k, (DIM,), k_norm, EPS)
+    cos, sin = (torch.randn(1, 1, turned).to(activations) for _ in range(2))
+    found_k, found_v, expected_k, expected_v = (torch.zeros(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(4))
+    found = OneRow(library, *formats).turn_store(qkv, norms, EPS, (cos, sin), found_k, found_v, 77)
+    expected = rotate(q, cos, sin)
+    store_kv(KVCache((expected_k,), (expected_v,)), 0, torch.tensor([77]), expected, rotate(k, cos, sin), v)
+    assert close(found, expected, activations)
+    assert found_v.equal(expected_v)
+    assert close(found_k, expected_k, kept)
+    assert not found_k[:, :77].any()
+    assert not found_k[:, 78:].any()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    "read_at", [slice(20, 221), ANYWHERE[:201], ANYWHERE[:1].int()], ids=["side by side", "anywhere", "one"]
+)
+def test_attend(library, formats, read_at, window):
+    activations, kept = formats
+    k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
+    q = torch.randn(1, HEADS, DIM).to(activations)
+    row = ExtendRow(0, 1, read_at)
+    plan = AttentionPlan(torch.zeros(0), (), (row,))
+    expected = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.3, window=window)
+    first = 0 if window is None else max(0, row.length - window)
+    found = OneRow(library, *formats).attend(q, k, v, row, first, 0.3)
+    assert found.dtype == activations
+    assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
+
+
+def test_a_library_is_compiled_once_and_found_again(tmp_path, library):
+    cpu_library(SOURCE, tmp_path)
+    (made,) = tmp_path.iterdir()
+    before = made.stat()
+    cpu_library.cache_clear()
+    assert cpu_library(SOURCE, tmp_path) is not None
+    assert made.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_without_a_compiler_there_is_none(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    caplog.set_level("INFO", "sglang_lite")
+    assert cpu_library(SOURCE, tmp_path / "compiled") is None
+    assert "there is no C++ compiler" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["the source", "the compiler", "the folder"])
+def test_what_can_not_be_compiled_is_said_and_left(tmp_path, monkeypatch, caplog, broken):
+    source, compiler, folder = tmp_path / "a.cpp", tmp_path / "compiler", tmp_path / "folder"
+    source.write_text("no C++")
+    if broken == "the folder":
+        folder.write_text("a file")
+    if broken == "the compiler":
+        compiler.write_text("#!/bin/sh\nexit 1\n")
+        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CXX", str(compiler))
+    assert cpu_library(source, folder) is None
+    assert "can't be compiled" in caplog.text or "there is no C++ compiler" in caplog.text
+    assert not list(folder.glob("*")) if folder.is_dir() else True
