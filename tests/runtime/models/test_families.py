@@ -292,9 +292,11 @@ def test_lower_precision_on_a_gpu_stays_near(family, settings):
     """Layer norms, plain feed-forwards and parallel blocks, of many rows, few and one."""
     folder, reference = family
     batch = prompts(40, 33, 21)
+    squares = reference.config.hidden_act == "relu2"  # and with them what 8 bits cut off: 0.45 to 0.62 by transformers
+    limit = 0.15 if not settings else 0.8 if squares else 0.3
     with engine(folder, dtype="bfloat16", max_total_tokens=2000, **settings) as running:
         for future, ids in [(ask(running, ids), ids) for ids in batch]:
-            assert differences(reference, ids, future.result(timeout=300)).mean() <= (0.3 if settings else 0.15)
+            assert differences(reference, ids, future.result(timeout=300)).mean() <= limit
 
 
 def test_longrope_is_short_where_the_context_is(tmp_path):
