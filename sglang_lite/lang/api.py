@@ -174,7 +174,9 @@ def gen(
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r} is not a string.")
     given = (dtype, choices, regex, json_schema, type, tools, ebnf, lark, constraint)
-    kinds = [kind for kind, value in zip(_KINDS, given) if value is not None]
+    free = dtype is None and choices is None and regex is None and json_schema is None and type is None
+    free = free and tools is None and ebnf is None and lark is None and constraint is None
+    kinds = [] if free else [kind for kind, value in zip(_KINDS, given) if value is not None]
     if len(kinds) > 1:
         raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
     if tool_choice is not None and tools is None:

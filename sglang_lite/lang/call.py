@@ -31,37 +31,15 @@ def _wait_for(ref: weakref.ref[Player]) -> None:
         finished(player).wait()
 
 
-class _Body:
-    """`with`: the body of a run runs inside. What it raises ends the run."""
-
-    __slots__ = ("_state", "_token")
-
-    def __init__(self, state: ProgramState) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        run = self._state.branch.run
-        run.context = copy_context()
-        self._token = current_run.set(run)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        branch = self._state.branch
-        try:
-            if error is not None:
-                branch.abandon(error)
-        finally:
-            current_run.reset(self._token)
-            branch.end()
-
-
 class Call:
-    """A run of a program: its state, and its body with its arguments.
+    """A run of a program: its state, and its body with its arguments, which runs inside `with`: what it raises ends
+    the run.
 
     Args:
         args, kwargs: of the body; they are known to fit.
     """
 
-    __slots__ = ("_args", "_kwargs", "_program", "state")
+    __slots__ = ("_args", "_kwargs", "_program", "_token", "state")
 
     def __init__(
         self,
@@ -75,20 +53,35 @@ class Call:
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
         run.called = Calling(program, args, kwargs)
-        run.speculation = None if program.speculation.tokens is None else program.speculation
-        run.speculates = program.speculation.on
+        if program.speculation.tokens is not None:
+            run.speculation, run.speculates = program.speculation, program.speculation.on
         self.state = ProgramState(Branch(Player(run, run.pushed())))
-        run.state = weakref.ref(self.state)
+        if run.budgets:  # whose errors have it
+            run.state = weakref.ref(self.state)
         if outer is not None:
             outer.contain(self.state.branch)
         if "begin_run" in backend.hooks:
             backend.begin_run(partial(_wait_for, weakref.ref(self.state.branch.player)))
         self.state.branch.tell("begin_program")
 
+    def __enter__(self) -> None:
+        run = self.state.branch.run
+        run.context = copy_context()
+        self._token = current_run.set(run)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        branch = self.state.branch
+        try:
+            if error is not None:
+                branch.abandon(error)
+        finally:
+            current_run.reset(self._token)
+            branch.end()
+
     def run(self) -> ProgramState:
         """Runs the body here. What it raises ends the run and is raised."""
         state, program = self.state, self._program
-        with _Body(state):
+        with self:
             result = program.func(state, *self._args, **self._kwargs)
             state.ret_value = asyncio.run(result) if program.is_async else returned(program, result)
         return state
@@ -129,7 +122,7 @@ class Call:
             if raised:
                 raise raised[0]
             return state
-        with _Body(state):
+        with self:
             state.ret_value = await program.func(state, *self._args, **self._kwargs)
         return state
 

@@ -19,7 +19,7 @@ from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import Calling, RunSettings, current_run
+from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
@@ -202,7 +202,8 @@ class SglFunction(BaseProgram):
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
         given = dict(locals())
-        if (handed := _handed(self, args, kwargs, given)) is not None:
+        inside = current_run.get()
+        if inside is not None and (handed := _handed(inside, self, args, kwargs, given)) is not None:
             return handed  # type: ignore[no-any-return] # it stands for a state
         own, options = self._sorted(args, kwargs, given)
         check_flags(use_thread=options["use_thread"])
@@ -466,11 +467,10 @@ class SglFunction(BaseProgram):
         return own, with_seed(options)
 
 
-def _handed(program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]) -> Any:
+def _handed(
+    inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
+) -> Any:
     """Symbol of a run's state, where it is inside a body that is compiled; None elsewhere."""
-    inside = current_run.get()
-    if inside is None:
-        return None
     said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
     return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
 

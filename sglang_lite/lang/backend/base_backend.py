@@ -304,7 +304,7 @@ class BaseBackend:
         token of an answer has come."""
         return False
 
-    @property
+    @cached_property
     def turn_rules(self) -> TurnRules | None:
         """Rules for several generations in one turn; None: each is asked for as if it were alone."""
         return None

@@ -24,7 +24,7 @@ class Account:
 
     def __init__(self) -> None:
         self._records: list[Any] = []
-        self._failed: list[Usage] = []  # of attempts that failed
+        self._failed: tuple[Usage, ...] = ()  # of attempts that failed
         self.started = self._last_end = time.perf_counter()
         self.replayed = False
 
@@ -38,7 +38,7 @@ class Account:
         """Keeps what an attempt has used that failed."""
         for usage in usages:
             if usage is not None:
-                self._failed.append(msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens))
+                self._failed += (msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),)
 
     def restore(self, usage: Usage) -> None:
         """Takes over what an earlier run has used."""
@@ -51,5 +51,5 @@ class Account:
 
     def usage(self) -> Usage:
         """Usage of all nodes, and the run's own time."""
-        total = total_usage([*usages_of(self._records[:]), *self._failed[:]])
+        total = total_usage([*usages_of(self._records[:]), *self._failed])
         return msgspec.structs.replace(total, total_s=self._last_end - self.started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
 
 _UNKNOWN_TO_HOOKS = tuple(parameter.name for parameter in PARAMETERS if "hooks" not in parameter.places)
+_unknown_to_hooks = attrgetter(*_UNKNOWN_TO_HOOKS)
 
 
 class Branch:
@@ -156,8 +158,7 @@ class Branch:
             case SglGen():
                 op = self._gen(part, where)
                 op.turn = turn
-                params, constraint = op.node.params, op.node.constraint
-                if equal is not None and may_share(part, params, constraint, self.backend, equal.size):
+                if equal is not None and may_share(part, op.node.params, op.node.constraint, self.backend, equal.size):
                     op.equal = equal
                 self._put(op)
             case SglSelect():
@@ -250,7 +251,8 @@ class Branch:
             own = replace(own, node=asked, value_type=spelled)
         constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
-        known, stops = backend.capabilities.constraints, tuple[str, ...]()
+        known = backend.capabilities.constraints
+        stops: tuple[str, ...] = ()
         if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
@@ -265,8 +267,8 @@ class Branch:
         if options is not None and options.repair:
             self._check_repair(own, backend, params, where)
         if backend.blocking and params is not NO_PARAMS:
-            for field in _UNKNOWN_TO_HOOKS:
-                if not isinstance(getattr(params, field), Unset):
+            for field, value in zip(_UNKNOWN_TO_HOOKS, _unknown_to_hooks(params)):
+                if value is not UNSET:
                     raise backend.refusal(own, field, "SGLang's blocking hooks have no such parameter.", where)
         kind = None if own.value_type is None else own.value_type.annotation
         variable, log = self._declare(own.node.name, where, kind)

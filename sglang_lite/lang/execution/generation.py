@@ -321,6 +321,8 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """
     own = op.own
     texts = [g.text for g in generations]
+    if own.options is None and own.value_type is None and own.node.constraint is None:
+        return texts
     if own.options is not None and own.options.reasoning is not None:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
@@ -379,17 +381,17 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))
-        branch.transcript.append([Reasoned(spans, answers[0])])
+        behind = branch.transcript.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     else:
-        branch.transcript.append(spans)
-    op.variable.record = list(generations) if several else first
-    op.ended = branch.run.account.played(op.variable.record)
-    op.variable.behind = branch.transcript.behind
-    op.variable.set(list(values) if several else values[0])
+        behind = branch.transcript.append(spans)
+    variable = op.variable
+    variable.record, variable.behind = list(generations) if several else first, behind
+    op.ended = branch.run.account.played(variable.record)
+    variable.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
 

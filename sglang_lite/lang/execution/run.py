@@ -81,8 +81,7 @@ class RunSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
+class Calling(msgspec.Struct, frozen=True, eq=False):
     """A program and the arguments of its body."""
 
     program: BaseProgram
@@ -116,7 +115,7 @@ class Run:
         new_state: makes what a body holds of a branch; None: the run has no body.
         plain: neither retries, a timeout nor a budget are to be watched.
         budgets: its own, and those of the runs that it is inside.
-        state: what the body holds of the first branch; None: there is no body.
+        state: what the body holds of the first branch, for errors of budgets; None: there is no body, or no budget.
         account: what its nodes have used, and how long it has taken.
         push_down: as set, for this run and those that it is inside.
         context: of whoever has run it: what is played elsewhere is played in copies of it.
@@ -138,12 +137,15 @@ class Run:
         new_state: Callable[[Branch], UserValue] | None = None,
     ) -> None:
         self.backend, self.settings, self.is_async, self.new_state = backend, settings, is_async, new_state
-        self.deadline, self.timeout = deadline_of(settings.timeout, outer)
-        self.budgets: tuple[Budget, ...] = () if outer is None else outer.budgets
-        if settings.budget is not None:
-            self.budgets = (settings.budget, *self.budgets)
-        for budget in self.budgets:
-            budget.check(backend)
+        self.deadline: float | None = None
+        self.timeout: float | None = None
+        self.budgets: tuple[Budget, ...] = ()
+        if settings.timeout is not None or outer is not None:
+            self.deadline, self.timeout = deadline_of(settings.timeout, outer)
+        if settings.budget is not None or outer is not None:
+            self.budgets = (*(() if settings.budget is None else (settings.budget,)), *(outer.budgets if outer else ()))
+            for budget in self.budgets:
+                budget.check(backend)
         self.plain = self.deadline is None and not settings.retries and not self.budgets
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()

@@ -28,6 +28,7 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Image | Reasoned
+Behind: TypeAlias = tuple[int, int, tuple[str, int] | None]  # counts of pieces and finished turns, and the open turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Transcript:
         walk: the matcher of the open grammar; None: none is open.
     """
 
-    __slots__ = ("_forks", "_start", "_turn", "log", "messages", "pieces", "walk")
+    __slots__ = ("_forks", "_images", "_mixed", "_start", "_turn", "log", "messages", "pieces", "walk")
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
@@ -58,6 +59,7 @@ class Transcript:
         self.log = log
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self.walk: ByteMatcher | None = None
+        self._mixed = self._images = False  # there may be pieces that are no plain text; images
         self._start = 0  # where the branch was forked
         self._forks: tuple[int, ...] = ()  # finished turns at forks
 
@@ -70,7 +72,11 @@ class Transcript:
             return
         if self.walk is not None:
             self.walk.push(text)
-        self.pieces.append(text if node.special and node.ids is None else Span(text, node.ids, node.special))
+        if node.special and node.ids is None:
+            self.pieces.append(text)
+        else:
+            self.pieces.append(Span(text, node.ids, node.special))
+            self._mixed = True
         if self.log is not None:
             self.log.append(text)
 
@@ -78,23 +84,27 @@ class Transcript:
         """Appends what was chosen. In a turn it names no special tokens."""
         self.write(Text(text, special=self._turn is None))
 
-    def append(self, pieces: Sequence[Piece]) -> None:
-        """Appends what a backend has generated: its text was logged while it came."""
+    def append(self, pieces: Sequence[Piece]) -> Behind:
+        """Appends what a backend has generated: its text was logged while it came. Returns the place behind it."""
         start = len(self.pieces)
         self.pieces += pieces
+        self._mixed = True
         if self.walk is not None:
             self.walk.push(self.text(start))
+        return len(self.pieces), len(self.messages), self._turn
 
     def take(self, pieces: Sequence[Piece]) -> None:
         """Appends what other branches have added."""
         start = len(self.pieces)
         self.append(pieces)
+        self._images = self._images or Image in map(type, pieces)
         if self.log is not None:
             self.log.append(self.text(start))
 
     def show(self, node: ImagePart) -> None:
         """Appends an image."""
         self.pieces.append(node.image)
+        self._mixed = self._images = True
         self.write(Text(node.text))
 
     def begin_turn(self, node: TurnBegin) -> None:
@@ -124,24 +134,38 @@ class Transcript:
             turn: role of the open turn, and the piece that it begins with.
         """
         self.pieces, self.messages, self._turn = list(pieces), list(messages), turn
+        self._look()
+
+    def _look(self) -> None:
+        """Sees what kinds of pieces there are."""
+        self._mixed, self._images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
     def fork(self, other: Transcript) -> None:
         """Lets another one, which has nothing yet, continue from here."""
-        other.restore(self.pieces, self.messages, self._turn)
-        other.begin(self.walk and self.walk.copy(), (*self._forks, len(self.messages)))
+        other.begin(
+            list(self.pieces), list(self.messages), self._turn, self.walk and self.walk.copy(),
+            (*self._forks, len(self.messages)), mixed=self._mixed, images=self._images,
+        )  # fmt: skip
         if self.log is not None and other.log is not None:
             other.log.append(self.text())
 
-    def begin(self, walk: ByteMatcher | None, forks: tuple[int, ...]) -> None:
-        """Begins a fork behind what is there.
+    def begin(
+        self, pieces: list[Piece], messages: list[Message], turn: tuple[str, int] | None, walk: ByteMatcher | None,
+        forks: tuple[int, ...], *, mixed: bool, images: bool,
+    ) -> None:  # fmt: skip
+        """Begins a fork behind what is there, which is its own from now on.
 
         Args:
+            turn: role of the open turn, and the piece that it begins with.
             walk: the matcher of the open grammar, for this branch alone.
             forks: finished turns at each fork that led here.
+            mixed: there may be pieces that are no plain text.
+            images: there may be images.
         """
-        self.walk, self._start, self._forks = walk, len(self.pieces), forks
+        self.pieces, self.messages, self._turn, self.walk = pieces, messages, turn, walk
+        self._start, self._forks, self._mixed, self._images = len(pieces), forks, mixed, images
 
     def place(self) -> Place:
         return Place(len(self.pieces), len(self.messages), self._turn, self.walk and self.walk.copy())
@@ -149,12 +173,13 @@ class Transcript:
     def go_back(self, place: Place) -> None:
         self._turn, self.walk = place.turn, place.walk and place.walk.copy()
         del self.pieces[place.pieces :], self.messages[place.messages :]
+        self._look()
 
     # ------------------------------------------------------------------------------------------ reading
 
     @property
-    def behind(self) -> tuple[int, int, tuple[str, int] | None]:
-        """Counts of pieces and finished turns, and the open turn."""
+    def behind(self) -> Behind:
+        """The place behind all that there is."""
         return len(self.pieces), len(self.messages), self._turn
 
     @property
@@ -174,7 +199,7 @@ class Transcript:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        return tuple([piece for piece in self.pieces if type(piece) is Image])
+        return tuple([piece for piece in self.pieces if type(piece) is Image]) if self._images else ()
 
     @property
     def turn_images(self) -> tuple[Image, ...]:
@@ -194,12 +219,9 @@ class Transcript:
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
         """The prompt that a backend continues. `same_model`: its token ids are those of the run's backend."""
-        try:
-            spans: tuple[Span, ...] = (Span("".join(self.pieces)),)  # type: ignore[arg-type] # mostly there is only text
-        except TypeError:
-            spans = self._spans(same_model)
+        spans = self._spans(same_model) if self._mixed else (Span("".join(map(str, self.pieces))),)
         if self._turn is None and not self.messages:
-            return Prompt(spans, images=self.images)
+            return Prompt(spans, images=self.images if self._images else ())
         role, start = self._turn or (None, len(self.pieces))
         return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
 
