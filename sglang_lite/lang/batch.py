@@ -150,9 +150,9 @@ def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[t
     asked for. Yields known outcomes, too."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers, order = make_pool(lambda index, outcome: finished.put((index, outcome))), _Order(plan)
-    if order.awaited:
-        workers.start()
     try:
+        if order.awaited:
+            workers.start()
         while order.left:
             for index, outcome in order.ready():
                 yield index, outcome
