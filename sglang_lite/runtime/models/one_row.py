@@ -88,7 +88,7 @@ def _is_common(layer: LayerSpec) -> bool:
     attention, mlp = layer.attention, layer.feed_forward
     return (
         isinstance(attention, AttentionSpec) and attention.causal and not attention.sinks
-        and attention.softcap is None and attention.qk_norm in ("", "head")
+        and attention.softcap is None and attention.clip is None and attention.qk_norm in ("", "head")
         and attention.key_size == attention.value_size
         and isinstance(mlp, DenseSpec) and mlp.gated and mlp.activation == "silu"
         and layer.norms == "before" and layer.residual_scale == 1.0 and not layer.parallel
