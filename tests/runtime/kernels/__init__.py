@@ -1,31 +1,17 @@
 """Kernels run on the GPU where the tests may use one, else under Triton's interpreter."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention import registry
 from sglang_lite.runtime.attention.base import AttentionRequirements
+from tests.runtime.kernels import fast_interpreter
 
-_patch_lang = interpreter._patch_lang
-
-
-def _patch_once(fn):
-    """Replacement for the interpreter's patch of `tl`, which it looks for in all of `tl` at each call of a function in
-    a kernel, too: half of its time."""
-    seen = [module for module in fn.__globals__.values() if module is tl or module is tl.core]
-    if any(tl.core.is_builtin(module.load) for module in seen):
-        return _patch_lang(fn)
-    return SimpleNamespace(restore=lambda: None)  # the kernel's call restores what it has patched
-
-
-interpreter._patch_lang = _patch_once
+fast_interpreter.install()
 
 
 @triton.jit
