@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test fast check unit test-long test-gpu format clean
+.PHONY: demo test fast check unit coverage test-long test-gpu format clean
 
 demo: $(VENV)/.core
 	@$(BIN)/python examples/quickstart.py
@@ -30,15 +30,17 @@ check: $(VENV)/.dev
 fast: check $(VENV)/.model
 	$(PYTEST) -m 'not slow'
 
-# Coverage is the language's, by its own tests: measuring it doubles the time of all others.
 unit: $(VENV)/.dev $(VENV)/.model
+	$(PYTEST)
+
+# Of the language, by its own tests: measuring takes as long as they do, so `make test` does not.
+coverage: $(VENV)/.dev $(VENV)/.model
 	$(PYTEST) tests/lang tests/test_protocol.py tests/test_wire.py --cov=sglang_lite.errors --cov=sglang_lite.wire --cov=sglang_lite.protocol --cov=sglang_lite.lang --cov-report=term:skip-covered --cov-fail-under=90
-	$(PYTEST) --ignore=tests/lang --ignore=tests/test_protocol.py --ignore=tests/test_wire.py
 
 # What is random or repeated, many times more: hours.
 LONG := CASES=all ENGINES=100 EXAMPLES=500 FUZZ=10000 HOSTILE_FILES=10000 KILLS=50 MASKBENCH=full OPENAPI=300 PROGRAMS=3000 RANDOM_GRAMMARS=1000 RANDOM_SCHEMAS=1000 RAY_ROWS=500 REQUESTS=500 RUNS=100 SAMPLES=2000 SOAK=20000 STREAMS=200 TYPE_SAMPLES=60 WIRE_FUZZ=10000 WIRE_RECORDS=1000
 
-test-long: $(VENV)/.dev $(VENV)/.model
+test-long: coverage
 	$(LONG:%=SGLANG_LITE_%) $(PYTEST)
 
 # On a machine with a GPU: the kernels, and the engine that runs them.
