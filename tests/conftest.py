@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -25,20 +24,28 @@ hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)` every n-th case is run, with each commit others: all of them are many of a kind. All
-    are run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
+    """Of a test marked `sampled(n)` a case in n is run, with each commit others: all of them are many of a kind. All are
+    run with `SGLANG_LITE_CASES=all`, and where tests are chosen by name."""
     if os.environ.get("SGLANG_LITE_CASES", "some") == "all" or config.option.keyword or "::" in "".join(config.args):
         return
-    seen: Counter[str] = Counter()
-    left_out = set()
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if mark := item.get_closest_marker("sampled"):
-            test = item.nodeid.partition("[")[0]
-            seen[test] += 1
-            if (seen[test] + _commit()) % mark.args[0]:
-                left_out.add(item)
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {case for each in cases.values() for case in _left_out(each)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(cases: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Cases of a test but one of every n, and of the n after them the next one: the same one of each n would always have
+    the same value of a parameter that has n."""
+    mark = cases[0].get_closest_marker("sampled")
+    assert mark is not None
+    n = min(mark.args[0], len(cases))
+    for i, case in enumerate(cases):
+        if (i + i // n + _commit()) % n:
+            yield case
 
 
 @cache

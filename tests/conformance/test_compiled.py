@@ -50,6 +50,7 @@ def backend(engine):
     return backend
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", some_slow(COMPILED))
 def test_a_compiled_program_means_the_same(backend, name):
     case = CASES[name]
@@ -57,6 +58,7 @@ def test_a_compiled_program_means_the_same(backend, name):
     assert outcome(compiled, backend, **FIXED) == outcome(case, backend, **FIXED)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", some_slow(COMPILED))
 def test_a_compiled_batch_means_the_same(backend, name):
     case = CASES[name]
@@ -93,6 +95,7 @@ def test_misuse_is_told_when_compiling(backend, name):
         CASES[name].program.compile(backend)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_program_is_data(backend, name):
     case = CASES[name]

@@ -27,6 +27,7 @@ def backends():
         remote.shutdown()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", some_slow(list(CASES)))
 @pytest.mark.parametrize("form", ["whole", "node by node"])
 def test_a_program_means_the_same_on_a_server(backends, name, form):
@@ -51,6 +52,7 @@ def test_a_compiled_program_that_decides_is_one_request(backends, name):
     assert found[0] == found[1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", some_slow(COMPILED))
 def test_a_compiled_batch_means_the_same_on_a_server(backends, name):
     case, (local, remote) = CASES[name], backends

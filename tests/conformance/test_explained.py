@@ -56,6 +56,7 @@ def explained(case, backend):
     return rungs, {lines(node.where) for node in found.refused}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", some_slow(list(CASES)))
 def test_no_node_is_served_otherwise_than_explained(backend, name):
     case = CASES[name]

@@ -18,6 +18,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["own", "here"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_stream_that_is_cut_continues(form, case, request):

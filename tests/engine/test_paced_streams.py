@@ -25,6 +25,7 @@ def events_of(engine, prompt, params):
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -117,7 +117,7 @@ WAYS = [
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypatch, way):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -133,6 +133,7 @@ def test_a_format_is_that_of_the_weights(folders):
         sgl.Engine(folders[0], load_format="gguf", **IN_PROCESS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_process", [True, False])
 def test_a_folder_without_a_tokenizer_takes_and_gives_ids(folders, here, tmp_path, in_process):
     folder = tmp_path / "ids"

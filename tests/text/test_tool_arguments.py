@@ -15,6 +15,7 @@ from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import JsonSchema
 from sglang_lite.text.tool_calls import Call, ToolParser, call_text, calls_constraint, parse_answer
 from sglang_lite.text.tool_formats import FORMATS
+from tests.counts import some
 from tests.text.test_tool_calls import SEND, SENDING, TAGGED, mutated, tool, written
 
 
@@ -27,7 +28,7 @@ def sent(draw, mark):
     text = strings(mark)
     size = st.fixed_dictionaries({"unit": text}, optional={"n": st.floats(-1e3, 1e3).map(lambda x: round(x, 2))})
     either = st.one_of(text.filter(lambda s: not is_json(s)), st.integers(-9, 9), st.none())
-    some = st.one_of(
+    either_or_list = st.one_of(
         text.filter(lambda s: not is_json(s) and s.lstrip()[:1] not in ("[", "{")), st.lists(st.integers())
     )
     known = {
@@ -40,7 +41,7 @@ def sent(draw, mark):
         "tags": st.lists(text, max_size=3),
         "size": st.one_of(size, st.builds(lambda a, b: {**a, "of": b}, size, size)),
         "either": either,
-        "some": some,
+        "some": either_or_list,
     }
     given = {name: draw(value) for name, value in known.items() if name in ("text", "kind") or draw(st.booleans())}
     if "size" in given and "of" in given["size"]:  # in the schema's order
@@ -57,7 +58,7 @@ def is_json(text):
 
 
 @pytest.mark.parametrize("family", TAGGED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(12, 60), deadline=None)
 @given(data=st.data())
 def test_arguments_are_read_as_they_were_written(family, data):
     """Arguments, whole and in pieces, have the types that they had."""
@@ -98,7 +99,7 @@ def hurried(request, monkeypatch):
     memo.clear()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_that_were_written_are_allowed(family):
@@ -113,6 +114,7 @@ def test_arguments_that_were_written_are_allowed(family):
         assert not sgl.grammar.matches(constraint, written(family, "", ("send", arguments))), wrong
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", TAGGED)
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
@@ -134,6 +136,7 @@ def test_what_a_schema_asks_of_a_bare_string_is_kept(family, schema, good, bad):
     assert not sgl.grammar.matches(constraint, written(family, "", ("f", {"x": bad})))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("family", TAGGED)
 def test_long_strings_may_stand_before_objects(family, choice):
@@ -230,7 +233,7 @@ def test_other_blanks_and_values_that_are_wrong_are_read(family, text, arguments
 def test_malformed_calls_never_raise_and_arguments_stay_json(family):
     text = written(family, "Hm. ", ("send", {"text": "a", "kind": "b c", "tags": ["x"], "size": {"unit": "y"}}))
     draw = random.Random(family)
-    for _ in range(150):
+    for _ in range(some(30, 150)):
         changed = mutated(mutated(text, draw), draw)
         answer = parse_answer(family, changed, tools=SENDING)
         for call in answer.calls if answer.complete else answer.calls[:-1]:

@@ -36,6 +36,7 @@ def engine_that(fails, **settings):
     return found[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])

@@ -98,6 +98,7 @@ def with_graphs(device, monkeypatch):
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
 @pytest.mark.parametrize("most", [3, 40])
 def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):

@@ -183,15 +183,15 @@ def engine(folder: Path, **settings) -> sgl.Engine:
     return sgl.Engine(**{"model": str(folder), "dtype": "float32", "max_running": 4, **settings}, in_process=True)
 
 
-def asked(*, prompt: bool = True) -> SamplingParams:
-    """Six more tokens, with the log-probabilities of the whole vocabulary at each position."""
-    return SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=VOCAB,
+def asked(*, prompt: bool = True, most: int = 6) -> SamplingParams:
+    """`most` more tokens, with the log-probabilities of the whole vocabulary at each position."""
+    return SamplingParams(max_tokens=most, temperature=0, ignore_eos=True, return_logprob=True, top_logprobs_num=VOCAB,
                           logprob_start_len=1 if prompt else -1)  # fmt: skip
 
 
-def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True) -> Future:
+def ask(engine: sgl.Engine, ids: list[int], *, prompt: bool = True, most: int = 6) -> Future:
     future: Future = Future()
-    engine.submit(ids, asked(prompt=prompt), sink=future.set_result)
+    engine.submit(ids, asked(prompt=prompt, most=most), sink=future.set_result)
     return future
 
 
@@ -209,6 +209,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step_tokens", [512, 7])
 def test_logits_equal_those_of_transformers(family, step_tokens):
     folder, reference = family
@@ -236,7 +237,7 @@ def test_the_table_of_parameters_has_each_number_of_a_checkpoint_once(family):
 
 
 @needs_kernels
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("family", "attention"),
     [
@@ -259,15 +260,15 @@ def test_fused_kernels_give_the_same(family, attention, monkeypatch):
     with engine(
         folder, step_tokens=10, page_size=4, max_total_tokens=1000, threads=1, attention_backend=attention
     ) as running:
-        for future, ids in [(ask(running, ids), ids) for ids in batch]:
+        for future, ids in [(ask(running, ids, most=3), ids) for ids in batch]:
             assert differences(reference, ids, future.result(timeout=300)).max() <= 1e-4
         again = [*batch[0], 3, 1, 4]
-        generation = ask(running, again, prompt=False).result(timeout=300)
+        generation = ask(running, again, prompt=False, most=2).result(timeout=300)
         assert generation.usage.cached_tokens >= len(batch[0]) - 3
         assert differences(reference, again, generation).max() <= 1e-4
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_stays_near(family, dtype):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
