@@ -17,7 +17,6 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
-from tests.counts import some
 from tests.engine import load, processes, processors
 from tests.engine.collector import Collector
 from tests.engine.conftest import SETTINGS
@@ -110,7 +109,7 @@ def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mar
         assert engine.model_name == engine.config.model == f"../{paths[1].name}"
         second = engine.complete("ab", GREEDY).text
         assert first != second
-        for _ in range(some(1, 3)):
+        for _ in range(3):
             sink = Collector()
             engine.submit("ab", LONG, sink=sink, stream=True)
             sink.begun()
