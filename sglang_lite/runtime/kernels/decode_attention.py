@@ -14,7 +14,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import attention_launch, padded
+from sglang_lite.runtime.kernels.launch import Launch, attention_launch, padded
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
@@ -91,19 +91,38 @@ def split_work(
 
 
 @triton.jit
-def merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
-    """Adds a part's results, which another program has stored (so that they are not in this one's L1 cache)."""
-    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
-    m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
-    total_part = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
-    acc_part = tl.load(
-        acc_buffer + part[:, None] * DIM + d[None, :], mask=(g < G)[:, None] & (d < DIM)[None, :], other=0.0,
-        cache_modifier=".cg",
-    )  # fmt: skip
-    highest = tl.maximum(m, m_part)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
-    old, new = tl.exp2(m - shift), tl.exp2(m_part - shift)
-    return highest, total * old + total_part * new, acc * old[:, None] + acc_part * new[:, None]
+def _merge_all(
+    acc_buffer, ml_buffer, first, step, count, m, total, acc,
+    G: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds parts that lie `step` apart, PARTS at a time: one after the other, each would wait for its loads."""
+    p, g, d = tl.arange(0, PARTS), tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    for at in range(0, count, PARTS):
+        there = (at + p < count)[:, None] & (g < G)[None, :]
+        part = first + (at + p).to(tl.int64)[:, None] * step + g[None, :]
+        m_part = tl.load(ml_buffer + part * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total_part = tl.load(ml_buffer + part * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        acc_part = tl.load(
+            acc_buffer + part[:, :, None] * DIM + d[None, None, :],
+            mask=there[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        highest = tl.maximum(m, tl.max(m_part, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)  # all saw nothing: it is beyond the window
+        old, new = tl.exp2(m - shift), tl.exp2(m_part - shift[None, :])
+        total = total * old + tl.sum(total_part * new, 0)
+        acc = acc * old[:, None] + tl.sum(acc_part * new[:, :, None], 0)
+        m = highest
+    return m, total, acc
+
+
+@triton.jit
+def _first_heads(x, HEADS: tl.constexpr):
+    """The first HEADS rows of [N, D]: without the padding that products need."""
+    blocks: tl.constexpr = x.shape[0] // HEADS
+    if blocks == 1:
+        return x
+    real = (tl.arange(0, blocks) == 0)[:, None, None]
+    return tl.sum(tl.where(real, tl.reshape(x, (blocks, HEADS, x.shape[1])), 0.0), 0)
 
 
 @triton.jit
@@ -111,12 +130,14 @@ def finish(
     m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
     prefix_acc, prefix_ml, prefix_chunks, most_chunks,
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
+    GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Stores the results of an item's program; the last program of a row merges all, and those of its prefix."""
-    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    g, d = tl.arange(0, GROUP), tl.arange(0, acc.shape[1])
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
-    heads = (row * KV_HEADS + kv_head) * G + g
-    target = out + heads.to(tl.int64)[:, None] * DIM + d[None, :]
+    m = tl.reshape(_first_heads(tl.expand_dims(m, 1), GROUP), (GROUP,))
+    total = tl.reshape(_first_heads(tl.expand_dims(total, 1), GROUP), (GROUP,))
+    acc = _first_heads(acc, GROUP)
     last = True
     if count > 1:
         part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
@@ -127,20 +148,33 @@ def finish(
         last = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1
         if last:
             tl.store(counters + row * KV_HEADS + kv_head, 0)
-            m = tl.full(m.shape, float("-inf"), tl.float32)
-            total = tl.zeros(m.shape, tl.float32)
+            m = tl.where(g < G, float("-inf"), 0.0)
+            total = tl.where(g < G, 0.0, 1.0)
             acc = tl.zeros(acc.shape, tl.float32)
-            for i in range(first, first + count):
-                part = ((i * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM)
+            start = ((first * KV_HEADS + kv_head) * G).to(tl.int64)
+            m, total, acc = _merge_all(acc_buffer, ml_buffer, start, KV_HEADS * G, count, m, total, acc, G, DIM, PARTS)
     if last:
         if PREFIX:
-            for i in range(0, tl.load(prefix_chunks + row)):
-                part = (((row * most_chunks + i) * KV_HEADS + kv_head) * G + g).to(tl.int64)
-                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, G, DIM)
+            start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
+            m, total, acc = _merge_all(
+                prefix_acc, prefix_ml, start, KV_HEADS * G, tl.load(prefix_chunks + row), m, total, acc, G, DIM, PARTS
+            )
         if SCALED:
             acc *= tl.load(v_scales + kv_head)
+        target = out + ((row * KV_HEADS + kv_head) * G + g).to(tl.int64)[:, None] * DIM + d[None, :]
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+
+
+def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
+    """Keywords of a kernel that `finish`es: how many parts are merged at a time, for which threads have registers.
+
+    Args:
+        group: query heads of a KV head.
+        dim: of a head.
+    """
+    heads: int = triton.next_power_of_2(group)
+    numbers = 1024 * launch.warps if launch.warps > 1 else 512
+    return {"GROUP": heads, "PARTS": max(numbers // (heads * padded(dim)), 1)}
 
 
 @triton.jit(do_not_specialize=["most_chunks", "window"])
@@ -149,7 +183,8 @@ def _decode(
     acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait(PDL)
@@ -183,7 +218,7 @@ def _decode(
     )
     finish(
         m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        prefix_acc, prefix_ml, prefix_chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX,
+        prefix_acc, prefix_ml, prefix_chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,
     )  # fmt: skip
 
 
@@ -217,7 +252,7 @@ def decode_attention(
     group = heads // kv_heads
     launch = attention_launch(
         card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=padded(group),
-        rows=rows, heads=kv_heads,
+        rows=rows, heads=kv_heads, shared=plan.shared is not None,
     )  # fmt: skip
     assert launch is not None, "refused"
     partials, shared = work.partials, plan.shared
@@ -232,5 +267,6 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(q.device),
+        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
+        **overlapped(q.device),
     )  # fmt: skip

@@ -24,7 +24,8 @@ _TINY = 1 << 23  # … of one all of whose programs find room beside those of th
 def _gemv(
     x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
     SCALED: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr,
-    PREFETCH: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, EARLY: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -43,7 +44,7 @@ def _gemv(
         if EARLY:
             start_next(PDL)  # all programs find room, and so do the next one's, which fetch as early
     wait(PDL)
-    for at in range(0, K, BLOCK_K):
+    for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
         if not PREFETCH:
             weights = tl.load(rows + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
@@ -64,7 +65,7 @@ def _gemv(
         acc += weights.to(tl.float32) * value[None, :]
         if GATE != "":
             up += up_weights.to(tl.float32) * value[None, :]
-        if PREFETCH:
+        if PREFETCH and not WHOLE:
             later = at + BLOCK_K
             both = there & (later + k < K)[None, :]
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
@@ -164,7 +165,7 @@ def linear_one(
     _gemv[(triton.cdiv(outputs, block_n),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        PREFETCH=small, EARLY=rows * inputs <= _TINY,
+        PREFETCH=small, EARLY=rows * inputs <= _TINY, WHOLE=inputs <= block_k,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         # Before and after the head there is little to overlap with.
         **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),
@@ -177,7 +178,7 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, small: bool) -
     if small:
         if inputs >= 4096 and outputs <= 4096:
             return 4, 2048, 4
-        if inputs >= 4096 or (inputs < 2048 and outputs <= 4096):
+        if inputs >= 4096:
             return 8, 512, 4
         whole = max(1024, triton.next_power_of_2(inputs))  # all of a row is fetched early
         return 8192 // whole, whole, 4

@@ -23,7 +23,6 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import card_of
-from sglang_lite.runtime.kernels.decode_attention import merge
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Launch, latent_launch, padded
@@ -31,6 +30,22 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import page_of
 
 PAIRS = 64  # of a new token and a head, of a program
+
+
+@triton.jit
+def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
+    """Adds a part's results, which another program has stored (so that they are not in this one's L1 cache)."""
+    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
+    total_part = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
+    acc_part = tl.load(
+        acc_buffer + part[:, None] * DIM + d[None, :], mask=(g < G)[:, None] & (d < DIM)[None, :], other=0.0,
+        cache_modifier=".cg",
+    )  # fmt: skip
+    highest = tl.maximum(m, m_part)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
+    old, new = tl.exp2(m - shift), tl.exp2(m_part - shift)
+    return highest, total * old + total_part * new, acc * old[:, None] + acc_part * new[:, None]
 
 
 @triton.jit
@@ -155,7 +170,7 @@ def _decode(
             acc = tl.zeros((BLOCK_H, BLOCK_R), tl.float32)
             for i in range(first, first + count):
                 part = (i * HEADS + first_head + h).to(tl.int64)
-                m, total, acc = merge(acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK)
+                m, total, acc = _merge(acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK)
     if last:
         tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 

@@ -41,8 +41,9 @@ class Launch:
 
 @functools.cache
 def attention_launch(
-    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1
-) -> Launch | None:
+    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1,
+    shared: bool = False,
+) -> Launch | None:  # fmt: skip
     """The launch of an attention kernel on a card; None: no program of it finds room there.
 
     Args:
@@ -53,8 +54,11 @@ def attention_launch(
             is "prefill".
         rows: of "decode": how many are decoded.
         heads: of "decode": KV heads.
+        shared: of "decode": rows share prefixes, and have little text beside those.
     """
-    wanted = _fastest(card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads)
+    wanted = _fastest(
+        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared
+    )
     dim = padded(dim)
     for launch in _smaller(wanted, divisible=kernel == "prefill"):
         if _shared(launch, dim, item) <= card.shared and _registers(launch) <= card.registers:
@@ -94,7 +98,7 @@ def padded(dim: int) -> int:
 
 
 def _fastest(
-    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int
+    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int, shared: bool
 ) -> Launch:
     """The launch that was fastest on an H200."""
     if item == 4:  # products are not by matrix units, and unrolled
@@ -110,11 +114,11 @@ def _fastest(
         return Launch(queries, 32, 4, 2)
     if cached == 1:
         return Launch(queries, 32, 1, 3)
-    if rows == 1:  # which has no others beside it
-        return Launch(queries, 128, 4, 2)
     # Small programs, of which a multiprocessor has room for several: while one waits, others work.
     many = rows * heads * 132 >= 1024 * card.multiprocessors
-    return Launch(queries, 32, 1, 2) if many else Launch(queries, 64, 2, 2)
+    if not many:
+        return Launch(queries, 64, 2, 2)
+    return Launch(queries, 32, 1, 2 if shared else 3)
 
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:

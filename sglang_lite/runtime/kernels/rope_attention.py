@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import card_of
-from sglang_lite.runtime.kernels.decode_attention import finish
+from sglang_lite.runtime.kernels.decode_attention import finish, merging
 from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
@@ -102,7 +102,8 @@ def _rope_attention(
     positions, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     kv_head = tl.program_id(0)
@@ -150,7 +151,7 @@ def _rope_attention(
     )  # fmt: skip
     finish(
         m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        acc_buffer, ml_buffer, counters, 0, G, DIM, KV_HEADS, KV_SCALED, False,
+        acc_buffer, ml_buffer, counters, 0, G, DIM, KV_HEADS, KV_SCALED, False, GROUP, PARTS,
     )  # fmt: skip
 
 
@@ -196,5 +197,6 @@ def rope_attention(
         G=group, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
         SOFTCAP=softcap is not None, WINDOW=window is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(qkv.device),
+        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
+        **overlapped(qkv.device),
     )  # fmt: skip

@@ -145,6 +145,7 @@ OPTIONS = [{}, {"softcap": 5.0}, {"window": 7}]
         ([1, 4, 5, 64, 65, 200], (6, 2), 16),
         ([130, 3], (1, 1), 24),
         ([70], (20, 1), 16),
+        ([290], (12, 1), 128),  # whose five pieces are merged two by two
     ],
     ids=str,
 )
