@@ -16,8 +16,8 @@ from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Logits [R, vocab_size] of a plan's tokens; of those at some indices [R], where these are given.
-Compute = Callable[[DevicePlan, torch.Tensor | None], torch.Tensor]
+# Writes logits [R, vocab_size] of a plan's tokens into the last argument; of those at some indices [R], where given.
+Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 
 class CudaGraphs:
@@ -131,12 +131,12 @@ class CudaGraphs:
         room = self._logits[:rows]
 
         def step() -> torch.Tensor:
-            return room.copy_(compute(plan, static[3, :rows] if several else None))
+            return compute(plan, static[3, :rows] if several else None, room)
 
-        graph, logits = self._record(step)
+        graph, logits = self.record(step)
         return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
 
-    def _record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """A graph that computes again what is then in the tensor."""
         compute()  # compiles what is not compiled yet, which can't be captured
         torch.cuda.synchronize()
@@ -150,7 +150,13 @@ class CudaGraphs:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """A captured decoding step of some number of tokens."""
+    """A captured decoding step of some number of tokens.
+
+    Attributes:
+        plan: what it computes; slots and positions are those of the last run.
+        logits: of the last run of any graph.
+        draws: of a token for each row, without masks and with such, where they are captured, too.
+    """
 
     graph: torch.cuda.CUDAGraph
     plan: DevicePlan
@@ -159,6 +165,7 @@ class CapturedGraph:
     logits: torch.Tensor
     staging: Staging
     dummy: int
+    draws: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
     _shared: SharedWork | None = None
 
     def run(self, inputs: GpuInputs, shared: SharedWork | None) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from sglang_lite.protocol import ModelError, SamplingParams, SglError
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_layers_attention
-from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs
+from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
+from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, PrefixGroups, SharedWork
@@ -46,6 +48,10 @@ from sglang_lite.runtime.request import Look, not_finite
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
+_TEXT = int(Look.TEXT)  # comparing an array with a member of an enumeration is slow
+_MARKS = 8  # events: two a step, until its tokens are read
+_FEW = 64  # rows whose draws are captured
+
 
 @dataclass(frozen=True, slots=True)
 class GpuForward:
@@ -57,6 +63,7 @@ class GpuForward:
         logits: [rows, vocab_size] of all rows, where one did.
         last: int64 [rows]: index of each row's last token.
         scored: by row of the batch, log-probabilities of its prompt tokens.
+        graph: that ran.
         done: event at the end of a step that may wait for masks.
     """
 
@@ -65,6 +72,7 @@ class GpuForward:
     logits: torch.Tensor | None
     last: Ints
     scored: dict[int, Scored]
+    graph: CapturedGraph | None
     done: torch.cuda.Event | None = None
 
 
@@ -146,9 +154,14 @@ class GpuRunner:
         self._copy = KVCopy(self._cache)
         self._most_decoded = 2 * slots
         self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
+        self._masks = DeviceMasks(device, 0, 0)  # until those are allocated
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
+        cuda = device.type == "cuda"
+        # Of captured draws.
+        self._tokens = torch.empty(_FEW, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda)
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # in the cache, of no slot
+        self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
         self._prefixes: PrefixGroups | None = None
         self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
@@ -176,7 +189,7 @@ class GpuRunner:
     def close(self) -> None:
         """Frees the GPU's memory. No other call may follow."""
         self.graphs.clear()
-        del self._model, self._cache, self._copy, self._attention, self._slots, self.graphs
+        del self._model, self._cache, self._copy, self._attention, self._slots, self._masks, self.graphs
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -192,16 +205,19 @@ class GpuRunner:
         shared = None if self._prefixes is None else self._prefixes.find(batch, self.graphs.padded)
         graph = self.graphs.find(self._compute, batch, inputs, shared is not None)
         if graph is not None:
-            return GpuForward(batch, None, graph.run(inputs, shared), inputs.last, {}, self._mark(batch))
+            logits = graph.run(inputs, shared)
+            if graph.draws is None:
+                self._capture_draws(graph)
+            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._mark(batch))
         hidden = self._run(self._plan(batch, inputs, shared))
         scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden, self._staging.fetch)
-        return GpuForward(batch, hidden, None, inputs.last, scored, self._mark(batch))
+        return GpuForward(batch, hidden, None, inputs.last, scored, None, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """A point in the device's time, for steps whose rows are looked at one by one: those may have masks."""
-        if self._device.type != "cuda" or not (self._table.look[batch.slots] >= Look.TEXT).any():
+        if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
             return None
-        mark = make_event(timed=True)
+        mark = next(self._marks)
         mark.record()
         return mark
 
@@ -212,16 +228,24 @@ class GpuRunner:
         """Launches the draws of the next tokens of some rows. Arguments as `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
-        batch = forward.batch
+        batch, graph = forward.batch, forward.graph
         begins = None if masks is None else self._mark(batch)
-        if forward.logits is not None:
-            everything = len(rows) == len(batch.slots)
-            logits = (
-                forward.logits[: len(rows)] if everything else forward.logits[self._staging.send(rows.astype(np.int32))]
-            )
-        else:
-            assert forward.hidden is not None
-            logits = self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
+        waiting = None if begins is None or forward.done is None else (forward.done, begins)
+        whole = graph is not None and graph.plan.separate and len(rows) == len(batch.slots)
+        if not whole or graph is None or graph.draws is None or special:
+            return self._draw_each(forward, rows, special, masks, waiting)
+        if masks is not None:
+            self._masks.send(masks, len(graph.logits))
+        graph.draws[masks is not None].replay()
+        tokens, done = self._tokens[: len(rows)], self._staging.written()
+        return GpuPendingTokens(tokens, done, batch.ends[rows], {}, masks, {}, {}, waiting)
+
+    def _draw_each(
+        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None,
+        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+    ) -> GpuPendingTokens:  # fmt: skip
+        """`sample` without a captured draw."""
+        batch, logits = forward.batch, self._logits_of(forward, rows)
         slots, positions = batch.slots[rows], batch.ends[rows]
         reported = [i for i, row in special.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
@@ -239,8 +263,11 @@ class GpuRunner:
                 except SglError as error:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
-        tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
-        device_masks, mask_rows = self._send_masks(masks)
+        tokens = self._staging.room(len(rows))
+        device_masks = mask_rows = None
+        if masks is not None:
+            self._masks.send(masks, len(rows))
+            device_masks, mask_rows = self._masks.of(len(rows))
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
@@ -250,28 +277,48 @@ class GpuRunner:
             logits, where[0], where[1], self._slots.sampling, self._slots.drawn, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
-        host, done = self._staging.fetch(tokens)
-        waiting = None if begins is None or forward.done is None else (forward.done, begins)
-        return GpuPendingTokens(host, done, positions, special, masks, logprobs, errors, waiting)
+        done = self._staging.written()
+        return GpuPendingTokens(tokens, done, positions, special, masks, logprobs, errors, waiting)
+
+    def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
+        """Logits of some rows; a copy, unless they are all."""
+        if forward.logits is None:
+            assert forward.hidden is not None
+            return self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
+        if len(rows) == len(forward.batch.slots):
+            return forward.logits[: len(rows)]
+        return forward.logits[self._staging.send(rows.astype(np.int32))]
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        """Pinned memory for the masks of a step, int32 [rows, words], copied to the device as it is. Free again when
-        the step's tokens have been read; the loop writes there no sooner."""
-        self._mask_buffer = torch.empty((rows, words), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        return self._mask_buffer.numpy()
+        """Pinned memory for the masks of a step, int32 [rows, words]; see DeviceMasks."""
+        self._masks = DeviceMasks(self._device, rows, words)
+        for graph in self.graphs.captured.values():
+            self._capture_draws(graph)
+        return self._masks.words
 
-    def _send_masks(self, masks: Masks | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        if masks is None:
-            return None, None
-        words = self._mask_buffer[: len(masks.words)].to(self._device, non_blocking=True)
-        return words, self._staging.send(masks.rows)
+    @torch.inference_mode()
+    def _capture_draws(self, graph: CapturedGraph) -> None:
+        """Captures draws of the rows of a graph that is so fast that to launch their kernels could take longer."""
+        plan, rows = graph.plan, len(graph.logits)
+        if not plan.separate or rows > _FEW:
+            return
+
+        def drawn(masked: bool) -> torch.Tensor:
+            masks, mask_rows = self._masks.of(rows) if masked else (None, None)
+            draw(
+                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.drawn,
+                self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=self._model.logit_softcap,
+            )  # fmt: skip
+            return self._tokens
+
+        graph.draws = self.graphs.record(partial(drawn, False))[0], self.graphs.record(partial(drawn, True))[0]
 
     def _run(self, plan: DevicePlan) -> torch.Tensor:
         return self._model.run(plan, self._cache, self._attention.begin(plan))
 
-    def _compute(self, plan: DevicePlan, last: torch.Tensor | None) -> torch.Tensor:
+    def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         hidden = self._run(plan)
-        return self._model.raw_logits(hidden if last is None else hidden[last])
+        return self._model.raw_logits(hidden if last is None else hidden[last], out)
 
     def _needs(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
         """Requirements of a layer on attention."""
@@ -326,7 +373,8 @@ class GpuRunner:
         count = min(FIRST_ROWS, self._table.tokens.shape[1] - 1)
         tokens = self._table.tokens[0, :count]
         special = {0: Special(everything, tokens, prompt_len=0, banned=(0,))}
-        masks = Masks(self.allocate_masks(1, -(-self._model.vocab_size // 32)), slots)
+        self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
+        masks = Masks(self._masks.words, slots)
         masks.words.fill(-1)  # which forbids nothing
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))

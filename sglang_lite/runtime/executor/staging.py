@@ -27,6 +27,8 @@ class Staging:
             self._arrays = [b.numpy() for b in self._buffers]
             self._events = [make_event() for _ in range(_RING)]
             self._now, self._at = 0, 0
+            self._rooms = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # that kernels write
+            self._given = 0
 
     def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
         """Starts copying an int32 array to the device, into `target` where one is given. Returns the copy."""
@@ -63,6 +65,24 @@ class Staging:
         done = make_event()
         done.record()
         return host, done
+
+    def room(self, count: int) -> torch.Tensor:
+        """int32 [count] on the host that a kernel may write: it is not there before an event that is `written` next,
+        and is given again when others were `_RING` times."""
+        if not self._cuda:
+            return torch.empty(count, dtype=torch.int32, device=self._device)
+        self._given = (self._given + 1) % _RING
+        if count > len(self._rooms[self._given]):
+            self._rooms[self._given] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+        return self._rooms[self._given][:count]
+
+    def written(self) -> torch.cuda.Event | None:
+        """An event after all that was launched."""
+        if not self._cuda:
+            return None
+        done = make_event()
+        done.record()
+        return done
 
     def _turn(self, count: int) -> None:
         """Takes the next buffer, once all copies from it have ended."""

@@ -55,19 +55,22 @@ def can_tile(weight: torch.Tensor) -> bool:
     return card_of(weight.device).copies and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
-def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "") -> torch.Tensor:
+def linear_tiled(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
+) -> torch.Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N].
 
     Args:
         x: up to MOST_ROWS rows, contiguous.
         weight: that `can_tile`; with `gate` [2 N, K], gates first.
         gate: the activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
+        out: [M, N] (written and returned), where it is given.
     """
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gate else len(weight)
     block_m = max(16, triton.next_power_of_2(rows))
     block_n = 32 if weight.numel() <= _SMALL else 64
-    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    y = x.new_empty((rows, outputs)) if out is None else out
     _tiled[(triton.cdiv(outputs, block_n),)](
         TensorDescriptor(x, [rows, inputs], [inputs, 1], [block_m, _BLOCK_K]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [block_n, _BLOCK_K]),

@@ -179,10 +179,13 @@ class GpuDecoder(Decoder):
         assert residual is not None
         return add_norm(x, residual, self.norm, eps)
 
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping."""
-        logits = self.head(hidden)
-        return logits if self.spec.logit_scale == 1.0 else logits * self.spec.logit_scale
+    def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping; written into `out`,
+        where it is given."""
+        logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
+        if self.spec.logit_scale == 1.0:
+            return logits
+        return torch.mul(logits, self.spec.logit_scale, out=out)
 
     def _attend(
         self,

@@ -96,8 +96,9 @@ class GpuFallback(FallbackModel):
         return self._run(ids, plan.positions, paged)
 
     @torch.inference_mode()
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().raw_logits(hidden)
+    def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits = super().raw_logits(hidden)
+        return logits if out is None else out.copy_(logits)
 
     def _of_layers(self, trial: Trial) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):

@@ -109,8 +109,9 @@ class DeviceModel(Model, Protocol):
         """Hidden states [T, …] of a plan's tokens, whose keys and values it stores."""
         ...
 
-    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of hidden states, in the model's format and before soft-capping."""
+    def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [R, V] of hidden states, in the model's format and before soft-capping; written into `out`, where it
+        is given."""
         ...
 
 

@@ -94,7 +94,7 @@ def with_graphs(device, monkeypatch):
         return engine
 
     if not GPU:
-        monkeypatch.setattr(CudaGraphs, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits))
     return make
 
 

@@ -140,7 +140,11 @@ def tiled(run):
     def half(*shape):
         return normal(*shape, dtype=torch.float16)
 
-    return [run(half(3, 48), half(70, 48), bias, gate) for bias, gate in ((None, ""), (half(70), "gelu"))]
+    return [
+        run(half(3, 48), half(70, 48), None),
+        run(half(3, 48), half(70, 48), half(70), "gelu"),
+        run(half(3, 48), half(70, 48), half(70), out=half(3, 70)),
+    ]
 
 
 def embedded(run):

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.reference.activation import gated
 
 
-def linear_tiled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "") -> torch.Tensor:
+def linear_tiled(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
+) -> torch.Tensor:
     y = F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
-    return gated(y, gate) if gate else y
+    y = gated(y, gate) if gate else y
+    return y if out is None else out.copy_(y)

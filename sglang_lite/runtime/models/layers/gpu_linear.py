@@ -48,6 +48,16 @@ class GpuLinear:
             return self._few(x, self.weight, self.bias)
         return linear_one(x, self.weight, self.bias)[0]
 
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The product, written into `out`, without a copy where those are large."""
+        if len(x) in self._tiled:
+            return tiled.linear_tiled(x, self.weight, self.bias, out=out)
+        if len(x) <= MOST_ROWS or self.takes_fp8:
+            return out.copy_(self(x))
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
     def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """The product, and what it has yet to be multiplied with."""
         assert isinstance(x, torch.Tensor)
