@@ -60,7 +60,7 @@ def test_every_benchmark_is_run():
     assert {path.name for path in FOLDER.glob("*.py") if "def main" in path.read_text()} == set(SMALL)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "section"), RUNS)
 def test_a_benchmark_runs(name, section, model_file, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)

@@ -25,7 +25,7 @@ g = sgl.grammar
 PARTS = 4  # of all constraints, after which memory is looked at
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KEPT)
 def test_it_is_kept(name):
     constraint, valid, invalid = KEPT[name]

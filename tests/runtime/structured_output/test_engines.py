@@ -118,6 +118,7 @@ def compiled(name, engines):
     return [e.compile({**REGULAR, **OTHERS}[name]) for e in (engines if name in REGULAR else engines[:2])]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_engines_allow_the_same_bytes(name):
     tokens, engines = byte_engines()
@@ -126,6 +127,7 @@ def test_engines_allow_the_same_bytes(name):
         walk(grammars, tokens, random.Random(seed))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_engines_allow_the_same_tokens(name, model_engines):
@@ -215,6 +217,7 @@ def test_the_engine_is_chosen_by_what_costs_it_time(constraint, engine):
     assert fastest(constraint) == engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*REGULAR, *OTHERS])
 def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
