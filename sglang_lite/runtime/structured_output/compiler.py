@@ -7,9 +7,7 @@ be killed; here it is only loaded. Neither waits for the other.
 from __future__ import annotations
 
 import logging
-import os
 import re
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -45,7 +43,7 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.unique_names import EndingTokens, distinct, unpacked, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
-from sglang_lite.runtime.structured_output.worker import NICE, OverBudgetError, Worker
+from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -102,9 +100,8 @@ class Compiler:
         self._under_way = 0  # all that are being made, or wait for it
         self._lock = threading.Lock()
         self._closed = False
-        # One in Python at a time: each holds up the loop.
-        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar", initializer=_give_way)
-        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker", initializer=_give_way)
+        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one in Python at a time: each holds up the loop
+        self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
@@ -348,13 +345,6 @@ class Compiler:
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.of(self._tokenizer, self._vocab_size, self._eos_ids)
-
-
-def _give_way() -> None:
-    """Lowers the priority of the thread that calls it, where threads have one: what decodes goes first."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), NICE))
 
 
 def _failed(error: BaseException) -> Future[CompiledGrammar]:

@@ -22,7 +22,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
@@ -39,8 +38,7 @@ LONGEST_SECONDS = 1e6  # that timers take
 MAX_GROWN = 64 << 20  # bytes, since the process started
 _ENDS_IT = (EOFError, OSError)
 _READY = "ready"
-NICE = 10  # of what compiles
-_TRIES = 5  # to lower the priority of a session
+_NICE = 10
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
@@ -165,7 +163,7 @@ def main(descriptor: int, memory_mb: int) -> None:
         memory_mb: that it may have.
     """
     _end_with_parent()
-    _give_way()
+    os.nice(_NICE)  # what decodes goes first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
@@ -181,23 +179,6 @@ def main(descriptor: int, memory_mb: int) -> None:
             answer = _answer(engines, backend, connection.recv(), memory_mb)
             connection.send((answer, _resident() - started))
     os._exit(0)
-
-
-def _give_way() -> None:
-    """Lowers this process's priority: what decodes goes first. Where Linux shares its time between sessions first
-    (sched(7), autogroups), that of its session, which is its own: between sessions their processes' does not count."""
-    os.nice(max(NICE - os.nice(0), 0))  # it has that of the thread that has started it
-    if os.getsid(0) != os.getpid():
-        return
-    for _ in range(_TRIES):
-        try:
-            Path("/proc/self/autogroup").write_text(str(NICE))
-        except BlockingIOError:  # ten times a second, whoever asks
-            time.sleep(0.1)
-        except OSError:  # there are none
-            return
-        else:
-            return
 
 
 def _end_with_parent() -> None:

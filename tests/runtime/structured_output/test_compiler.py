@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 
@@ -248,21 +247,6 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
     with make(compile_timeout_s=1) as engine:
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
-
-
-def test_a_process_that_compiles_gives_way_to_what_decodes(monkeypatch):
-    """Within its session, and as a session, whose share would be the engine's, whatever the processes in it say."""
-    started, popen = [], subprocess.Popen
-    monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
-    with make() as engine:
-        engine.complete("ab", PARAMS, LARGER)
-        (process,) = started
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= worker.NICE
-        session = Path(f"/proc/{process.pid}/autogroup")
-        if not session.exists():
-            pytest.skip("this system has no autogroups")
-        assert session.read_text().endswith(f"nice {worker.NICE}\n")
-        assert Path("/proc/self/autogroup").read_text() != session.read_text()
 
 
 @pytest.mark.slow
