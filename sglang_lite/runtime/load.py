@@ -112,10 +112,6 @@ def load_model(
         config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
         kv_fp8=config.kv_dtype == "fp8",
     )  # fmt: skip
-    if spec.latent and formats.cache.itemsize == 1:
-        raise ParameterError(
-            "kv_dtype", "latents are stored as the model computes, not in 8 bits.", hint="Leave it out."
-        )
     eight = formats.int8 or formats.fp8 or formats.keep_fp8
     positions = min(config.context_length or spec.max_positions, spec.max_positions)
     check_room(

@@ -42,6 +42,7 @@ class AttentionRequirements:
         sinks: each head has a score more, whose weight goes to no value.
         latent: numbers of a key that are its value, too, the first ones of one plane that all heads read; 0 where
             values are stored apart.
+        expanded: numbers of a head's key, of its turned rest, and of its value, where those are made of latents.
     """
 
     heads: int
@@ -54,6 +55,7 @@ class AttentionRequirements:
     most_chunks: int
     sinks: bool = False
     latent: int = 0
+    expanded: tuple[int, int, int] | None = None
 
 
 class Attend(Protocol):
@@ -107,17 +109,43 @@ class AttendProduct(Protocol):
         ...
 
 
+class AttendExpanded(Protocol):
+    """Attention of a step's tokens but the decoding ones, by keys and values that are made of the latents that they
+    see."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        out: torch.Tensor,
+        *,
+        scale: float,
+    ) -> None:
+        """
+        Args:
+            q: [T, heads, key size], not absorbed; a token's heads lie side by side.
+            keys, values: matrices, [heads, key size - turned, rank] and [heads, rank, value size].
+            out: [T, heads, value size] (written, but for decoding tokens).
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepAttention:
     """Attention as begun for a step; all layers use it.
 
     Attributes:
-        attend: of queries that `rope_store` has made.
+        attend: of queries that `rope_store` has made; where there is `expanded`, of the decoding ones alone.
         from_product: of their QKV product, which is faster; None where the step has no such kernel.
+        expanded: of the others, of latents; None where `attend` is as fast.
     """
 
     attend: Attend
     from_product: AttendProduct | None = None
+    expanded: AttendExpanded | None = None
 
 
 class ModelAttention(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -25,6 +26,7 @@ class AttentionByLayer:
         self.captured = all(backend.captured for backend in layers)
 
     def begin(self, plan: DevicePlan) -> StepAttention:
+        plan = replace(plan, fresh=0)  # so that `attend` is of all tokens
         begun = {backend: backend.begin(plan).attend for backend in self._layers}
 
         def attend(

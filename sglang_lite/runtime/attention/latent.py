@@ -1,19 +1,17 @@
-"""Latent attention by kernels of this package: "triton" of models whose cache holds latents. Queries come absorbed.
-
-Prefill is absorbed, too: it takes up to 3.4 times the products of expanded keys and values (1,088 a pair of tokens and
-head against 320 in DeepSeek's models), but reads pages where they lie, with no room for what is expanded.
-"""
+"""Latent attention by kernels of this package: "triton" of models whose cache holds latents. Queries come absorbed, but
+where keys and values are made of latents (`attention/expanded.py`)."""
 
 from __future__ import annotations
 
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
+from sglang_lite.runtime.attention.expanded import attend_expanded
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, on_hopper
+from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, latent_prefix, on_hopper
 from sglang_lite.runtime.kernels.launch import latent_launch
 
 _LEAST = 128  # tokens in a decoding program's share
@@ -24,13 +22,12 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 class LatentAttention:
     captured = True
-    shares_prefixes = False
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
         if needs.latent > _WIDEST:
             return f"latents of {needs.latent} elements are more than its {_WIDEST}"
-        if needs.cache != needs.compute:
+        if needs.cache not in (needs.compute, torch.float8_e4m3fn):
             return f"it reads no latents in {needs.cache}"
         if needs.compute not in _TYPES:
             return f"it does not compute in {needs.compute}"
@@ -41,18 +38,19 @@ class LatentAttention:
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
+        self.shares_prefixes = card_of(needs.device).copies  # elsewhere registers overflow
         self._at_once = 0  # shares that programs take at a time, where one fills a multiprocessor
-        if on_hopper(needs.device, needs.compute, needs.latent, needs.head_dim):
+        if on_hopper(needs.device, needs.cache, needs.latent, needs.head_dim):
             self._at_once = max(1, card_of(needs.device).multiprocessors // -(-needs.heads // 64))
         parts, device = self._items(needs.most_rows) * needs.heads, needs.device
+        shared = needs.most_rows * needs.most_chunks * needs.heads
         blocks = 2 * -(-needs.heads // 16)  # of heads, and halves of latents, at most
-        nothing = torch.empty(0, device=device)  # no prefix is read for several rows
         self._partials = Partials(
             acc=torch.empty((parts, needs.latent), device=device),
             ml=torch.empty((parts, 2), device=device),
             counters=torch.zeros((needs.most_rows + 1, blocks), dtype=torch.int32, device=device),
-            prefix_acc=nothing,
-            prefix_ml=nothing,
+            prefix_acc=torch.empty((shared, needs.latent), device=device),
+            prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int) -> int:
@@ -68,8 +66,11 @@ class LatentAttention:
         )
         if rows:
             split_work(
-                plan.positions[:rows], plan.slots, None, work.items, work.rows, least=_LEAST, at_once=self._at_once
-            )
+                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=_LEAST,
+                at_once=self._at_once,
+            )  # fmt: skip
+
+        expanded = attend_expanded(self._needs, plan)
 
         def attend(
             q: torch.Tensor,
@@ -86,8 +87,10 @@ class LatentAttention:
             assert softcap is None, "likewise"
             assert sinks is None, "likewise"
             if plan.decoding:
+                if plan.shared is not None:
+                    latent_prefix(q, cache, layer, plan, work, rank=self._needs.latent, scale=scale)
                 latent_decode(q, cache, layer, plan, work, out, rank=self._needs.latent, scale=scale)
-            if len(plan.blocks):
+            if len(plan.blocks) and expanded is None:
                 latent_prefill(q, cache, layer, plan, out, rank=self._needs.latent, scale=scale)
 
-        return StepAttention(attend)
+        return StepAttention(attend, expanded=expanded)

@@ -10,7 +10,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
 
 _AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
@@ -26,6 +26,7 @@ class TorchAttention:
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._tokens = _AT_ONCE // (needs.kv_heads * needs.head_dim)
+        self._latent = needs.latent
 
     def begin(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
@@ -49,6 +50,8 @@ class TorchAttention:
             sinks: torch.Tensor | None = None,
         ) -> None:
             how = Scoring(scale, window, softcap, sinks)
+            if self._latent and cache.scales is not None:
+                q = scaled_by_latents(q, cache.scales.k[layer], self._latent)
             for first, end, part in parts:
                 out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, how)
             if cache.scales is not None:

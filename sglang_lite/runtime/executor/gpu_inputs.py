@@ -23,6 +23,7 @@ class GpuInputs:
         block_size: most tokens in a block.
         last: int64 [rows]: index of each row's last token.
         decoding: how many tokens, the first ones, are decoded: their attention goes over all that is stored.
+        fresh: as in DevicePlan.
     """
 
     ids: Ints
@@ -32,6 +33,7 @@ class GpuInputs:
     block_size: int
     last: Ints
     decoding: int
+    fresh: int = 0
 
 
 def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> GpuInputs:
@@ -72,7 +74,8 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int) -> GpuIn
         )
         blocks += [(first + at, min(size, count - at), slot, start + at) for at in range(0, count, size)]
     blocks.sort(key=lambda b: -b[3])  # the longest first
-    return GpuInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles)
+    fresh = 0 if batch.starts[batch.singles :].any() else longest
+    return GpuInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles, fresh)
 
 
 _FEW = 16  # tokens of a row that are cheaper decoded, each reading the row's keys and values

@@ -21,7 +21,7 @@ from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, PrefixGroups, SharedWork
+from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
@@ -167,7 +167,8 @@ class GpuRunner:
         if model.shares_prefixes and self._attention.shares_prefixes:
             group = heads.heads // heads.kv_heads
             rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
-            self._prefixes = PrefixGroups(table, self._pieces, rows_per_block)
+            worth = LATENTS if isinstance(heads, LatentSpec) else 1
+            self._prefixes = PrefixGroups(table, self._pieces, rows_per_block, worth)
         captured = self._attention.captured and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._most_decoded, self._slots, self._staging,
@@ -334,6 +335,7 @@ class GpuRunner:
             most_chunks=MOST_CHUNKS if self._model.shares_prefixes else 0,
             sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
+            expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
         )
 
     # --------------------------------------------------------------------------------------- preparation
@@ -419,6 +421,8 @@ class GpuRunner:
         )
         if decoding and not shares:
             self._run(replace(plan, separate=True))  # as graphs of rows with one token
+        if blocks:
+            self._run(replace(plan, fresh=self._table.tokens.shape[1]))
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
@@ -447,6 +451,7 @@ class GpuRunner:
             shared=None if shared is None else self._send_shared(shared, count),
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
+            fresh=inputs.fresh,
         )
 
     def _send_shared(self, shared: SharedWork, rows: int) -> SharedPrefixes:

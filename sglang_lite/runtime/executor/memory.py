@@ -9,7 +9,6 @@ from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
 from sglang_lite.runtime.executor.scoring import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.models.model import DeviceModel
-from sglang_lite.runtime.models.spec import LatentSpec
 
 _SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
 
@@ -34,12 +33,9 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
     # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
-    kinds = {(isinstance(a, LatentSpec), a.heads, a.key_size) for a in model.attentions}
-    partials = sum(
-        # latents of a prefix are read by each row
-        2 * sizes.max_running * ((0 if latent else MOST_CHUNKS) + 3) * heads * (size + 2) * 4
-        for latent, heads, size in kinds
-    )
+    chunks = MOST_CHUNKS if model.shares_prefixes else 0
+    kinds = {(a.heads, a.key_size) for a in model.attentions}
+    partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = model.token_bytes
     tokens = int(room // token) // sizes.page_size * sizes.page_size

@@ -13,6 +13,9 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, below which a group does not pay for the extra kernel.
 MIN_SAVED_TOKENS = 4096
+LATENTS = (
+    32  # times as many tokens of latents: all heads read one, and rows that read the same find it in the second cache
+)
 MOST_CHUNKS = 16
 
 
@@ -69,8 +72,9 @@ class SharedWork:
 
 
 def shared_work(
-    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
-) -> SharedWork | None:
+    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int,
+    worth: int = 1,
+) -> SharedWork | None:  # fmt: skip
     """Cuts what rows share into pieces for programs; None where it is not worth it.
 
     Args:
@@ -79,9 +83,10 @@ def shared_work(
         rows_per_block: rows that a program has.
         most_items: room for pieces; at least the number of rows.
         enough: pieces that keep the device busy; more only cost merging.
+        worth: tokens that are read in the time of a usual one.
     """
     groups = find_groups(pages, held)
-    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= MIN_SAVED_TOKENS]
+    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= worth * MIN_SAVED_TOKENS]
     if not groups:
         return None
     count = len(held)
@@ -118,10 +123,11 @@ class PrefixGroups:
         table: the slot table that batches refer to.
         enough: pieces that keep the device busy; more only cost merging.
         rows_per_block: rows that a program has.
+        worth: as `shared_work` takes it.
     """
 
-    def __init__(self, table: SlotTable, enough: int, rows_per_block: int) -> None:
-        self._table, self._enough, self._rows_per_block = table, enough, rows_per_block
+    def __init__(self, table: SlotTable, enough: int, rows_per_block: int, worth: int = 1) -> None:
+        self._table, self._enough, self._rows_per_block, self._worth = table, enough, rows_per_block, worth
         self._key: bytes = b""  # of the rows of the batch before
         self._work: SharedWork | None = None
 
@@ -143,6 +149,6 @@ class PrefixGroups:
             self._work = shared_work(
                 table.pages[slots, : int(held.max())], held, slots, table.page_size,
                 rows_per_block=self._rows_per_block, most_items=padded(count) + self._enough,
-                enough=self._enough,
+                enough=self._enough, worth=self._worth,
             )  # fmt: skip
         return self._work

@@ -78,6 +78,7 @@ class DevicePlan:
         blocks: int32 [blocks, 4], for rows with several tokens: first token in the batch, count, slot, first position.
         block_size: most tokens in such a block.
         separate: no two decoding tokens are of one slot, but the dummy's.
+        fresh: where all rows with several tokens begin in this step, so that they see no others: most tokens of any.
     """
 
     ids: torch.Tensor
@@ -91,6 +92,7 @@ class DevicePlan:
     blocks: torch.Tensor
     block_size: int
     separate: bool = False
+    fresh: int = 0
 
 
 @dataclass(frozen=True, slots=True)

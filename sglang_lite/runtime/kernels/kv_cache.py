@@ -17,10 +17,10 @@ class KVScales:
 
     Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
     result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
-    pages need not know of them.
+    pages need not know of them. Absorbed queries come as they are: attention multiplies by the scales of latents, too.
 
     Attributes:
-        k, v: per layer float32 [kv_heads].
+        k, v: per layer float32 [kv_heads]; of latents [2], the latents' and that of the keys' turned part, and [1].
     """
 
     k: tuple[torch.Tensor, ...]
@@ -68,6 +68,16 @@ class KVCache:
 def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """x [T, heads, head_dim] times the scales [kv_heads] of its heads' KV heads, in the format of x."""
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
+
+
+def latent_scales(scales: torch.Tensor, rank: int, turned: int) -> torch.Tensor:
+    """The scale of each number [rank + turned] of a latent with its turned part, of `KVScales.k`'s two."""
+    return torch.cat((scales[:1].expand(rank), scales[1:].expand(turned)))
+
+
+def scaled_by_latents(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
+    """x […, rank + turned] times the scales of latents, `KVScales.k`'s two, in the format of x."""
+    return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 
 def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -50,13 +50,21 @@ def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
 
 @triton.jit
 def _load_queries(
-    q, at, there,
-    RANK: tl.constexpr, TURNED: tl.constexpr, ACROSS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+    q, at, there, plane, scales,
+    RANK: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr, ACROSS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Absorbed queries [M, BLOCK_R] and [M, BLOCK_T] at offsets [M]; across: [BLOCK_R, M] and [BLOCK_T, M]."""
+    """Absorbed queries [M, BLOCK_R] and [M, BLOCK_T] at offsets [M]; across: [BLOCK_R, M] and [BLOCK_T, M].
+
+    Where SCALED, they are multiplied by the scales of what they meet.
+    """
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
     absorbed = tl.load(q + at[:, None] + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
     turned = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
+    # As in decode_attention.
+    MET: tl.constexpr = tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
+    if SCALED:
+        absorbed, turned = (absorbed * tl.load(scales)).to(MET), (turned * tl.load(scales + 1)).to(MET)
     if ACROSS:
         return tl.trans(absorbed), tl.trans(turned)
     else:
@@ -87,6 +95,7 @@ def _attend_block(
     else:
         latents = tl.load(at_latents)
         turned = tl.load(at_turned)
+    latents, turned = latents.to(q.dtype), turned.to(q.dtype)
     if ACROSS:
         scores = tl.dot(latents, q, input_precision="ieee")
         scores = tl.dot(turned, q_turned, scores, input_precision="ieee")
@@ -112,9 +121,79 @@ def _attend_block(
 
 
 @triton.jit
+def _attend_all(
+    queries, turned, plane, pages, page, start, end, scale,
+    RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, ACROSS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attention of M queries over the tokens from `start` to `end`, all of which they see.
+
+    Args:
+        page: [BLOCK_N], `page_of` the first block.
+
+    Returns:
+        m, total and acc [M, BLOCK_R], as `softmax.attend_block`.
+    """
+    M: tl.constexpr = queries.shape[1] if ACROSS else queries.shape[0]
+    n = tl.arange(0, BLOCK_N)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((BLOCK_R, M) if ACROSS else (M, BLOCK_R), tl.float32)
+    clear = start + (end - start) // BLOCK_N * BLOCK_N
+    for at in range(start, clear, BLOCK_N):
+        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
+            ACROSS, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+        page = ahead
+    if clear < end:
+        there = clear + n < end
+        m, total, acc = _attend_block(
+            queries, turned, plane, page, clear + n, there, tl.expand_dims(there, 1 if ACROSS else 0), m, total, acc,
+            scale, RANK, TURNED, PAGE, True, ACROSS, BLOCK_R, BLOCK_T,
+        )  # fmt: skip
+    return m, total, tl.trans(acc) if ACROSS else acc
+
+
+@triton.jit
+def _prefix(
+    q, plane, scales, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    start_next(PDL)
+    wait(PDL)
+    item = items + tl.program_id(1) * 6
+    pairs = tl.load(item + 1) * HEADS
+    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tl.program_id(0) * BLOCK_M >= pairs:
+        return
+    pages = page_table + tl.load(item + 2).to(tl.int64) * pages_per_slot
+    start = tl.load(item + 3)
+    end = tl.load(item + 4)
+    page = page_of(pages, start + tl.arange(0, BLOCK_N), end, PAGE)
+    real = pair < pairs
+    row = tl.load(order + tl.load(item) + pair // HEADS, mask=real, other=0).to(tl.int64)
+    head = pair % HEADS
+    target = (row * HEADS + head) * (RANK + TURNED)
+    queries, turned = _load_queries(q, target, real, plane, scales, RANK, TURNED, SCALED, False, BLOCK_R, BLOCK_T)
+    m, total, acc = _attend_all(
+        queries, turned, plane, pages, page, start, end, scale, RANK, TURNED, PAGE, False, BLOCK_R, BLOCK_T, BLOCK_N
+    )
+    part = (row * most_chunks + tl.load(item + 5)) * HEADS + head
+    r = tl.arange(0, BLOCK_R)
+    tl.store(acc_buffer + part[:, None] * RANK + r[None, :], acc, mask=real[:, None] & (r < RANK)[None, :])
+    tl.store(ml_buffer + part * 2, m, mask=real)
+    tl.store(ml_buffer + part * 2 + 1, total, mask=real)
+
+
+@triton.jit(do_not_specialize=["most_chunks"])
 def _decode(
-    q, plane, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, ACROSS: tl.constexpr,
+    q, plane, scales, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
+    prefix_ml, prefix_chunks, most_chunks, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    PREFIX: tl.constexpr, ACROSS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -133,27 +212,11 @@ def _decode(
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
     target = (row.to(tl.int64) * HEADS + first_head + h) * (RANK + TURNED)
-    queries, turned = _load_queries(q, target, is_head, RANK, TURNED, ACROSS, BLOCK_R, BLOCK_T)
-    m = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
-    acc = tl.zeros((BLOCK_R, BLOCK_H) if ACROSS else (BLOCK_H, BLOCK_R), tl.float32)
-    clear = start + (end - start) // BLOCK_N * BLOCK_N
-    for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
-        m, total, acc = _attend_block(
-            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
-            ACROSS, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
-        page = ahead
-    if clear < end:
-        there = clear + n < end
-        m, total, acc = _attend_block(
-            queries, turned, plane, page, clear + n, there, tl.expand_dims(there, 1 if ACROSS else 0), m, total, acc,
-            scale, RANK, TURNED, PAGE, True, ACROSS, BLOCK_R, BLOCK_T,
-        )  # fmt: skip
+    queries, turned = _load_queries(q, target, is_head, plane, scales, RANK, TURNED, SCALED, ACROSS, BLOCK_R, BLOCK_T)
+    m, total, acc = _attend_all(
+        queries, turned, plane, pages, page, start, end, scale, RANK, TURNED, PAGE, ACROSS, BLOCK_R, BLOCK_T, BLOCK_N
+    )
     inside = is_head[:, None] & (r < RANK)[None, :]
-    if ACROSS:
-        acc = tl.trans(acc)
     last = True
     if count > 1:
         part = (item * HEADS + first_head + h).to(tl.int64)
@@ -172,14 +235,20 @@ def _decode(
                 part = (i * HEADS + first_head + h).to(tl.int64)
                 m, total, acc = _merge(acc_buffer, ml_buffer, part, m, total, acc, HEADS - first_head, RANK)
     if last:
+        if PREFIX:
+            for i in range(0, tl.load(prefix_chunks + row)):
+                part = ((row * most_chunks + i) * HEADS + first_head + h).to(tl.int64)
+                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK)
+        if SCALED:
+            acc *= tl.load(scales)
         tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _prefill(
-    q, plane, out, blocks, page_table, pages_per_slot, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, plane, scales, out, blocks, page_table, pages_per_slot, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     block = blocks + tl.program_id(0) // PARTS * 4
     pair = tl.program_id(0) % PARTS * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -193,7 +262,7 @@ def _prefill(
     n, r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
     real = pair < pairs
     target = (first * HEADS + pair) * (RANK + TURNED)
-    queries, turned = _load_queries(q, target, real, RANK, TURNED, False, BLOCK_R, BLOCK_T)
+    queries, turned = _load_queries(q, target, real, plane, scales, RANK, TURNED, SCALED, False, BLOCK_R, BLOCK_T)
     at_position = position + pair // HEADS
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -218,6 +287,8 @@ def _prefill(
         page = ahead
     total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
     inside = real[:, None] & (r < RANK)[None, :]
+    if SCALED:
+        acc *= tl.load(scales)
     tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -252,23 +323,51 @@ def latent_decode(
             of heads and half of the latents.
         out: of the shape of q, of which the first `rank` numbers of each head are written.
 
-    Reads each latent once for each block of heads.
+    Reads each latent once for each block of heads. What `plan.shared` covers is read by `latent_prefix`, which runs
+    before.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
-    hopper = on_hopper(q.device, q.dtype, rank, size, plan.page_size)
+    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:
         hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
         return
-    launch, partials = _launch(q, head_block(heads)), work.partials
+    launch, partials, shared = _launch(q, head_block(heads)), work.partials, plan.shared
     block = launch.queries
     blocks = triton.cdiv(heads, block)
     assert rows * blocks <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     _decode[(blocks, len(work.items))](
-        q, cache.k[layer], out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
-        partials.acc, partials.ml, partials.counters, scale,
-        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, ACROSS=block < 64, BLOCK_H=block,
+        q, cache.k[layer], cache.scales and cache.scales.k[layer], out, work.items, work.rows, plan.page_table,
+        plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
+        partials.prefix_ml, plan.slots if shared is None else shared.chunks,
+        0 if shared is None else shared.most_chunks, scale,
+        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
+        PREFIX=shared is not None, ACROSS=block < 64, BLOCK_H=block,
         **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
+    )  # fmt: skip
+
+
+def latent_prefix(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+) -> None:
+    """Computes what the plan's shared prefixes add to its decoding rows, into `work.partials`; `latent_decode` merges
+    it. Arguments as there.
+
+    Reads each latent once for up to 64 pairs of a row and a head.
+    """
+    heads, size = q.shape[1:]
+    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
+    if hopper is not None:
+        hopper.latent_prefix_hopper(q, cache, layer, plan, work, rank=rank, scale=scale)
+        return
+    shared, partials, launch = plan.shared, work.partials, _launch(q, PAIRS)
+    assert shared is not None
+    assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
+    _prefix[(triton.cdiv(PAIRS, launch.queries), len(shared.items))](
+        q, cache.k[layer], cache.scales and cache.scales.k[layer], shared.items, shared.order, plan.page_table,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale,
+        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
+        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
     )  # fmt: skip
 
 
@@ -284,16 +383,17 @@ def latent_prefill(
 ) -> None:
     """Causal attention of the plan's blocks of new tokens. Arguments as `latent_decode`."""
     heads, size = q.shape[1:]
-    hopper = on_hopper(q.device, q.dtype, rank, size, plan.page_size)
+    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:
         hopper.latent_prefill_hopper(q, cache, layer, plan, out, rank=rank, scale=scale)
         return
     launch = _launch(q, PAIRS)
     parts = triton.cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
-        q, cache.k[layer], out, plan.blocks, plan.page_table, plan.page_table.shape[1], scale,
-        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, PARTS=parts, BLOCK_M=launch.queries,
-        **_blocks(rank, size - rank), **launch.options,
+        q, cache.k[layer], cache.scales and cache.scales.k[layer], out, plan.blocks, plan.page_table,
+        plan.page_table.shape[1], scale,
+        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None, PARTS=parts,
+        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options,
     )  # fmt: skip
 
 

@@ -88,14 +88,24 @@ def _produce(
 
 
 @gluon.jit
-def _take_queries(q, count, FIRST: gl.constexpr, buffer):
+def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
+    """Places of queries i: side by side, or TOGETHER, where those of rows are whose numbers `order` has."""
+    if TOGETHER:
+        return gl.load(order + i // heads, mask=i < queries, other=0) * heads + i % heads
+    else:
+        return i
+
+
+@gluon.jit
+def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER: gl.constexpr):
     """Columns from FIRST on of `count` queries into shared memory, zeros below them."""
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
+    place = _place(order, i, count, heads, TOGETHER)
     column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
     CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
     parts = _view(buffer, buffer.dtype, [CHUNKS, _QUERIES, _COLUMNS], SHARED)
     for c in gl.static_range(CHUNKS):
-        at = q + i[:, None] * _SIZE + (FIRST + c * _COLUMNS + column)[None, :]
+        at = q + place[:, None] * _SIZE + (FIRST + c * _COLUMNS + column)[None, :]
         parts.index(c).store(gl.load(at, mask=(i < count)[:, None], other=0.0))
 
 
@@ -122,27 +132,42 @@ def _softmax(scores, m, total, scale):
 
 
 @gluon.jit
-def _finish(acc, m, total, out, queries, parts, FIRST: gl.constexpr, PARTED: gl.constexpr):
+def _finish(
+    acc, m, total, out, order, queries, heads, parts, FIRST: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr
+):
     """Stores a half of the results; of a row in several parts, the last of its programs sums them."""
-    if PARTED:
-        acc_buffer, ml_buffer, counters, part, first, count, stride = parts
-        if count == 1:
+    i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
+    if TOGETHER:
+        acc_buffer, ml_buffer, chunk, most_chunks = parts
+        place = _place(order, i, queries, heads, True)
+        _keep(acc, m, total, acc_buffer, ml_buffer, (place // heads * most_chunks + chunk) * heads + i % heads,
+              i < queries, FIRST)  # fmt: skip
+    elif PARTED:
+        acc_buffer, ml_buffer, counters, part, first, count, prefix_acc, prefix_ml, prefix_first, chunks = parts
+        if count + chunks == 1:
             _store(acc, total, out, queries, FIRST)
         else:
-            i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
-            column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
-            there = i < queries
-            at = (part + i).to(gl.int64)
-            gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
-            gl.store(ml_buffer + at * 2, m, mask=there)  # both groups store the same
-            gl.store(ml_buffer + at * 2 + 1, total, mask=there)
+            _keep(acc, m, total, acc_buffer, ml_buffer, part + i, i < queries, FIRST)
             _sync()  # all threads have stored before one tells
             counter = counters + FIRST // _HALF
             if gl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 gl.store(counter, 0)
-                _merge(out, queries, acc_buffer, ml_buffer, first, count, stride, FIRST)
+                _merge(
+                    out, queries, heads, acc_buffer, ml_buffer, first, count, prefix_acc, prefix_ml, prefix_first,
+                    chunks, FIRST,
+                )  # fmt: skip
     else:
         _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)  # those that fill a block may see nothing
+
+
+@gluon.jit
+def _keep(acc, m, total, acc_buffer, ml_buffer, part, there, FIRST: gl.constexpr):
+    """Stores a half of the results of parts [_QUERIES], not divided yet."""
+    column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
+    at = part.to(gl.int64)
+    gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
+    gl.store(ml_buffer + at * 2, m, mask=there)  # both groups store the same
+    gl.store(ml_buffer + at * 2 + 1, total, mask=there)
 
 
 @gluon.jit
@@ -154,12 +179,36 @@ def _store(acc, total, out, queries, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _merge(out, queries, acc_buffer, ml_buffer, first, count, stride, FIRST: gl.constexpr):
-    """Sums a half of a row's parts, which other programs have stored (so that they are not in this one's L1 cache).
+def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, stride):
+    """Adds parts of a row, which other programs have stored (so that they are not in this one's L1 cache), to results
+    of queries i.
 
     Args:
         first, stride: places of the first part, and of each other after the one before.
     """
+    for n in range(0, count, _TOGETHER):
+        for p in gl.static_range(_TOGETHER):
+            known = there & (n + p < count)
+            part = (first + (n + p) * stride + i).to(gl.int64)
+            m = gl.load(ml_buffer + part * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
+            weight = gl.load(ml_buffer + part * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+            at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
+            found = gl.load(at, mask=known[:, None], other=0.0, cache_modifier=".cg")
+            higher = gl.maximum(highest, m)
+            shift = gl.where(higher == float("-inf"), 0.0, higher)
+            old, new = gl.exp2(highest - shift), gl.exp2(m - shift)
+            total = total * old + weight * new
+            acc = acc * old[:, None] + found * new[:, None]
+            highest = higher
+    return highest, total, acc
+
+
+@gluon.jit
+def _merge(
+    out, queries, heads, acc_buffer, ml_buffer, first, count, prefix_acc, prefix_ml, prefix_first, chunks,
+    FIRST: gl.constexpr,
+):  # fmt: skip
+    """Sums a half of a row's parts, and of those of its prefix."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
     for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
         i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
@@ -167,20 +216,12 @@ def _merge(out, queries, acc_buffer, ml_buffer, first, count, stride, FIRST: gl.
         highest = gl.full([_AT_ONCE], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
         total = gl.full([_AT_ONCE], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
         acc = gl.zeros([_AT_ONCE, _HALF], gl.float32, layout=_MERGED)
-        for n in range(0, count, _TOGETHER):
-            for p in gl.static_range(_TOGETHER):
-                known = there & (n + p < count)
-                part = (first + (n + p) * stride + i).to(gl.int64)
-                m = gl.load(ml_buffer + part * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
-                weight = gl.load(ml_buffer + part * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
-                at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
-                found = gl.load(at, mask=known[:, None], other=0.0, cache_modifier=".cg")
-                higher = gl.maximum(highest, m)
-                shift = gl.where(higher == float("-inf"), 0.0, higher)
-                old, new = gl.exp2(highest - shift), gl.exp2(m - shift)
-                total = total * old + weight * new
-                acc = acc * old[:, None] + found * new[:, None]
-                highest = higher
+        highest, total, acc = _add_parts(
+            highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, heads
+        )
+        highest, total, acc = _add_parts(
+            highest, total, acc, prefix_acc, prefix_ml, i, there, column, prefix_first, chunks, heads
+        )
         target = out + i[:, None] * _SIZE + column[None, :]
         gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
 
@@ -209,10 +250,10 @@ def _hand_over(weights, shrink, shared_weights, stats):
 
 @gluon.jit
 def _first(
-    q, out, queries, start, end, blocks, masked, position, lowest, scale, parts,
+    q, out, order, queries, start, end, blocks, masked, position, lowest, scale, parts,
     q_left, q_right, q_turned, left, right, turned, shared_weights, stats,
     left_ready, right_ready, left_free, weights_ready, weights_free,
-    heads, PARTED: gl.constexpr, LATE: gl.constexpr,
+    heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """The warp group that weighs: all blocks' scores, and the first half of the results.
 
@@ -222,9 +263,9 @@ def _first(
     dtype: gl.constexpr = left.dtype
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=_BY_COLUMN, k_width=2)
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_TOKEN)
-    _take_queries(q, queries, 0, q_left)
-    _take_queries(q, queries, _HALF, q_right)
-    _take_queries(q, queries, 2 * _HALF, q_turned)
+    _take_queries(q, order, queries, heads, 0, q_left, TOGETHER)
+    _take_queries(q, order, queries, heads, _HALF, q_right, TOGETHER)
+    _take_queries(q, order, queries, heads, 2 * _HALF, q_turned, TOGETHER)
     fence_async_shared()
     _sync()
     n = gl.arange(0, _TOKENS, layout=gl.SliceLayout(0, _BY_TOKEN))
@@ -274,13 +315,13 @@ def _first(
     acc = warpgroup_mma_wait(0, deps=[acc])
     m = gl.convert_layout(m, gl.SliceLayout(1, _BY_COLUMN))
     total = gl.convert_layout(total, gl.SliceLayout(1, _BY_COLUMN))
-    _finish(acc, m, total, out, queries, parts, 0, PARTED)
+    _finish(acc, m, total, out, order, queries, heads, parts, 0, PARTED, TOGETHER)
 
 
 @gluon.jit
 def _second(
-    out, queries, start, end, blocks, parts, right, shared_weights, stats, right_ready, right_free,
-    weights_ready, weights_free, PARTED: gl.constexpr,
+    out, order, queries, start, end, blocks, parts, right, shared_weights, stats, right_ready, right_free,
+    weights_ready, weights_free, heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr,
 ):  # fmt: skip
     """The other warp group: the second half of the results, by weights of the first."""
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_COLUMN)
@@ -300,23 +341,25 @@ def _second(
         mbarrier.arrive(weights_free.index(0), count=1)
     mbarrier.wait(weights_ready.index(0), blocks & 1)
     m, total = stats.index(0).load(by_query), stats.index(1).load(by_query)
-    _finish(acc, m, total, out, queries, parts, _HALF, PARTED)
+    _finish(acc, m, total, out, order, queries, heads, parts, _HALF, PARTED, TOGETHER)
 
 
 @gluon.jit
 def _attend(
-    q, out, queries, latents, pages, start, end, masked, position, lowest, scale, parts,
-    heads, PAGE: gl.constexpr, PARTED: gl.constexpr, LATE: gl.constexpr,
+    q, out, order, queries, latents, pages, start, end, masked, position, lowest, scale, parts,
+    heads, PAGE: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Attention of up to _QUERIES queries, which lie side by side, over the tokens from `start` to `end` of their row.
 
     Args:
         q, out: the first query and its result.
+        order: where they are of several rows (TOGETHER), the numbers of those; q is of row 0 then.
         queries: how many there are.
         masked: blocks at the end of which not all queries see all.
         position, lowest: of the row's first new token, and the number of the first query after it; a token has `heads`.
-        parts: where PARTED: room for results and weights of parts, counters of those that are there (a half each), and
-            the places of this part and of the row's first one, count of them and their distance.
+        parts: where PARTED: room for results and weights of parts, counters of those that are there (a half each), the
+            places of this part and of the row's first one, and count of them; the same of its prefix: room, the first
+            place, and count. Where TOGETHER: room for results and weights of prefixes, this piece's number, and most.
     """
     blocks = (end - start + _TOKENS - 1) // _TOKENS
     dtype: gl.constexpr = q.dtype.element_ty
@@ -344,20 +387,21 @@ def _attend(
     fence_async_shared()
     _sync()
     gl.warp_specialize([
-        (_first, (q, out, queries, start, end, blocks, masked, position, lowest, scale, parts, q_left, q_right,
+        (_first, (q, out, order, queries, start, end, blocks, masked, position, lowest, scale, parts, q_left, q_right,
                   q_turned, left, right, turned, weights, stats, left_ready, right_ready, left_free, weights_ready,
-                  weights_free, heads, PARTED, LATE)),
-        (_second, (out, queries, start, end, blocks, parts, right, weights, stats, right_ready, right_free,
-                   weights_ready, weights_free, PARTED)),
+                  weights_free, heads, PARTED, TOGETHER, LATE)),
+        (_second, (out, order, queries, start, end, blocks, parts, right, weights, stats, right_ready, right_free,
+                   weights_ready, weights_free, heads, PARTED, TOGETHER)),
         (_produce, (latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free,
                     right_free, PAGE)),
     ], [4, 1], [208, 40])  # fmt: skip
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["most_chunks"])
 def latent_decode_kernel(
-    q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, heads,
-    PAGE: gl.constexpr,
+    q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
+    prefix_ml, prefix_chunks, most_chunks, scale, heads,
+    PAGE: gl.constexpr, PREFIX: gl.constexpr,
 ):  # fmt: skip
     item = gl.program_id(1)
     row = gl.load(work + item * 4)
@@ -369,12 +413,33 @@ def latent_decode_kernel(
     first = gl.load(row_work + row * 2)
     count = gl.load(row_work + row * 2 + 1)
     head = gl.program_id(0) * _QUERIES
+    chunks = 0
+    if PREFIX:
+        chunks = gl.load(prefix_chunks + row)
     target = (row.to(gl.int64) * heads + head) * _SIZE
     _attend(
-        q + target, out + target, heads - head, latents, pages, start, end, 1, end - 1, 0, scale,
+        q + target, out + target, work, heads - head, latents, pages, start, end, 1, end - 1, 0, scale,
         (acc_buffer, ml_buffer, counters + (row * gl.num_programs(0) + gl.program_id(0)) * 2, item * heads + head,
-         first * heads + head, count, heads),
-        heads, PAGE, True, False,
+         first * heads + head, count, prefix_acc, prefix_ml, row * most_chunks * heads + head, chunks),
+        heads, PAGE, True, False, False,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["most_chunks"])
+def latent_prefix_kernel(
+    q, latents, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale, heads,
+    PAGE: gl.constexpr,
+):  # fmt: skip
+    item = items + gl.program_id(0) * 6
+    rows = gl.load(item + 1)
+    if rows == 0:
+        return
+    pages = page_table + gl.load(item + 2).to(gl.int64) * pages_per_slot
+    start = gl.load(item + 3)
+    end = gl.load(item + 4)
+    _attend(
+        q, q, order + gl.load(item), rows * heads, latents, pages, start, end, 1, end - 1, 0, scale,
+        (acc_buffer, ml_buffer, gl.load(item + 5), most_chunks), heads, PAGE, True, True, False,
     )  # fmt: skip
 
 
@@ -394,8 +459,8 @@ def latent_prefill_kernel(
     clear = (position + lowest // heads + 1) // _TOKENS  # blocks that every query sees whole
     target = (gl.load(block).to(gl.int64) * heads + lowest) * _SIZE
     _attend(
-        q + target, out + target, queries, latents, pages, 0, end, (end + _TOKENS - 1) // _TOKENS - clear, position,
-        lowest, scale, (), heads, PAGE, False, True,
+        q + target, out + target, plan_blocks, queries, latents, pages, 0, end, (end + _TOKENS - 1) // _TOKENS - clear,
+        position, lowest, scale, (), heads, PAGE, False, False, True,
     )  # fmt: skip
 
 
@@ -422,12 +487,28 @@ def latent_decode_hopper(
     """
     heads = q.shape[1]
     blocks = triton.cdiv(heads, _QUERIES.value)
-    partials = work.partials
+    partials, shared = work.partials, plan.shared
     assert plan.decoding * blocks * 2 <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     latent_decode_kernel[(blocks, len(work.items))](
         q, _described(cache, layer, plan), out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
-        partials.acc, partials.ml, partials.counters, scale * 1.4426950408889634, heads,
+        partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
+        plan.slots if shared is None else shared.chunks, 0 if shared is None else shared.most_chunks,
+        scale * 1.4426950408889634, heads, PAGE=plan.page_size, PREFIX=shared is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def latent_prefix_hopper(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+) -> None:
+    """Part that the plan's shared prefixes have in its decoding rows. Arguments as `latent_prefix`; pieces begin with a
+    page, and have 64 queries at most."""
+    heads, shared, partials = q.shape[1], plan.shared, work.partials
+    assert shared is not None
+    assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
+    latent_prefix_kernel[(len(shared.items),)](
+        q, _described(cache, layer, plan), shared.items, shared.order, plan.page_table, plan.page_table.shape[1],
+        partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale * 1.4426950408889634, heads,
         PAGE=plan.page_size, num_warps=4,
     )  # fmt: skip
 

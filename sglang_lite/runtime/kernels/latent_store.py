@@ -1,7 +1,9 @@
 """Norm of latents, rotary embedding and store: the way from the first product of latent attention to its cache.
 
 plane[slot] = norm(latent), turned key        of each token
-absorbed[h, rank:] = turned query             of each head"""
+turned query                                  of each head
+
+Where the cache has scales, latents and keys are divided by them."""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _BLOCK_H = 16  # heads of a program
 
 @triton.jit
 def _latent_store(
-    product, width, q, q_stride, absorbed, norm, cos, sin, slots, positions, page_table, pages_per_slot, plane, eps,
-    HEADS: tl.constexpr, RANK: tl.constexpr, NOPE: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
+    product, width, q, q_token, q_head, out, out_token, out_head, norm, cos, sin, slots, positions, page_table,
+    pages_per_slot, plane, scales, eps,
+    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -40,25 +43,29 @@ def _latent_store(
         latent *= tl.load(norm + r, mask=r < RANK, other=0.0).to(tl.float32)
         x = tl.load(row + RANK + t, mask=t < TURNED, other=0.0).to(tl.float32)
         y = tl.load(row + RANK + pair, mask=t < TURNED, other=0.0).to(tl.float32)
+        key = x * c + y * s
+        if SCALED:
+            latent *= 1.0 / tl.load(scales)
+            key *= 1.0 / tl.load(scales + 1)
         slot = tl.load(slots + token).to(tl.int64)
         page = tl.load(page_table + slot * pages_per_slot + position // PAGE).to(tl.int64)
         target = plane + (page * PAGE + position % PAGE) * (RANK + TURNED)
         tl.store(target + r, latent.to(plane.dtype.element_ty), mask=r < RANK)
-        tl.store(target + RANK + t, (x * c + y * s).to(plane.dtype.element_ty), mask=t < TURNED)
+        tl.store(target + RANK + t, key.to(plane.dtype.element_ty), mask=t < TURNED)
     else:  # other names: a name has one type in both
         head = (tl.program_id(1) - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
         inside = (head < HEADS)[:, None] & (t < TURNED)[None, :]
-        queries = q + token * q_stride + head[:, None] * (NOPE + TURNED) + NOPE
+        queries = q + token * q_token + head[:, None] * q_head
         x_q = tl.load(queries + t[None, :], mask=inside, other=0.0).to(tl.float32)
         y_q = tl.load(queries + pair[None, :], mask=inside, other=0.0).to(tl.float32)
-        at = absorbed + (token * HEADS + head[:, None]) * (RANK + TURNED) + RANK + t[None, :]
-        tl.store(at, (x_q * c[None, :] + y_q * s[None, :]).to(absorbed.dtype.element_ty), mask=inside)
+        at = out + token * out_token + head[:, None] * out_head + t[None, :]
+        tl.store(at, (x_q * c[None, :] + y_q * s[None, :]).to(out.dtype.element_ty), mask=inside)
 
 
 def latent_store(
     product: torch.Tensor,
     q: torch.Tensor,
-    absorbed: torch.Tensor,
+    out: torch.Tensor,
     norm: torch.Tensor,
     eps: float,
     rope: tuple[torch.Tensor, torch.Tensor],
@@ -70,8 +77,8 @@ def latent_store(
 
     Args:
         product: [T, … + rank + turned], contiguous, whose last columns are latents and keys.
-        q: [T, heads, nope_size + turned]; a token's heads lie side by side.
-        absorbed: [T, heads, rank + turned], contiguous; the last `turned` numbers of each head are written.
+        q: [T, heads, turned]: the part of queries that is turned; a head's numbers lie side by side.
+        out: of the shape of q, likewise, or q itself: where it is written to.
         norm: [rank].
         rope: cos and sin of every position [positions, turned], as RotaryTable has them.
 
@@ -80,9 +87,10 @@ def latent_store(
     (cos, sin), heads, rank = rope, q.shape[1], len(norm)
     turned = cos.shape[1]
     _latent_store[(len(product), 1 + triton.cdiv(heads, _BLOCK_H))](
-        product, product.shape[1], q, q.stride(0), absorbed, norm, cos, sin, plan.slots, plan.positions,
-        plan.page_table, plan.page_table.shape[1], cache.k[layer], eps,
-        HEADS=heads, RANK=rank, NOPE=q.shape[2] - turned, TURNED=turned, PAGE=plan.page_size,
+        product, product.shape[1], q, q.stride(0), q.stride(1), out, out.stride(0), out.stride(1), norm, cos, sin,
+        plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1], cache.k[layer],
+        cache.scales and cache.scales.k[layer], eps,
+        HEADS=heads, RANK=rank, TURNED=turned, PAGE=plan.page_size, SCALED=cache.scales is not None,
         BLOCK_H=_BLOCK_H, BLOCK_R=triton.next_power_of_2(rank), BLOCK_T=triton.next_power_of_2(turned),
         num_warps=4, **overlapped(product.device),
     )  # fmt: skip

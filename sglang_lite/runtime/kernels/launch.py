@@ -70,8 +70,9 @@ def attention_launch(
 def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
     """The launch of a kernel of latent attention; None: no program finds room.
 
-    On an H200 64 tokens in 2 stages are a tenth slower for many long rows of 16 heads and a quarter faster for few, but
-    read outside of memory once, where long rows had unlike lengths; why is not known.
+    On an H200 64 tokens in 2 stages are a tenth slower for many long rows of 16 heads and a quarter faster for few. But
+    ptxas 12.8, which Triton 3.6 brings, optimises their last block's products wrongly: they leave out tokens from the
+    17th on, or read outside of shared memory. The PTX is right: with DISABLE_PTXAS_OPT=1 the results are.
 
     Args:
         size: of a latent with its turned part.

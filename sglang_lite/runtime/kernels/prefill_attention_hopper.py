@@ -3,6 +3,8 @@
 Written in Gluon, Triton's language for layouts and barriers, as Triton itself takes no pages by bulk copies. The plan
 is FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, two warp groups compute, each for its own
 queries; the products of a block run under the softmax of the next, and one group's under the softmax of the other.
+
+Keys may have a rest that all heads share, as those of latents have: the part that is turned.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _QUERIES = gl.constexpr(64)  # of a warp group
 _TOKENS = gl.constexpr(128)  # of a block
 _COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
 _STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
+_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of _COLUMNS
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 # Names that Triton has changed between 3.6 and 3.9.
 _sync = getattr(gl, "thread_barrier", None) or gl.barrier
@@ -34,30 +37,24 @@ _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_
 
 
 @gluon.jit
-def _as_pages(block, PAGE: gl.constexpr, DIM: gl.constexpr):
-    """A block [_TOKENS, DIM] in shared memory as what copies fill: its first columns page by page, then the next."""
-    PARTS: gl.constexpr = _TOKENS // PAGE * (DIM // _COLUMNS)
-    return _view(block, block.dtype, [PARTS, PAGE, _COLUMNS], SHARED)
+def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexpr):
+    """Starts copies of a block of tokens, a page after another. Those from `end` on come from page 0.
 
-
-@gluon.jit
-def _copy(desc, row, pages, token, end, buffers, stage, ready, PAGE: gl.constexpr, DIM: gl.constexpr):
-    """Starts copies of a block of tokens, a page after another. Those from `end` on come from page 0."""
+    Shared memory has a block's first columns page by page, then the next."""
     PAGES: gl.constexpr = _TOKENS // PAGE
-    CHUNKS: gl.constexpr = DIM // _COLUMNS
-    parts = _as_pages(buffers.index(stage), PAGE, DIM)
-    mbarrier.expect(ready.index(stage), _TOKENS * DIM * 2)
+    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, _COLUMNS], SHARED)
     for p in gl.static_range(PAGES):
         at = token + p * PAGE
         page = gl.load(pages + at // PAGE, mask=at < end, other=0)
         for c in gl.static_range(CHUNKS):
-            _load(desc, [row + page * PAGE, c * _COLUMNS], ready.index(stage), parts.index(c * PAGES + p))
+            _load(desc, [row + page * PAGE, column + c * _COLUMNS], ready, parts.index(c * PAGES + p))
 
 
 @gluon.jit
 def _produce(
-    keys, values, row, pages, end, blocks, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    PAGE: gl.constexpr, DIM: gl.constexpr,
+    keys, rests, values, row, rest_row, rest_column, pages, end, blocks, k_buffers, rest_buffers, v_buffers,
+    k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: blocks from the last to the first."""
     for i in range(blocks):
@@ -65,9 +62,14 @@ def _produce(
         used = (i // _STAGES & 1) ^ 1
         token = (blocks - 1 - i) * _TOKENS
         mbarrier.wait(k_free.index(stage), used)
-        _copy(keys, row, pages, token, end, k_buffers, stage, k_ready, PAGE, DIM)
+        mbarrier.expect(k_ready.index(stage), _TOKENS * (k_buffers.shape[2] + REST) * 2)
+        _copy(keys, row, 0, pages, token, end, k_buffers.index(stage), k_ready.index(stage), PAGE)
+        if REST:
+            rest = rest_buffers.index(stage)
+            _copy(rests, rest_row, rest_column, pages, token, end, rest, k_ready.index(stage), PAGE)
         mbarrier.wait(v_free.index(stage), used)
-        _copy(values, row, pages, token, end, v_buffers, stage, v_ready, PAGE, DIM)
+        mbarrier.expect(v_ready.index(stage), _TOKENS * v_buffers.shape[2] * 2)
+        _copy(values, row, 0, pages, token, end, v_buffers.index(stage), v_ready.index(stage), PAGE)
 
 
 @gluon.jit
@@ -81,12 +83,34 @@ def _softmax(scores, m, total, scale):
 
 
 @gluon.jit
+def _take_queries(q, q_stride, count, buffer):
+    """Queries of a head into shared memory, zeros below `count` of them."""
+    i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
+    column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
+    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS, _QUERIES, _COLUMNS], SHARED)
+    for c in gl.static_range(CHUNKS):
+        at = q + i[:, None] * q_stride + (c * _COLUMNS + column)[None, :]
+        parts.index(c).store(gl.load(at, mask=(i < count)[:, None], other=0.0))
+
+
+@gluon.jit
+def _start_scores(queries, q_rest, keys, rest, nothing, REST: gl.constexpr):
+    """Products of queries and a block's keys, under way."""
+    scores = warpgroup_mma(queries, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if REST:
+        scores = warpgroup_mma(q_rest, rest.permute((1, 0)), scores, is_async=True)
+    return scores
+
+
+@gluon.jit
 def _compute(
     q, q_stride, out, first, count, position, end, blocks, clear, head, scale,
-    q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    GROUP: gl.constexpr, DIM: gl.constexpr, HEADS: gl.constexpr,
+    q_buffers, q_rests, k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
+    GROUP: gl.constexpr, HEADS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """A warp group: all blocks for _QUERIES queries."""
+    DIM: gl.constexpr = v_buffers.shape[2]
     dtype: gl.constexpr = k_buffers.dtype
     BY_TOKEN: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _TOKENS, 16]
@@ -95,11 +119,12 @@ def _compute(
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=BY_COLUMN, k_width=2)
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
 
-    i = GROUP * _QUERIES + gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, ROWS))
-    d = gl.arange(0, DIM, layout=gl.SliceLayout(0, ROWS))
-    at_queries = q + (first + i)[:, None] * q_stride + head * DIM + d[None, :]
-    queries = q_buffers.index(GROUP)
-    queries.store(gl.load(at_queries, mask=(i < count)[:, None], other=0.0))
+    queries, q_rest = q_buffers.index(GROUP), q_rests.index(GROUP)
+    KEY: gl.constexpr = q_buffers.shape[2]
+    at_queries = q + (first + GROUP * _QUERIES) * q_stride + head * (KEY + REST)
+    _take_queries(at_queries, q_stride, count - GROUP * _QUERIES, queries)
+    if REST:
+        _take_queries(at_queries + KEY, q_stride, count - GROUP * _QUERIES, q_rest)
     fence_async_shared()
     _sync()
 
@@ -111,8 +136,7 @@ def _compute(
     nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=BY_TOKEN)
 
     mbarrier.wait(k_ready.index(0), 0)
-    keys = k_buffers.index(0).permute((1, 0))
-    scores = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+    scores = _start_scores(queries, q_rest, k_buffers.index(0), rest_buffers.index(0), nothing, REST)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(0), count=1)
     token = (blocks - 1) * _TOKENS + n
@@ -132,8 +156,7 @@ def _compute(
         stage = i % _STAGES
         before = (i - 1) % _STAGES
         mbarrier.wait(k_ready.index(stage), i // _STAGES & 1)
-        keys = k_buffers.index(stage).permute((1, 0))
-        scores = warpgroup_mma(queries, keys, nothing, use_acc=False, is_async=True)
+        scores = _start_scores(queries, q_rest, k_buffers.index(stage), rest_buffers.index(stage), nothing, REST)
         mbarrier.wait(v_ready.index(before), (i - 1) // _STAGES & 1)
         acc = warpgroup_mma(operand, v_buffers.index(before), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -158,10 +181,12 @@ def _compute(
     gl.store(target, (acc / total[:, None]).to(dtype), mask=(row < count)[:, None])
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["token_slots", "before"])
 def prefill_kernel(
-    q, q_stride, keys, values, token_slots, out, plan_blocks, page_table, pages_per_slot, scale,
-    G: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, HEADS: gl.constexpr,
+    q, q_stride, keys, rests, rest_column, values, token_slots, out, plan_blocks, page_table, pages_per_slot, before,
+    scale,
+    G: gl.constexpr, KEY: gl.constexpr, REST: gl.constexpr, VALUE: gl.constexpr, PAGE: gl.constexpr,
+    HEADS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     head = gl.program_id(0)
     block = plan_blocks + gl.program_id(1) * 4
@@ -176,11 +201,19 @@ def prefill_kernel(
     clear = (position + 1) // _TOKENS  # blocks that every query sees whole
     pages = page_table + slot * pages_per_slot
     row = head // G * token_slots
+    own = 0
+    if OWN:
+        own = first.to(gl.int32) - position - before
+        row += own
 
     dtype: gl.constexpr = q.dtype.element_ty
-    q_buffers = gl.allocate_shared_memory(dtype, [2, _QUERIES, DIM], SHARED)
-    k_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, DIM], SHARED)
-    v_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, DIM], SHARED)
+    q_buffers = gl.allocate_shared_memory(dtype, [2, _QUERIES, KEY], SHARED)
+    k_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, KEY], SHARED)
+    q_rests, rest_buffers = q_buffers, k_buffers
+    if REST:
+        q_rests = gl.allocate_shared_memory(dtype, [2, _QUERIES, REST], SHARED)
+        rest_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, REST], SHARED)
+    v_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, VALUE], SHARED)
     k_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
@@ -193,12 +226,12 @@ def prefill_kernel(
     fence_async_shared()
     _sync()
     gl.warp_specialize([
-        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, k_buffers,
-                    v_buffers, k_ready, v_ready, k_free, v_free, 0, DIM, HEADS)),
-        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, k_buffers,
-                    v_buffers, k_ready, v_ready, k_free, v_free, 1, DIM, HEADS)),
-        (_produce, (keys, values, row, pages, end, blocks, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-                    PAGE, DIM)),
+        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
+                    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, HEADS, REST)),
+        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
+                    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, HEADS, REST)),
+        (_produce, (keys, rests, values, row, own, rest_column, pages, end, blocks, k_buffers, rest_buffers,
+                    v_buffers, k_ready, v_ready, k_free, v_free, PAGE, REST)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
@@ -222,12 +255,69 @@ def prefill_attention_hopper(
         out: [T, heads, head_dim] (written there).
         scale: as `reference.attention.attention`.
     """
-    heads, dim = q.shape[1], q.shape[2]
-    keys, values = cache.k[layer], cache.v[layer]
-    box = [plan.page_size, _COLUMNS.value]
-    prefill_kernel[(heads, len(plan.blocks))](
-        q, q.stride(0), TensorDescriptor.from_tensor(keys.view(-1, dim), box, SHARED.value),
-        TensorDescriptor.from_tensor(values.view(-1, dim), box, SHARED.value), keys.shape[1], out, plan.blocks,
-        plan.page_table, plan.page_table.shape[1], scale * 1.4426950408889634,
-        G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads, num_warps=4,
+    _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, scale)
+
+
+def takes_fresh(plan: DevicePlan, dtype: torch.dtype, key: int, rest: int, value: int) -> bool:
+    """Tells whether `fresh_attention_hopper` has a form for the plan's blocks, and keys, their rests and values of so
+    many numbers."""
+    sizes = key in (64, 128) and rest == _COLUMNS.value and value in (64, 128)
+    return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * _QUERIES.value
+
+
+def fresh_attention_hopper(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    rests: torch.Tensor,
+    values: torch.Tensor,
+    plan: DevicePlan,
+    out: torch.Tensor,
+    *,
+    scale: float,
+) -> None:
+    """Causal attention of the plan's blocks of queries, of rows whose first token is in the batch, too.
+
+    Args:
+        q: [T, heads, key and rest]; a token's heads lie side by side.
+        keys, values: [heads, T - plan.decoding, size], contiguous, of the batch's tokens but the decoding ones.
+        rests: [T - plan.decoding, …, rest]: the last columns, with which keys of all heads end.
+        out: [T, heads, value size] (written there).
+        scale: as `reference.attention.attention`.
+
+    Reads and takes what `prefill_attention_hopper` does; shared memory: 208 KB for keys of 192.
+    """
+    blocks = torch.arange(-(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device).view(1, -1)
+    _launch(q, keys, rests, values, _TOKENS.value, blocks, plan.blocks, out, scale, before=plan.decoding)
+
+
+def _launch(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    rests: torch.Tensor | None,
+    values: torch.Tensor,
+    page_size: int,
+    page_table: torch.Tensor,
+    blocks: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    before: int = 0,
+) -> None:
+    """Launches the kernel.
+
+    Args:
+        rests: None: keys and values lie in pages of slots; else side by side.
+        before: tokens of the batch that they lack.
+    """
+    heads, box = q.shape[1], [page_size, _COLUMNS.value]
+    planes = [x.view(-1, x.shape[2]) for x in (keys, values)]
+    described = [TensorDescriptor.from_tensor(x, box, SHARED.value) for x in planes]
+    rest, of_rests, column = 0, described[0], 0
+    if rests is not None:
+        rest, of_rests = q.shape[2] - keys.shape[2], TensorDescriptor.from_tensor(rests, box, SHARED.value)
+        column = rests.shape[1] - rest
+    prefill_kernel[(heads, len(blocks))](
+        q, q.stride(0), described[0], of_rests, column, described[1], keys.shape[1], out, blocks, page_table,
+        page_table.shape[1] if rests is None else 0, before, scale * 1.4426950408889634,
+        G=heads // len(keys), KEY=keys.shape[2], REST=rest, VALUE=values.shape[2], PAGE=page_size, HEADS=heads,
+        OWN=rests is not None, num_warps=4,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.latent_attention import PAIRS
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
@@ -51,6 +52,8 @@ class GpuDecoder(Decoder):
 
     @property
     def shares_prefixes(self) -> bool:
+        if any(isinstance(each, LatentSpec) and each.heads >= PAIRS for each in self.attentions):
+            return False  # a program has heads of one row alone, and is busy with products
         return all(layer.spec.attention.window is None for layer in self.layers)
 
     @property
@@ -226,18 +229,28 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """`_attend` of a layer with latents: queries go into the latent, and what they bring comes out of it."""
-        weights = layer.latent
+        """`_attend` of a layer with latents: queries go into the latent, and what they bring comes out of it; or keys
+        and values are made of latents."""
+        weights, rope = layer.latent, self.ropes[layer.rope].tables
         assert weights is not None
         q = made_queries(spec, weights, product[:, : -spec.key_size])
-        absorbed = q.new_empty((len(q), spec.heads, spec.key_size))
-        weights.keys.into(q[..., : spec.nope_size], absorbed[..., : spec.rank])
-        rope = self.ropes[layer.rope].tables
-        latent_store(product, q, absorbed, weights.norm, spec.norm_eps, rope, plan, cache, index)
-        seen = absorbed.new_empty(absorbed.shape)
-        attention.attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
+        nope, turned = q.split_with_sizes((spec.nope_size, spec.rope_size), 2)
+        expanded = attention.expanded
+        rows = len(q) if expanded is None else plan.decoding  # that are absorbed
+        absorbed = q.new_empty((rows, spec.heads, spec.key_size))
+        if rows:
+            weights.keys.into(nope[:rows], absorbed[..., : spec.rank])
+        target = absorbed[..., spec.rank :] if expanded is None else turned
+        latent_store(product, turned, target, weights.norm, spec.norm_eps, rope, plan, cache, index)
         out = q.new_empty((len(q), spec.heads, spec.value_size))
-        weights.values.into(seen[..., : spec.rank], out)
+        if rows:
+            if expanded is not None:
+                absorbed[..., spec.rank :] = turned[:rows]
+            seen = absorbed.new_empty(absorbed.shape)
+            attention.attend(absorbed, cache, index, seen, scale=spec.scale, window=None, softcap=None)
+            weights.values.into(seen[..., : spec.rank], out[:rows])
+        if expanded is not None:
+            expanded(q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale)
         return out.view(len(q), -1)
 
 

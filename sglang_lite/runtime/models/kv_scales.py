@@ -11,6 +11,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.models.decoder import Decoder
+from sglang_lite.runtime.models.spec import LatentSpec
 
 _TOKENS = 512  # of the trial
 # Other texts have larger keys and values than the trial's. Room for those is cheap: numbers keep all their digits down
@@ -33,11 +34,17 @@ def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos
     layers = range(len(model.kv_layout.layers))
     if any((i, side) not in given for i in layers for side in "kv"):
         given = {**_tried(model, bos), **given}
-    return KVScales(*(tuple(_power_of_two(given[i, side]).to(model.device) for i in layers) for side in "kv"))
+    k, v = ([_power_of_two(given[i, side]).to(model.device) for i in layers] for side in "kv")
+    for i, layer in enumerate(model.spec.layers):
+        if isinstance(layer.attention, LatentSpec):  # of which a checkpoint has one scale
+            k[i] = k[i].expand(2).contiguous()
+            v[i] = k[i][:1]
+    return KVScales(tuple(k), tuple(v))
 
 
 def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
-    """Scales [kv_heads] by layer and "k" or "v", from tokens that are spread over the vocabulary."""
+    """Scales [kv_heads] by layer and "k" or "v", from tokens that are spread over the vocabulary; of latents as in
+    `KVScales`."""
     layout, device = model.kv_layout, model.device
     count = min(_TOKENS, model.max_positions)
     at = torch.arange(count, device=device)
@@ -46,14 +53,21 @@ def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tenso
         ids[0] = bos
     cache = KVCache.allocate(layout, count, model.precision.compute, device)
     model.forward(ids, at, AttentionPlan(at, (), (ExtendRow(0, count, slice(0, count)),)), cache)
-    largest = torch.stack([x.abs().amax((1, 2)) for x in (*cache.k, *cache.v)]).float().cpu()
-    if not largest.isfinite().all():
+    largest = {}
+    for i, layer in enumerate(model.spec.layers):
+        attention, k, v = layer.attention, cache.k[i].abs(), cache.v[i].abs()
+        largest[i, "k"], largest[i, "v"] = k.amax((1, 2)), v.amax((1, 2))
+        if isinstance(attention, LatentSpec):
+            largest[i, "k"] = torch.stack(
+                [part.amax() for part in k.split_with_sizes((attention.rank, attention.rope_size), 2)]
+            )
+    found = {name: x.float().cpu() for name, x in largest.items()}
+    if not all(x.isfinite().all() for x in found.values()):
         raise ModelError(
             "keys or values of this model are NaN or infinite, so no scales of theirs can be found.",
             hint='Use kv_dtype="auto", or another dtype.',
         )
-    names = [(i, side) for side in "kv" for i in range(len(layout.layers))]
-    return dict(zip(names, largest * (_HEADROOM / torch.finfo(model.precision.cache).max)))
+    return {name: x * (_HEADROOM / torch.finfo(model.precision.cache).max) for name, x in found.items()}
 
 
 def _power_of_two(x: torch.Tensor) -> torch.Tensor:

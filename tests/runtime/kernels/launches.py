@@ -7,17 +7,18 @@ import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
+from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.kv_store import kv_store
-from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.latent_attention import latent_decode, latent_prefill, latent_prefix
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -219,21 +220,34 @@ def around(dtype: torch.dtype) -> None:
     draw(logits, rows, rows, sampling, plan.drawn, rows, masks=masks, mask_rows=rows, softcap=30.0)
 
 
-def latents(dtype: torch.dtype) -> None:
+def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
     """Latent attention of DeepSeek's sizes, of a model with few heads and of one with many."""
     rank, turned = 512, 64
-    plane = empty(1, 64 * PAGE, rank + turned, dtype=dtype)
-    cache, tables = KVCache((plane,), (plane,)), (empty(64, turned), empty(64, turned))
+    plane = empty(1, 64 * PAGE, rank + turned, dtype=cached or dtype)
+    scales = KVScales((empty(2),), (empty(1),)) if cached else None
+    cache, tables = KVCache((plane,), (plane,), scales), (empty(64, turned), empty(64, turned))
     of = Attention(rank + turned, dtype, dtype)
     for heads in (16, 128):
         plan = of.plan(8, 8)
         q, out = (empty(8, heads, rank + turned, dtype=dtype) for _ in range(2))
         product, norm = empty(8, 3648, dtype=dtype), empty(rank, dtype=dtype)
-        latent_store(product, empty(8, heads, 192, dtype=dtype), q, norm, 1e-6, tables, plan, cache, 0)
-        partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), empty(0), empty(0))
+        latent_store(product, empty(8, heads, turned, dtype=dtype), q[..., rank:], norm, 1e-6, tables, plan, cache, 0)
+        prefixes = empty(8 * 16 * heads, rank), empty(8 * 16 * heads, 2)
+        partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), *prefixes)
         work = Work(ints(140, 4), ints(8, 2), partials)
         latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
         latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)
+        if heads == 16 and card_of(DEVICE).copies:  # others are not shared
+            plan = of.plan(8, 8, shared=True)
+            latent_prefix(q, cache, 0, plan, work, rank=rank, scale=0.1)
+            latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
+    hopper = hopper_kernels(card_of(DEVICE), "prefill_attention_hopper")
+    if hopper is not None and hopper.takes_fresh(of.plan(8, 0, block=128), dtype, 128, turned, 128) and not cached:
+        keys, values = empty(16, 8, 128, dtype=dtype), empty(16, 8, 128, dtype=dtype)
+        hopper.fresh_attention_hopper(
+            empty(8, 16, 192, dtype=dtype), keys, empty(8, rank + turned, dtype=dtype), values,
+            of.plan(8, 0, block=128), empty(8, 16, 128, dtype=dtype), scale=0.1,
+        )  # fmt: skip
 
 
 OTHERS: dict[str, Callable[[torch.dtype], None]] = {
@@ -245,6 +259,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "experts fp8": lambda dtype: experts(dtype, FLOAT8),
     "around": around,
     "latents": latents,
+    "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }
 
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sglang_lite.runtime.kernels import latent_attention
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_decode, latent_prefill
 from tests.runtime.kernels import needs_hopper
+from tests.runtime.kernels.latents import Latents
 from tests.runtime.kernels.test_kernels import DEVICE, close, normal
-from tests.runtime.kernels.test_reference import Latents
 
 hopper = pytest.importorskip("sglang_lite.runtime.kernels.latent_attention_hopper", reason="Triton is too old")
 pytestmark = [pytest.mark.slow, needs_hopper]
@@ -61,4 +63,23 @@ def test_prefill_gives_what_the_twin_gives(heads, cases):
     expected, out = torch.zeros_like(q), torch.full_like(q, float("nan"))
     latent_prefill(q, rows.cache, 0, plan, expected, rank=512, scale=0.1)
     hopper.latent_prefill_hopper(q, poisoned(rows), 0, plan, out, rank=512, scale=0.1)
+    close(out[..., :512], expected[..., :512], torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_the_kernels_for_all_cards_give_what_the_twin_gives(dtype, monkeypatch):
+    """Of latents of that size, to the last token of rows that fill no block: one launch was compiled wrongly there."""
+    monkeypatch.setattr(latent_attention, "on_hopper", lambda *args: None)
+    rows = Latents(LENGTHS, 16, 512, 64, torch.bfloat16, page=16)
+    plane = rows.cache.k[0].to(dtype)
+    scales = KVScales((torch.tensor([0.5, 2.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),))
+    cache = KVCache((plane,), (plane,), scales if dtype.itemsize == 1 else None)
+    plan = rows.plan(len(LENGTHS), [*range(len(LENGTHS))], [n - 1 for n in LENGTHS])
+    work = rows.work(plan)
+    counters = torch.zeros(len(LENGTHS) + 1, 16, dtype=torch.int32, device=DEVICE)
+    work = replace(work, partials=replace(work.partials, counters=counters))
+    q = normal(len(LENGTHS), 16, 576, dtype=torch.bfloat16)
+    expected, out = torch.zeros_like(q), torch.full_like(q, float("nan"))
+    latent_decode(q, cache, 0, plan, work, expected, rank=512, scale=0.1)
+    latent_attention.latent_decode(q, cache, 0, plan, work, out, rank=512, scale=0.1)
     close(out[..., :512], expected[..., :512], torch.bfloat16)

@@ -18,8 +18,10 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
 from sglang_lite.runtime.kernels.reference.experts_order import experts_order
 from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import needs_hopper, needs_kernels
+from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
 
 
@@ -289,23 +291,52 @@ def prefilled_on_hopper(run):
     return out
 
 
-class Latents(Rows):
-    """Sequences of latents with turned keys, in random pages."""
+def latents_sharing(run):
+    """Three rows, of which two begin with the same 64 tokens, in two pieces."""
+    results = []
+    for heads, scales in ((5, None), (20, LATENT_SCALES)):
+        lengths, shared = [150, 90, 70], 64
+        rows = Latents(lengths, heads, 24, 8)
+        rows.table[1, : shared // PAGE] = rows.table[0, : shared // PAGE]
+        cache = KVCache(rows.cache.k, rows.cache.v, scales)
+        prefixes = decoding()[1].shared
+        plan = rows.plan(3, [0, 1, 2], [n - 1 for n in lengths], shared=prefixes)
+        work, q = worked(rows, plan), normal(3, heads, 32)
+        partials = replace(
+            work.partials, counters=torch.zeros(3, 8, dtype=torch.int32, device=DEVICE),
+            prefix_acc=torch.zeros(3 * prefixes.most_chunks * heads, 24, device=DEVICE),
+            prefix_ml=torch.zeros(3 * prefixes.most_chunks * heads, 2, device=DEVICE),
+        )  # fmt: skip
+        results += run(q, cache, plan, replace(work, partials=partials))
+    return results
 
-    def __init__(self, lengths, heads, rank, turned, dtype=torch.float32, page=PAGE):
-        super().__init__(lengths, (heads, 1), rank + turned, dtype, page=page)
-        self.cache = KVCache(self.cache.k, self.cache.k)
+
+def latents_of_prefixes(run):
+    def one(q, cache, plan, work):
+        run(q, cache, 0, plan, work, rank=24, scale=0.3)
+        return [work.partials.prefix_acc, work.partials.prefix_ml]
+
+    return latents_sharing(one)
 
 
 def latents_stored(run):
     rows, heads = Latents([9, 30], 5, 24, 8), 5
     plan, q, absorbed = rows.plan(0, [0, 1], [8, 28]), normal(2, heads, 20), normal(2, heads, 32)
-    run(normal(2, 11 + 32), q, absorbed, normal(24), 1e-5, (normal(32, 8), normal(32, 8)), plan, rows.cache, 0)
-    return absorbed, rows.cache.k
+    caches = rows.cache, KVCache(rows.cache.k, rows.cache.v, LATENT_SCALES)
+    for out, cache in zip((absorbed[..., 24:], q[..., 12:]), caches):
+        product = normal(2, 11 + 32)
+        run(product, q[..., 12:], out, normal(24), 1e-5, (normal(32, 8), normal(32, 8)), plan, cache, 0)
+    return q, absorbed, rows.cache.k
 
 
 def latents_decoded(run):
-    results = []
+    def with_prefixes(q, cache, plan, work):
+        out = torch.zeros_like(q)
+        latent_prefix(q, cache, 0, plan, work, rank=24, scale=0.3)
+        run(q, cache, 0, plan, work, out, rank=24, scale=0.3)
+        return [out]
+
+    results = latents_sharing(with_prefixes)
     for dtype in (torch.float32, torch.float16):
         for heads, lengths in ((5, [70, 1, 33]), (72, [20])):  # in one block of heads and in several
             rows = Latents(lengths, heads, 24, 8, dtype)
@@ -319,8 +350,40 @@ def latents_decoded(run):
     return results
 
 
+def latents_sharing_on_hopper(run):
+    """Seven rows of 16 heads, of which six begin alike: two blocks of queries, in two pieces."""
+    lengths = [300, 200, 170, 161, 500, 333, 80]
+    rows = Latents(lengths, 16, 512, 64, torch.bfloat16, page=16)
+    rows.table[1:6, :9] = rows.table[0, :9]
+    shared = SharedPrefixes(
+        numbers(*[144] * 6, 0), numbers(*[2] * 6, 0), numbers(4, 1, 2, 3, 0, 5, 0),
+        numbers([0, 4, 0, 0, 64, 0], [0, 4, 0, 64, 144, 1], [4, 2, 0, 0, 64, 0], [4, 2, 0, 64, 144, 1], [0] * 6), 2,
+    )  # fmt: skip
+    plan = rows.plan(7, [*range(7)], [n - 1 for n in lengths], shared=shared)
+    work, q = worked(rows, plan), normal(7, 16, 576, dtype=torch.bfloat16)
+    partials = replace(
+        work.partials, counters=torch.zeros(8, 4, dtype=torch.int32, device=DEVICE),
+        prefix_acc=torch.zeros(7 * 2 * 16, 512, device=DEVICE), prefix_ml=torch.zeros(7 * 2 * 16, 2, device=DEVICE),
+    )  # fmt: skip
+    return run(q, rows.cache, plan, replace(work, partials=partials))
+
+
+def latents_of_prefixes_on_hopper(run):
+    def one(q, cache, plan, work):
+        run(q, cache, 0, plan, work, rank=512, scale=0.1)
+        return [x.to(q.dtype) for x in (work.partials.prefix_acc, work.partials.prefix_ml)]  # as exact as products are
+
+    return latents_sharing_on_hopper(one)
+
+
 def latents_decoded_on_hopper(run):
-    results = []
+    def with_prefixes(q, cache, plan, work):
+        out = torch.zeros_like(q)
+        latent_prefix(q, cache, 0, plan, work, rank=512, scale=0.1)
+        run(q, cache, 0, plan, work, out, rank=512, scale=0.1)
+        return [out, work.partials.counters]
+
+    results = latents_sharing_on_hopper(with_prefixes)
     for heads, lengths in ((5, [70, 1, 333, 64]), (72, [2000])):
         rows = Latents(lengths, heads, 512, 64, torch.bfloat16, page=16)
         plan = rows.plan(len(lengths), [*range(len(lengths))], [n - 1 for n in lengths])
@@ -332,6 +395,16 @@ def latents_decoded_on_hopper(run):
         run(q, rows.cache, 0, plan, work, out, rank=512, scale=0.1)
         results += [out, counters]
     return results
+
+
+def fresh_on_hopper(run):
+    """Rows of 300, 3 and 128 new tokens after 5 that are decoded."""
+    blocks = [(261, 44, 0, 256), (133, 128, 0, 128), (5, 128, 0, 0), (305, 3, 1, 0), (308, 128, 2, 0)]
+    plan = Rows([4]).plan(5, [0] * 436, [0] * 436, blocks, 128)
+    half, out = torch.bfloat16, torch.zeros(436, 4, 128, device=DEVICE, dtype=torch.bfloat16)
+    keys, values = (normal(4, 431, 128, dtype=half) for _ in range(2))
+    run(normal(436, 4, 192, dtype=half), keys, normal(431, 576, dtype=half), values, plan, out, scale=0.07)
+    return out
 
 
 def latents_prefilled_on_hopper(run):
@@ -347,9 +420,13 @@ def latents_prefilled_on_hopper(run):
 def latents_prefilled(run):
     rows = Latents([50, 9], 5, 24, 8)
     plan = rows.plan(0, [1] * 2 + [0] * 20, [7, 8, *range(30, 50)], [(2, 16, 0, 30), (18, 4, 0, 46), (0, 2, 1, 7)])
-    out = torch.zeros(22, 5, 32, device=DEVICE)
-    run(normal(22, 5, 32), rows.cache, 0, plan, out, rank=24, scale=0.3)
-    return out
+    results = []
+    for scales in (None, LATENT_SCALES):
+        out = torch.zeros(22, 5, 32, device=DEVICE)
+        cache = KVCache(rows.cache.k, rows.cache.v, scales)
+        run(normal(22, 5, 32), cache, 0, plan, out, rank=24, scale=0.3)
+        results.append(out)
+    return results
 
 
 def drawn(run):
@@ -477,11 +554,12 @@ CASES = {
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,
-    "prefill_attention_hopper": prefilled_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
+    "prefill_attention_hopper": prefilled_on_hopper, "fresh_attention_hopper": fresh_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
-    "latent_decode": latents_decoded, "latent_prefill": latents_prefilled,
+    "latent_decode": latents_decoded, "latent_prefill": latents_prefilled, "latent_prefix": latents_of_prefixes,
     "latent_decode_hopper": latents_decoded_on_hopper, "latent_prefill_hopper": latents_prefilled_on_hopper,
+    "latent_prefix_hopper": latents_of_prefixes_on_hopper,
 }  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow, Work
-from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
-from sglang_lite.runtime.kernels.reference.softmax import attend_tokens, merged
+from sglang_lite.runtime.kernels.reference.prefix_attention import part_of_prefix
+from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
 
 
 def latent_decode(
@@ -22,14 +23,30 @@ def latent_decode(
     rank: int,
     scale: float,
 ) -> None:
-    plane = cache.k[layer]
+    q, plane, by = _unscaled(q, cache, layer, rank)
     for row in range(plan.decoding):
         first, count = work.rows[row].tolist()
         parts = [
             attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), scale=scale, softcap=None)
             for _, start, end, slot in work.items[first : first + count].tolist()
         ]
-        out[row, :, :rank] = merged(parts)[:, :rank]
+        if plan.shared is not None:
+            first, chunks = row * plan.shared.most_chunks, int(plan.shared.chunks[row])
+            parts += [part_of_prefix(work.partials, first + i, q.shape[1]) for i in range(chunks)]
+        out[row, :, :rank] = merged([Part(acc[:, :rank], *ml) for acc, *ml in parts]) * by
+
+
+def latent_prefix(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+) -> None:
+    assert plan.shared is not None
+    q, plane, _ = _unscaled(q, cache, layer, rank)
+    for first, count, slot, start, end, chunk in plan.shared.items.tolist():
+        for row in plan.shared.order[first : first + count].tolist():
+            acc, *ml = attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), scale=scale, softcap=None)
+            room = part_of_prefix(work.partials, row * plan.shared.most_chunks + chunk, q.shape[1])
+            for target, value in zip(room, (acc[:, :rank], *ml)):
+                target.copy_(value)
 
 
 def latent_prefill(
@@ -42,12 +59,22 @@ def latent_prefill(
     rank: int,
     scale: float,
 ) -> None:
-    plane = cache.k[layer]
+    q, plane, by = _unscaled(q, cache, layer, rank)
     for first, count, slot, position in plan.blocks.tolist():
         row = ExtendRow(0, count, _slots(plan, slot, 0, position + count))
-        out[first : first + count, :, :rank] = attend_rows(q[first : first + count], plane, plane, row, Scoring(scale))[
-            ..., :rank
-        ]
+        seen = attend_rows(q[first : first + count], plane, plane, row, Scoring(scale))
+        out[first : first + count, :, :rank] = seen[..., :rank] * by
+
+
+def _unscaled(
+    q: torch.Tensor, cache: KVCache, layer: int, rank: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
+    """Queries as they meet latents without scales, those latents, and what results are to be multiplied with."""
+    plane = cache.k[layer]
+    if cache.scales is None:
+        return q, plane, 1.0
+    scales = cache.scales.k[layer]
+    return scaled_by_latents(q, scales, rank), plane, scales[0]
 
 
 def _slots(plan: DevicePlan, slot: int, start: int, end: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.reference.latent_attention import latent_decode, latent_prefill
+from sglang_lite.runtime.kernels.reference.latent_attention import latent_decode, latent_prefill, latent_prefix
 
 
 def latent_decode_hopper(
@@ -21,6 +21,12 @@ def latent_decode_hopper(
     scale: float,
 ) -> None:
     latent_decode(q, cache, layer, plan, work, out, rank=rank, scale=scale)
+
+
+def latent_prefix_hopper(
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+) -> None:
+    latent_prefix(q, cache, layer, plan, work, rank=rank, scale=scale)
 
 
 def latent_prefill_hopper(

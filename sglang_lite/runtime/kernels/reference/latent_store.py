@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.rope_store import turned_heads
 
@@ -14,7 +14,7 @@ from sglang_lite.runtime.kernels.reference.rope_store import turned_heads
 def latent_store(
     product: torch.Tensor,
     q: torch.Tensor,
-    absorbed: torch.Tensor,
+    out: torch.Tensor,
     norm: torch.Tensor,
     eps: float,
     rope: tuple[torch.Tensor, torch.Tensor],
@@ -27,6 +27,9 @@ def latent_store(
     latent, key = product[:, -rank - size :].float().split((rank, size), 1)
     latent = F.rms_norm(latent, norm.shape, norm.float(), eps)
     stored = torch.cat((latent, turned_heads(key.unsqueeze(1), cos, sin).squeeze(1)), 1)
-    plane = cache.k[layer][0]
-    plane[token_slots(plan, plan.slots, plan.positions)] = stored.to(plane.dtype)
-    absorbed[..., rank:] = turned_heads(q[..., -size:], cos, sin)
+    if cache.scales is not None:
+        stored = scaled_by_latents(stored, 1 / cache.scales.k[layer], rank)
+    plane = indexable(cache.k[layer][0])
+    at = token_slots(plan, plan.slots, plan.positions)
+    plane[at] = indexable(stored.to(cache.k[layer].dtype))
+    out.copy_(turned_heads(q, cos, sin))

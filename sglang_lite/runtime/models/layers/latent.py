@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows, attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
@@ -100,19 +100,25 @@ def latent_attention(
     q_rope = rotate(q_rope, cos, sin)
     latent = F.rms_norm(latent, matrices.norm.shape, matrices.norm, spec.norm_eps)
     stored = torch.cat((latent, rotate(turned.unsqueeze(1), cos, sin).squeeze(1)), 1)
-    plane = cache.k[layer]
-    plane[0].index_copy_(0, plan.store_at, stored.to(plane.dtype))
+    plane, scales = cache.k[layer], None if cache.scales is None else cache.scales.k[layer]
+    if scales is not None:
+        stored = scaled_by_latents(stored, 1 / scales, spec.rank)
+    indexable(plane[0]).index_copy_(0, plan.store_at, indexable(stored.to(plane.dtype)))
     expanded = [row for row in plan.extends if _expands(spec, row)]
     out = product.new_empty((len(product), spec.heads, spec.value_size))
     at = _others(expanded, len(product))
     if isinstance(at, slice) or len(at):
         q = product.new_empty((len(product), spec.heads, spec.key_size))
-        q[at] = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
+        absorbed = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
+        q[at] = absorbed if scales is None else scaled_by_latents(absorbed, scales, spec.rank)
         seen = attention(q, cache, layer, _without_expanded(spec, plan), scale=spec.scale)
         out[at] = matrices.values(seen[at][..., : spec.rank])
     for row in expanded:
         q = torch.cat((q_nope[row.start : row.end], q_rope[row.start : row.end]), 2)
-        out[row.start : row.end] = _expanded(spec, matrices, q, plane, row)
+        latents = row.read(plane, 0, product.dtype)[0]
+        if scales is not None:
+            latents = scaled_by_latents(latents, scales, spec.rank)
+        out[row.start : row.end] = _expanded(spec, matrices, q, latents, row)
     return out
 
 
@@ -143,15 +149,18 @@ def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
 
 
 def _expanded(
-    spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, plane: torch.Tensor, row: ExtendRow
+    spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, stored: torch.Tensor, row: ExtendRow
 ) -> torch.Tensor:
     """Attention of a row's new tokens, q [tokens, heads, query_size], some heads at a time.
+
+    Args:
+        stored: [length, key_size]: latents and turned parts of all its tokens.
 
     Returns:
         [tokens, heads, value_size].
     """
     keys, values = matrices.keys.weight, matrices.values.weight
-    latents, turned = row.read(plane, 0, keys.dtype)[0].split_with_sizes((spec.rank, spec.rope_size), 1)
+    latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
     wide = max(spec.query_size, spec.value_size)  # torch is fast where keys and values have one size
     step = max(1, _AT_ONCE // (2 * wide * row.length))
