@@ -238,7 +238,7 @@ def _decode(
         if PREFIX:
             for i in range(0, tl.load(prefix_chunks + row)):
                 part = ((row * most_chunks + i) * HEADS + first_head + h).to(tl.int64)
-                m, total, acc = merge(prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK)
+                m, total, acc = _merge(prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK)
         if SCALED:
             acc *= tl.load(scales)
         tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -1,6 +1,5 @@
 """Every Triton kernel has a torch twin of the same name and parameters, which gives the same numbers."""
 
-import ast
 import importlib
 import inspect
 import re
@@ -22,34 +21,8 @@ from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import needs_hopper, needs_kernels
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
+from tests.runtime.kernels.public_launches import public_launches
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
-
-
-def launches(definition, private):
-    """Tell whether a function launches a kernel (`kernel[grid](…)`), by itself or through a function of its file."""
-    calls = [node.func for node in ast.walk(definition) if isinstance(node, ast.Call)]
-    names = {call.id for call in calls if isinstance(call, ast.Name)}
-    return any(isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name) for call in calls) or any(
-        name in names and launches(inner, {}) for name, inner in private.items()
-    )
-
-
-def public_launches():
-    """By name, the module of each public function or class of `kernels` that launches a kernel."""
-    found = {}
-    for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
-        definitions = {
-            node.name: node
-            for node in ast.parse(file.read_text()).body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-            and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-        }
-        private = {name: node for name, node in definitions.items() if name.startswith("_")}
-        for name in definitions.keys() - private.keys():
-            if launches(definitions[name], private):
-                found[name] = file.stem
-    return found
-
 
 FOUND = public_launches()
 
