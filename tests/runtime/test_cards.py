@@ -92,7 +92,7 @@ def pool_tokens(shape: str) -> int:
     spec = SHAPES[shape]
     half = SimpleNamespace(itemsize=2)
     model = SimpleNamespace(
-        device=CUDA, attention=spec.layers[0].attention, vocab_size=spec.vocab_size, widest=23_552,
+        device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, widest=23_552,
         token_bytes=2 * spec.kv_layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)

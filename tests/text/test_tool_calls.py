@@ -256,7 +256,7 @@ def test_xgrammars_own_templates_allow_the_same_arguments_between_tags(family):
                 for call in answer.calls:
                     assert valid(call.arguments), (changed, call)
         assert accepted(theirs, as_theirs(family, "required", text)), text
-    assert counts["both"] > some(3, 10), counts
+    assert counts["both"] > some(1, 10), counts
 
 
 def valid(arguments):

@@ -78,7 +78,7 @@ def test_tokens_are_transformers_own(engine_of, kind):
 
 def test_decoding_steps_are_graphs(engine_of, monkeypatch):
     if not GPU:
-        monkeypatch.setattr(CudaGraphs, "_record", lambda self, compute: (graph := Again(compute), graph.logits))
+        monkeypatch.setattr(CudaGraphs, "record", lambda self, compute: (graph := Again(compute), graph.logits))
     engine = engine_of("qwen3")
     if not GPU:
         engine.core.runner.graphs.sizes = graph_sizes(4)
