@@ -47,6 +47,7 @@ def test_it_compiles_and_finds_room(compiler, name):
     assert spilled <= case.most_spilled
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("head", "kernel"), [(128, "prefill 128"), (0, "latents")])
 def test_attention_on_a_hopper_gpu_is_by_kernels_of_its_own(compiler, head, kernel):
     _, _, ptx = compiler.submit(compiled, Case(CARDS[3], head, "bfloat16", kernel)).result()
