@@ -33,7 +33,7 @@ def test_a_test_is_recorded_once_and_replays(tmp_path):
 
     def run(**environment):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-        environment = {**os.environ, **environment}
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
         done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
         return done.returncode, done.stdout
 
