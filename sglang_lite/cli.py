@@ -93,7 +93,7 @@ def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
     bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
-    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits")
+    bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16")
     bench.add_argument(
         "--model-impl", choices=("native", "transformers"), default="native", help="whose code runs it (native)"
     )

@@ -47,7 +47,11 @@ def _seconds(run: object) -> float:
 
 def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
-    read once, a shared prefix once for all rows."""
+    read once, a shared prefix once for all rows.
+
+    Args:
+        bits: of weights, keys and values; latents have 16, as the benchmarks keep them.
+    """
     layers, hidden = spec.layers, spec.hidden_size
     pair = sum(layer.attention.pair_products for layer in layers)
     seeing = 2 * sum(layer.attention.decode_products for layer in layers)
@@ -60,7 +64,7 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
         read = sum(layer.attention.numbers(hidden) + _fed(layer.feed_forward, hidden, rows) for layer in layers)
         return size * read + 2 * head
 
-    token = size * spec.kv_layout.numbers
+    token = (2 if spec.latent else size) * spec.kv_layout.numbers
     own, new = np.array(work.own), np.array(work.new)
     shared = 0 if work.cached else work.shared
     seen = np.concatenate(

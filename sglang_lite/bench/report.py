@@ -66,7 +66,7 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
             device=torch.cuda.get_device_name() if gpu else "CPU",
             torch=torch.__version__,
             shape=shape if model_impl == "native" else f"{shape} by {model_impl}' code",
-            numbers="8-bit weights, keys and values" if fp8 else "bfloat16" if gpu else "as the CPU computes",
+            numbers=_numbers(shape, fp8=fp8, gpu=gpu),
             copy=None if rates is None else rates.copy,
             matmul=None if rates is None else rates.matmul,
             ready=time.perf_counter() - started,
@@ -82,6 +82,13 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
             rows.append(_row(engine, name, work, best, repeat))
             _print_row(rows[-1])
     return machine, rows
+
+
+def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
+    """Formats that a shape is measured in."""
+    if not fp8:
+        return "bfloat16" if gpu else "as the CPU computes"
+    return "8-bit weights, bfloat16 latents" if SHAPES[shape].latent else "8-bit weights, keys and values"
 
 
 def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:

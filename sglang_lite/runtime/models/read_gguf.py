@@ -161,7 +161,7 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
     if metadata.get(f"{arch}.attention.sliding_window") and config.get("sliding_window") is None:
         raise ModelError(f"{source}: {arch} with a sliding window is not supported.", hint="Use the HF folder.")
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+    config["use_qk_norm"] = config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in tensors
     spec = spec_from_config(config, source)
     bias = not {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}.isdisjoint(tensors)
     layers = tuple(_with_bias(layer, bias) for layer in spec.layers)

@@ -83,6 +83,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stablelm": ("StableLm", {"use_qkv_bias": True}, {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": False}),
     "stablelm parallel": ("StableLm", {"use_parallel_residual": True},
                           {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": True}),
+    "stablelm norms": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True},
+                       {**LAYER_NORM, **HALF_TURNED, "use_parallel_residual": True}),
     "deepseek2": ("DeepseekV3", {**LATENT, **GROUPS, "rope_parameters": MSCALE, "norm_topk_prob": True},
                   {**LATENT_KEYS, **GROUP_KEYS, **YARN_KEYS, "expert_gating_func": 2, "expert_weights_norm": True,
                    "rope.scaling.yarn_log_multiplier": 0.08}),
@@ -131,7 +133,7 @@ def write(path, family, model, **changes):
     writer.add_eos_token_id(1)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     table = gguf.get_tensor_name_map(number, c.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in stacked_norms(model.state_dict()).items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
         for theirs, part in converted(name, tensor, arch, c):
@@ -141,6 +143,15 @@ def write(path, family, model, **changes):
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stacked_norms(weights):
+    """Weights of which norms of one head each are stacked, as [heads, head_dim]."""
+    found = {name: tensor for name, tensor in weights.items() if ".norms." not in name}
+    for stem in dict.fromkeys(name.partition("norms.")[0] for name in weights if ".norms." in name):
+        heads = sum(name.startswith(stem) for name in weights)
+        found[f"{stem}weight"] = torch.stack([weights[f"{stem}norms.{head}.weight"] for head in range(heads)])
+    return found
 
 
 def converted(name, tensor, arch, config):
@@ -217,7 +228,8 @@ def test_what_a_family_has_not_is_refused(tmp_path):
     [
         ("gpt-oss", {"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
         ("gpt-oss", {"rope.scaling.yarn_log_multiplier": 0.1}, "gpt-oss.rope.scaling.yarn_log_multiplier"),
-        ("gpt-oss", {"expert_count": 5}, "blk.0.ffn_gate_exps.weight has 4 experts, and more are needed"),
+        ("gpt-oss", {"expert_count": 5}, "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 5 parts are"),
+        ("gpt-oss", {"expert_count": 3}, "blk.0.ffn_gate_exps.weight has the shape .4, 48, 32., and 3 parts are"),
         ("gpt-oss", {"expert_used_count": 5}, "num_experts_per_tok is 5, and there are 4 experts"),
         ("exaone4", {"attention.sliding_window_pattern": [True] * 5}, "don't fit 6 layers"),
         ("deepseek2", {"expert_group_count": None}, "'deepseek2.expert_group_count' is missing"),

@@ -102,7 +102,7 @@ def test_absorbed_and_expanded_give_the_same(tiny, cached, monkeypatch):
 def test_deterministic_logits_do_not_depend_on_company(tiny):
     folder, _ = tiny
     batch = prompts(9, 30, 17)
-    with engine(folder, deterministic=True, prefix_cache=False, step_tokens=16) as running:
+    with engine(folder, device="cpu", deterministic=True, prefix_cache=False, step_tokens=16) as running:
         alone = [ask(running, ids).result(timeout=30) for ids in batch]
         together = [future.result(timeout=30) for future in [ask(running, ids) for ids in batch]]
     for one, other in zip(alone, together):
@@ -256,3 +256,15 @@ def test_ideal_times_know_latents():
     for rows, milliseconds in ((1, 1.15), (64, 7.3)):
         two, three = (ideal(spec, Workload(0, (1000,) * rows, (count,) * rows), rates) for count in (2, 3))
         assert (three - two) * 1e3 == pytest.approx(milliseconds, rel=0.07)
+
+
+def test_ideal_times_with_weights_in_eight_bits_count_latents_in_sixteen():
+    """What 8,000 more tokens that a step reads take is the same, whatever the weights' format."""
+    rates, spec = Rates(copy=4.26e12, matmul=7.89e14), SHAPES["deepseek-v2-lite"]
+
+    def step(length, bits):
+        two, three = (ideal(spec, Workload(0, (length,), (count,)), rates, bits=bits) for count in (2, 3))
+        return three - two
+
+    assert step(9000, 8) - step(1000, 8) == pytest.approx(step(9000, 16) - step(1000, 16), rel=1e-6)
+    assert step(1000, 8) < step(1000, 16)

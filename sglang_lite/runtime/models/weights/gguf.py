@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ class LatentHeads:
 
 
 def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | LatentHeads]:
-    """The tensors of a file by the names that `parameters` has for them; experts, which lie in stacks, one by one.
+    """The tensors of a file by the names that `parameters` has for them; experts, and norms of one head each, which lie
+    in stacks, one by one.
 
     Raises:
         ModelError: a tensor is none of the model's.
@@ -108,6 +110,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.metadata["general.architecture"])
     table = get_tensor_name_map(arch, len(spec.layers))
     named: dict[str, GgufTensor | LatentHeads] = {}
+    sizes = _stack_sizes(spec)
     left = set(file.tensors) - {_FREQUENCIES}
     for parameter in parameters(spec):
         name, found = parameter.places[0].name, [
@@ -119,12 +122,12 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
         tensors = [file.tensors[each] for each in found]
         if len(tensors) == 2:
             named[name] = _latent_heads(tensors[0], tensors[1], file)
-        elif parameter.expert is None or len(tensors[0].shape) == len(parameter.shape):
+        elif (at := _in_stack(parameter)) is None:
             named[name] = tensors[0]
-        elif tensors[0].shape[0] <= parameter.expert:
-            raise ModelError(f"{file.path}: {found[0]} has {tensors[0].shape[0]} experts, and more are needed.")
+        elif tensors[0].shape[:1] != (size := sizes[parameter.layer, parameter.role.partition(".")[0]],):
+            raise ModelError(f"{file.path}: {found[0]} has the shape {tensors[0].shape}, and {size} parts are needed.")
         else:
-            named[name] = tensors[0].part(parameter.expert)
+            named[name] = tensors[0].part(at)
     if left:
         raise ModelError(f"{file.path}: the tensor {min(left)!r} is of no supported architecture.")
     if _FREQUENCIES in file.tensors:
@@ -132,9 +135,22 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
     return named
 
 
+def _in_stack(parameter: Parameter) -> int | None:
+    """Index of a parameter in the stack that a file has of an expert's, or of a head's norms; None: it lies by
+    itself."""
+    head = parameter.role.partition(".")[2]
+    return int(head) if head else parameter.expert
+
+
+def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
+    """Parameters in a stack, by layer and role."""
+    stacked = (each for each in parameters(spec) if _in_stack(each) is not None)
+    return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
+
+
 def _converted_names(parameter: Parameter) -> list[str]:
-    """Names by which a converter looks up where it writes a parameter: of latents' keys and values two, of experts'
-    that of their stack."""
+    """Names by which a converter looks up where it writes a parameter: of latents' keys and values two, of what lies in
+    a stack that of the stack."""
     name = parameter.places[0].name
     if parameter.role == "kv_b":
         return [name.replace("kv_b_proj", part) for part in ("k_b_proj", "v_b_proj")]
@@ -142,7 +158,8 @@ def _converted_names(parameter: Parameter) -> list[str]:
         return [f"{name}.weight"]
     if parameter.role == "correction":
         return [name.replace("_correction_bias", "_correction.bias")]
-    return [name if parameter.expert is None else name.replace(f".experts.{parameter.expert}.", ".experts.")]
+    at = _in_stack(parameter)
+    return [name.replace(f".experts.{at}.", ".experts.").replace(f".norms.{at}.", ".")]
 
 
 def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> LatentHeads:
