@@ -17,6 +17,10 @@ if not os.environ.get("SGLANG_LITE_TEST_GPU"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
 
+# No test uses TLS, and many make clients, each of which would read all authorities of this machine.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
 import sglang_lite as sgl
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # other work on the machine is no failure

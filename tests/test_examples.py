@@ -39,7 +39,7 @@ def test_an_example_says_what_it_should_and_an_engine_sees_one_program_for_each_
 
 
 def test_an_example_needs_no_more_than_its_command(model_file):
-    done = subprocess.run([sys.executable, EXAMPLES / "quickstart.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, EXAMPLES / "batch.py"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    for text in EXPECTED["quickstart.py"]:
+    for text in EXPECTED["batch.py"]:
         assert text in done.stdout

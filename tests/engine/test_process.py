@@ -135,6 +135,8 @@ def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypat
 
 BLOCKED = """
 import sys, threading
+from sglang_lite.engine import child_process
+child_process.PATIENCE_S = 0.2  # Python's end waits for twice as long
 import sglang_lite as sgl
 engine = sgl.Engine(sys.argv[1])
 begun = threading.Event()

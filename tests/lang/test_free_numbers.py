@@ -5,6 +5,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.protocol import Number
+from tests.counts import some
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +36,12 @@ def asks(s, prompt):
 
 
 def test_a_number_is_the_one_that_free_text_begins_with(smollm):
-    states = asks.run_batch([{"prompt": p} for p in PROMPTS], backend=smollm, temperature=0, num_threads=len(PROMPTS))
+    prompts = PROMPTS[:: some(3, 1)]
+    states = asks.run_batch([{"prompt": p} for p in prompts], backend=smollm, temperature=0, num_threads=len(prompts))
     agree = 0
-    for prompt, state in zip(PROMPTS, states, strict=True):
+    for prompt, state in zip(prompts, states, strict=True):
         free, whole, floating, text = state["answers"]
         integer, decimal = (first_number(Number(kind), free) for kind in ("integer", "float"))
         agree += (str(whole), floating) == (integer.replace(",", ""), decimal.replace(",", ""))
         assert text == f"{prompt}{first_number(Number('integer'), text.removeprefix(prompt))} and"
-    assert agree >= 38
+    assert agree >= len(prompts) - 2

@@ -28,8 +28,9 @@ def test_the_executor_tells_how_the_program_was_called():
     assert asks.bind(hint="y").run(question="Why?", backend=sgl.ScriptedBackend()).stream_executor.arguments == {
         "question": "Why?", "hint": "y",
     }  # fmt: skip
-    assert run("a").stream_executor.use_thread is True
-    assert run("a").stream_executor.num_api_spec_tokens is None
+    plain = run("a", backend=sgl.ScriptedBackend()).stream_executor
+    assert plain.use_thread is True
+    assert plain.num_api_spec_tokens is None
 
 
 def test_variables_can_be_written_through_the_executor():

@@ -22,7 +22,7 @@ def lint(capsys, model_file):
     """Runs the command on a file; gives its status, and its report as data."""
 
     def run(*arguments):
-        status = main(["lint", *map(str, arguments), "--format", "json"])
+        status = main(["lint", "--model", str(model_file), *map(str, arguments), "--format", "json"])
         shown = capsys.readouterr()
         return status, json.loads(shown.out) if shown.out else shown.err
 

@@ -62,9 +62,8 @@ def events(response):
     return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
 
 
-@pytest.mark.parametrize("module", ["sglang_lite.launch_server", "sglang_lite"])
-def test_the_command_serves_until_it_is_told_to_end(folder, module):
-    with launched(folder, module=module) as (process, url):
+def test_the_command_serves_until_it_is_told_to_end(folder):
+    with launched(folder) as (process, url):
         (engine,) = children_of(process.pid)
         body = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
         assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
@@ -74,7 +73,7 @@ def test_the_command_serves_until_it_is_told_to_end(folder, module):
 
 
 def test_what_is_open_ends_well_after_sigterm(folder):
-    with launched(folder) as (process, url):
+    with launched(folder, module="sglang_lite") as (process, url):
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -139,7 +138,7 @@ def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
         gone(engine)
 
 
-def test_an_engine_that_died_is_started_again_where_that_is_wanted(folder):
+def test_an_engine_that_died_is_started_again_where_that_is_wanted_and_outlives_no_server_that_is_killed(folder):
     with launched(folder, "--restart") as (process, url):
         (engine,) = children_of(process.pid)
         os.kill(engine, signal.SIGKILL)
@@ -152,10 +151,6 @@ def test_an_engine_that_died_is_started_again_where_that_is_wanted(folder):
 
         until(serves)
         assert httpx2.get(f"{url}/health").status_code == 200
-
-
-def test_no_engine_outlives_a_server_that_is_killed(folder):
-    with launched(folder) as (process, _):
         (engine,) = children_of(process.pid)
         process.kill()
         gone(engine)

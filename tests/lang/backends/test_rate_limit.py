@@ -177,10 +177,10 @@ def test_a_retry_of_the_sdk_is_heard_and_holds_the_others(api, openai):
 
 
 def test_an_error_says_when_to_come_back(api, openai):
-    api.answers = [failure(429, "Slow down", **{"Retry-After": "3"})]
+    api.answers = [failure(429, "Slow down", **{"Retry-After": "0.3"})]
     with pytest.raises(sgl.OverloadedError) as caught:
         ask(openai())
-    assert caught.value.retry_after == 3
+    assert caught.value.retry_after == 0.3
     api.answers = [failure(429, "Slow down")]
     with pytest.raises(sgl.OverloadedError) as caught:
         ask(openai())
