@@ -19,7 +19,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sglang_lite.bench.shapes import hf_config
 from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
 
 # Takes prompts, tokens to generate for each, and a temperature; returns how many were.
@@ -61,6 +60,8 @@ def measure_peer(
         fp8: weights, keys and values in 8 bits.
         limit: seconds after which the peer is killed.
     """
+    from sglang_lite.bench.shapes import hf_config  # which imports torch: a peer's process does that by itself
+
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
         told = Path(folder, _TOLD)

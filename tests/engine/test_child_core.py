@@ -462,7 +462,8 @@ def test_an_engine_is_not_pickled_or_copied(own, copied):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_copy_is_refused_and_can_not_harm(own):
     sink, held = Collector(), own.open_program(sink=Collector())
-    ticket = own.submit("ab", LONG, sink=sink, stream=True, rid="held")
+    middling = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    ticket = own.submit("ab", middling, sink=sink, stream=True, rid="held")
     stream = own.generate("ab", {"max_new_tokens": 400, "ignore_eos": True}, stream=True)
     next(stream)
     sink.begun()
