@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Executor, Future
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from sglang_lite.runtime.uniforms import uniforms
 EOS = 0
 LETTERS = "\x00abcdefghijklmnopqrstuvwxyz ,.?"
 VOCAB = len(LETTERS)
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(1, 4097, dtype=np.uint64)
 _TOKENS = np.arange(1, VOCAB + 1, dtype=np.uint64)
 
@@ -71,6 +73,33 @@ class ScriptedModel:
 
     def logits(self, hidden):
         return torch.from_numpy(logits_of(hidden[:, 0].numpy().view(np.uint64)))
+
+
+class RecitingModel(ScriptedModel):
+    """Has a next token for each token.
+
+    Args:
+        following: token by token before it; 0 comes after the others.
+        vocab_size: numbers of the logits.
+    """
+
+    def __init__(self, following, vocab_size):
+        self.following = torch.zeros(vocab_size, dtype=torch.int64)
+        self.following[[*following]] = torch.tensor([*following.values()])
+
+    def forward(self, ids, positions, plan, cache):
+        return self.following[ids]
+
+    def logits(self, hidden):
+        return 10 * torch.nn.functional.one_hot(hidden, len(self.following)).float()
+
+
+def reciting_model(tokenizer, prompt, answer):
+    """A model that answers the end of a prompt by a text in which no token comes twice."""
+    tokens = tokenizer.encode(prompt)[-1:] + tokenizer.encode(answer)
+    assert len(set(tokens)) == len(tokens)
+    size, eos = len(tokenizer.token_bytes), frozenset(tokenizer.eos_ids)
+    return LoadedModel("reciting", RecitingModel(dict(pairwise(tokens)), size), tokenizer, size, eos, 512)
 
 
 def tokenizer():

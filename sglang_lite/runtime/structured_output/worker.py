@@ -177,7 +177,7 @@ def main(descriptor: int, memory_mb: int) -> None:
             gc.collect()
             gc.freeze()  # what is remembered lives on: the collector's passes over it would be each constraint's time
             answer = _answer(engines, backend, connection.recv(), memory_mb)
-            connection.send((answer, _resident() - started))
+            connection.send((answer, _resident() - started - engines.resident))
     os._exit(0)
 
 
@@ -232,11 +232,21 @@ def _answer(
 
 
 class _Engines:
+    """Engines that constraints were prepared by.
+
+    Attributes:
+        timeout: seconds on the CPU for a constraint.
+        resident: bytes of memory that making the engines took: xgrammar brings torch along, and counts for no growth.
+    """
+
     def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:
         self._vocabulary, self.timeout = vocabulary, timeout
         self._engines: dict[str, GrammarEngine] = {}
+        self.resident = 0
 
     def get(self, name: str) -> GrammarEngine:
         if name not in self._engines:
+            before = _resident()
             self._engines[name] = make_engine(name, self._vocabulary)
+            self.resident += _resident() - before
         return self._engines[name]

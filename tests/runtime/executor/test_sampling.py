@@ -19,10 +19,9 @@ from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.uniforms import sample_seed, uniforms
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, randomise, save
+from tests.runtime.scripted import CHAT
 
 pytestmark = pytest.mark.slow
-
-CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def greedy(**options):
@@ -125,7 +124,7 @@ def test_the_prompt_of_several_samples_is_computed_once(small):
 # ------------------------------------------------------------------------------------------------ where it ends
 
 
-def test_patterns_end_the_text_and_cut_it(engine):
+def test_patterns_end_the_text_and_cut_it(reciting):
     """The answer is "The capital of France is Paris." of whatever tokens."""
     for pattern, text in (
         (r"F\w+", "The capital of "),  # a match is complete as soon as there is one
@@ -136,20 +135,20 @@ def test_patterns_end_the_text_and_cut_it(engine):
         (r"is\b", "The capital of France "),
         (r"(?i)PARIS\.", "The capital of France is "),
     ):
-        cut = engine.complete(CHAT, greedy(stop_regex=(pattern, "never")))
+        cut = reciting.complete(CHAT, greedy(stop_regex=(pattern, "never")))
         assert cut.text == text, pattern
         assert cut.matched == (pattern if text[-1:] != "." else 2)
         assert "".join(span.text for span in cut.spans) == text
-    kept = engine.complete(CHAT, greedy(stop_regex=(r"F\w+ ",), include_stop=True))
+    kept = reciting.complete(CHAT, greedy(stop_regex=(r"F\w+ ",), include_stop=True))
     assert kept.text == "The capital of France "
-    both = engine.complete(CHAT, greedy(stop=("France",), stop_regex=("of F",)))
+    both = reciting.complete(CHAT, greedy(stop=("France",), stop_regex=("of F",)))
     assert (both.text, both.matched) == ("The capital ", "of F")
 
 
 @pytest.mark.parametrize(
     "stops", [dict(stop_regex=("of F.*s",)), dict(stop=("France is not",)), dict(stop_regex=("x+",))]
 )
-def test_what_streams_is_never_taken_back(engine, stops):
+def test_what_streams_is_never_taken_back(reciting, stops):
     events, done = [], threading.Event()
 
     def sink(event):
@@ -157,7 +156,7 @@ def test_what_streams_is_never_taken_back(engine, stops):
         if not isinstance(event, Delta):
             done.set()
 
-    engine.submit(CHAT, greedy(**stops), sink=sink, stream=True)
+    reciting.submit(CHAT, greedy(**stops), sink=sink, stream=True)
     assert done.wait(60)
     assert "".join(e.text for e in events[:-1]) == events[-1].text
 
@@ -170,15 +169,15 @@ def test_no_stop_is_looked_for_in_the_first_tokens(small):
     assert cut.text == (text if later is None else text[:later])
 
 
-def test_a_stop_token_is_kept_where_it_is_asked_for(engine):
-    france = engine.tokenizer.encode(" France")[0]
-    assert engine.complete(CHAT, greedy(stop_token_ids=(france,))).text == "The capital of"
-    kept = engine.complete(CHAT, greedy(stop_token_ids=(france,), include_stop=True))
+def test_a_stop_token_is_kept_where_it_is_asked_for(reciting):
+    france = reciting.tokenizer.encode(" France")[0]
+    assert reciting.complete(CHAT, greedy(stop_token_ids=(france,))).text == "The capital of"
+    kept = reciting.complete(CHAT, greedy(stop_token_ids=(france,), include_stop=True))
     assert kept.text == "The capital of France"
     assert kept.spans == (Span(kept.text, kept.token_ids),)
-    plain = engine.complete(CHAT, greedy(include_stop=True))
+    plain = reciting.complete(CHAT, greedy(include_stop=True))
     assert plain.spans == (Span("The capital of France is Paris.", plain.token_ids[:-1]),)
-    whole = engine.complete(CHAT, greedy(include_stop=True, skip_special_tokens=False))
+    whole = reciting.complete(CHAT, greedy(include_stop=True, skip_special_tokens=False))
     assert whole.text == "The capital of France is Paris.<|im_end|>"
     assert whole.spans == (Span(whole.text, whole.token_ids),)
 
@@ -277,10 +276,16 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(value, temperature)
         assert len(broken.complete("a?b?", scored).prompt_logprobs) == 3
 
 
-def test_what_a_broken_request_left_in_the_cache_reaches_nobody(model_file):
+def test_what_a_broken_request_left_in_the_cache_reaches_nobody(small_file):
     """The request's keys and values are NaN, and stay in pages that others' rows may be padded with."""
     with sgl.Engine(
-        dtype="float32", max_running=3, max_total_tokens=400, context_length=300, step_tokens=64, in_process=True
+        small_file,
+        dtype="float32",
+        max_running=3,
+        max_total_tokens=400,
+        context_length=300,
+        step_tokens=64,
+        in_process=True,
     ) as engine:
         short, long = ("Hello", greedy(max_tokens=8), {}), ("a b c d e " * 10, greedy(max_tokens=8), {})
         expected = [g.text for g in run_all(engine, [short, long])]
@@ -377,9 +382,18 @@ def test_log_probabilities_of_the_model_itself_on_demand():
 
 # --------------------------------------------------------------------------------------------------- determinism
 
-QUESTIONS = [
-    f"Question {i}: " + "why is the sky blue and the sea green? " * (1 + i % 3) + "\nAnswer:" for i in range(16)
-]
+PROMPTS = [[(7 * j + i) % VOCAB for j in range(17 + 9 * (i % 3))] for i in range(9)]  # they begin differently
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The folder of a model whose products have the sizes of the default model's: libraries choose how to compute by
+    them. With fewer layers and tokens, and random weights."""
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    return str(save(randomise(LlamaForCausalLM(config)), tmp_path_factory.mktemp("wide")))
 
 
 def asked(i):
@@ -393,14 +407,14 @@ def bits(generation):
     return generation.token_ids, generation.output_logprobs
 
 
-def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(engine):
-    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=7, ignore_eos=True) for i in range(8)]
-    requests = [(QUESTIONS[i], params[i], {}) for i in range(8)]
-    engine.flush_cache()
-    alone = [engine.complete(*request[:2]).token_ids for request in requests]
-    cached = [g.token_ids for g in run_all(engine, requests)]
-    engine.flush_cache()
-    assert [g.token_ids for g in run_all(engine, requests)] == alone == cached
+def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide):
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=7, ignore_eos=True) for i in range(len(PROMPTS))]
+    requests = [(prompt, own, {}) for prompt, own in zip(PROMPTS, params)]
+    with sgl.Engine(model=wide, device="cpu", dtype="float32", in_process=True) as engine:
+        alone = [engine.complete(*request[:2]).token_ids for request in requests]
+        cached = [g.token_ids for g in run_all(engine, requests)]
+        engine.flush_cache()
+        assert [g.token_ids for g in run_all(engine, requests)] == alone == cached
 
 
 def test_a_gpu_refuses_to_be_deterministic(monkeypatch):
@@ -444,11 +458,10 @@ def test_in_16_bits_logits_are_float32(tmp_path):
         assert model.logits(hidden).unique().numel() == exact.numel()
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_deterministic_engine_gives_the_same_bits_in_any_company(model_file, dtype):
-    requests = [(q, msgspec.structs.replace(asked(i), max_tokens=24), {}) for i, q in enumerate(QUESTIONS[:9])]
-    settings = {"dtype": dtype, "deterministic": True, "context_length": 80}
+def test_a_deterministic_engine_gives_the_same_bits_in_any_company(wide, dtype):
+    requests = [(prompt, msgspec.structs.replace(asked(i), max_tokens=24), {}) for i, prompt in enumerate(PROMPTS)]
+    settings = {"model": wide, "device": "cpu", "dtype": dtype, "deterministic": True, "context_length": 80}
     with sgl.Engine(**settings, max_running=16, max_total_tokens=2048, in_process=True) as engine:
         some = (0, 1, 8)
         alone = {i: bits(engine.complete(*requests[i][:2])) for i in some}

@@ -1,8 +1,9 @@
-"""A model of few random weights that has another model's tokenizer, chat template and ids."""
+"""Models of few weights, random ones or those of a model's first layers, that have its tokenizer, chat template and ids."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,21 +19,7 @@ SIZES = {
 def write(path: Path, model: Path) -> Path:
     """Writes a Llama of two layers beside the metadata of the GGUF file `model`: a token costs 1/20 of the default model's."""
     metadata = GgufFile(model).metadata
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in (metadata | {f"llama.{name}": size for name, size in SIZES.items()}).items():
-        if key == "general.architecture":  # the writer's own
-            continue
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case list():
-                writer.add_array(key, value)
+    writer = _begun(path, metadata | {f"llama.{name}": size for name, size in SIZES.items()})
     draw = np.random.default_rng(0)
     size, inner = SIZES["embedding_length"], SIZES["feed_forward_length"]
     keys = SIZES["attention.head_count_kv"] * SIZES["rope.dimension_count"]
@@ -51,6 +38,49 @@ def write(path: Path, model: Path) -> Path:
         *(f"blk.{i}.{norm}_norm" for i in range(SIZES["block_count"]) for norm in ("attn", "ffn")),
     ):
         writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+    return _written(writer, path)
+
+
+def first_layers(path: Path, model: Path, count: int, *, tokenizer: bool = True) -> Path:
+    """Writes a Llama's first layers, each tensor as the GGUF file `model` has it, with or without its tokens, which
+    other readers take seconds for."""
+    file = GgufFile(model)
+    metadata = {
+        name: value for name, value in file.metadata.items() if tokenizer or not name.startswith("tokenizer.ggml.")
+    }
+    writer = _begun(path, metadata | {"llama.block_count": count})
+    for name, tensor in file.tensors.items():
+        if not name.startswith("blk.") or int(name.split(".")[1]) < count:
+            kind = gguf.GGMLQuantizationType[tensor.kind]
+            raw = np.ascontiguousarray(tensor.data())
+            data = raw if kind.name not in PLAIN else raw.view(PLAIN[kind.name]).reshape(tensor.shape)
+            writer.add_tensor(name, data, raw_dtype=kind)
+    return _written(writer, path)
+
+
+PLAIN = {"F32": np.float32, "F16": np.float16}
+
+
+def _begun(path: Path, metadata: dict[str, Any]) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        if key == "general.architecture":  # the writer's own
+            continue
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
+    return writer
+
+
+def _written(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

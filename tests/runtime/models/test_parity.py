@@ -1,4 +1,5 @@
-"""Our model is transformers' model: the same logits and the same greedy tokens, from the same file."""
+"""Our model is transformers' model: the same logits and the same greedy tokens, from the same tensors of a file: those of
+the default model's first layers, or of all with SGLANG_LITE_CASES=all."""
 
 import random
 
@@ -7,6 +8,8 @@ import torch
 
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
+from tests.counts import some
+from tests.runtime.models import small_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -21,18 +24,21 @@ def prompts(tokenizer) -> list[list[int]]:
     return [tokenizer.encode(chat) for chat in chats] + noise
 
 
-@pytest.fixture(scope="module")
-def reference(model_file):
+LAYERS = some(4, 30)
+
+
+@pytest.fixture
+def reference(model_file, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        str(model_file.parent), gguf_file=model_file.name, dtype=torch.float32
-    ).eval()
+    file = small_gguf.first_layers(tmp_path / "reference.gguf", model_file, LAYERS, tokenizer=False)
+    return AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=file.name, dtype=torch.float32).eval()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_logits_and_greedy_tokens_equal_those_of_transformers(reference):
-    with sgl.Engine(dtype="float32", max_running=4, in_process=True) as engine:
+def test_logits_and_greedy_tokens_equal_those_of_transformers(reference, model_file, tmp_path):
+    file = small_gguf.first_layers(tmp_path / "ours.gguf", model_file, LAYERS)
+    with sgl.Engine(file, dtype="float32", max_running=4, in_process=True) as engine:
         worst = 0.0
         for ids in prompts(engine.tokenizer):
             params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, return_logprob=True,

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,8 +36,43 @@ def signed(packed):
 def folder(tmp_path, monkeypatch):
     """Everything is slow enough to be kept."""
     monkeypatch.setenv("SGLANG_LITE_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiling, "SLOW_S", 0.0)
+    monkeypatch.setattr(compiling, "SLOW_S", -1.0)
     return tmp_path / "grammars"
+
+
+class Shared(worker.Worker):
+    """A process that outlives the engines that use it. It is started by a thread of its own, as it ends with that."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.thread = ThreadPoolExecutor(1)
+
+    def prepare(self, constraint):
+        return self.thread.submit(super().prepare, constraint).result()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that compile, by backend: to start one takes longer than the rest of a test."""
+    made: dict[str, Shared] = {}
+    yield made
+    for process in made.values():
+        worker.Worker.close(process)
+        process.thread.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _shared_processes(processes, monkeypatch):
+    monkeypatch.setattr(
+        compiling,
+        "Worker",
+        lambda vocabulary, backend, *limits: (
+            processes.get(backend) or processes.setdefault(backend, Shared(vocabulary, backend, *limits))
+        ),
+    )
 
 
 def generated(constraint, backend="auto"):
@@ -51,7 +87,7 @@ def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch
     text, found = generated(BY_ENGINE[backend], backend)
     assert found == 0
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr(worker.Worker, "prepare", lambda *_: pytest.fail("it was compiled again"))
+    monkeypatch.setattr(Shared, "prepare", lambda *_: pytest.fail("it was compiled again"))
     assert generated(BY_ENGINE[backend], backend) == (text, 1)
 
 
@@ -107,8 +143,7 @@ def test_what_an_engine_can_not_load_is_compiled_again(folder):
 
 
 def test_what_is_compiled_quickly_is_not_kept(folder, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setenv("SGLANG_LITE_CACHE", str(folder.parent))
+    monkeypatch.setattr(compiling, "SLOW_S", keeping.SLOW_S)
     generated(LARK)
     assert not folder.exists()
 
