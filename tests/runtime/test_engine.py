@@ -18,8 +18,8 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
+from tests.runtime.scripted import CHAT
 
-CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
 
@@ -58,18 +58,18 @@ def test_ids_text_and_spans_are_the_same_prompt(small_engine):
 
 
 @pytest.mark.slow
-def test_stops_end_the_text_and_cut_it(engine):
-    cut = engine.complete(CHAT, greedy(stop=("France", "Paris")))
+def test_stops_end_the_text_and_cut_it(reciting):
+    cut = reciting.complete(CHAT, greedy(stop=("France", "Paris")))
     assert (cut.text, cut.matched) == ("The capital of ", "France")
     assert [span.text for span in cut.spans] == ["The capital of", " "]
-    assert engine.complete(CHAT, greedy(stop=("France",), include_stop=True)).text == "The capital of France"
-    comma = engine.complete(CHAT, greedy(stop_token_ids=tuple(engine.tokenizer.encode(" capital"))))
+    assert reciting.complete(CHAT, greedy(stop=("France",), include_stop=True)).text == "The capital of France"
+    comma = reciting.complete(CHAT, greedy(stop_token_ids=tuple(reciting.tokenizer.encode(" capital"))))
     assert comma.text == "The"
-    short = engine.complete(CHAT, greedy(max_tokens=3))
+    short = reciting.complete(CHAT, greedy(max_tokens=3))
     assert (short.text, short.finish_reason, short.matched) == ("The capital of", "length", None)
-    long = engine.complete(CHAT, greedy(max_tokens=12, ignore_eos=True))
+    long = reciting.complete(CHAT, greedy(max_tokens=12, ignore_eos=True))
     assert len(long.token_ids) == 12
-    assert engine.complete(CHAT, greedy(min_tokens=10)).usage.completion_tokens >= 10
+    assert reciting.complete(CHAT, greedy(min_tokens=10)).usage.completion_tokens >= 10
 
 
 @pytest.mark.slow
@@ -105,12 +105,12 @@ def test_filters_at_their_limit_are_greedy(small_engine, params):
 
 @pytest.mark.slow
 def test_penalties_and_biases_move_the_choice(engine):
-    paris = engine.tokenizer.encode(" Paris")[0]
-    assert "Paris" not in engine.complete(CHAT, greedy(logit_bias=((paris, -100.0),))).text
+    capital = engine.tokenizer.encode(" capital")[0]
+    assert "capital" not in engine.complete(CHAT, greedy(max_tokens=4, logit_bias=((capital, -100.0),))).text
     echo = "a b c a b c a b c a b c a b"
-    plain = engine.complete(echo, greedy(max_tokens=8)).text
+    plain = engine.complete(echo, greedy(max_tokens=5)).text
     for penalty in (dict(repetition_penalty=2.0), dict(frequency_penalty=2.0), dict(presence_penalty=2.0)):
-        assert engine.complete(echo, greedy(max_tokens=8, **penalty)).text != plain
+        assert engine.complete(echo, greedy(max_tokens=5, **penalty)).text != plain
 
 
 def test_logprobs_of_output_and_prompt(small_engine):
@@ -178,8 +178,8 @@ def collect(engine, prompt, params, constraint=None):
 @pytest.mark.parametrize(
     "params", [greedy(), greedy(stop=("Paris",)), greedy(max_tokens=3), greedy(stop=("is",), include_stop=True)]
 )
-def test_deltas_add_up_to_the_text(engine, params):
-    events, done, _ = collect(engine, CHAT, params)
+def test_deltas_add_up_to_the_text(reciting, params):
+    events, done, _ = collect(reciting, CHAT, params)
     assert done.wait(60)
     *deltas, last = events
     assert isinstance(last, Generation)
@@ -352,12 +352,12 @@ def test_a_crash_of_the_loop_fails_every_request_with_its_cause(small_file, monk
     engine.close()
 
 
-def test_a_failing_sink_harms_nobody_else(engine, caplog):
+def test_a_failing_sink_harms_nobody_else(reciting, caplog):
     def bad(event):
         raise RuntimeError("sink")
 
-    engine.submit("x", greedy(max_tokens=1), sink=bad)
-    assert engine.complete(CHAT, greedy(max_tokens=2)).text == "The capital"
+    reciting.submit("x", greedy(max_tokens=1), sink=bad)
+    assert reciting.complete(CHAT, greedy(max_tokens=2)).text == "The capital"
     assert "sink of request" in caplog.text
 
 

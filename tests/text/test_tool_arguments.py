@@ -99,7 +99,7 @@ def hurried(request, monkeypatch):
     memo.clear()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("family", TAGGED)
 def test_arguments_that_were_written_are_allowed(family):
@@ -114,7 +114,7 @@ def test_arguments_that_were_written_are_allowed(family):
         assert not sgl.grammar.matches(constraint, written(family, "", ("send", arguments))), wrong
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", TAGGED)
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),

@@ -372,10 +372,10 @@ def test_a_random_model_writes_arguments_between_tags(tiny, family):
     assert 2 * called >= seeds
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", FORMATS)
 def test_a_random_model_that_is_held_to_a_format_calls_the_tools(tiny, family):
-    called, seeds = 0, some(3, 6)
+    called, seeds = 0, some(2, 6)
     for seed in range(seeds):
         for choice, names in (("required", TOOLS), ("required", ["add"]), ("auto", TOOLS)):
             tools = {name: TOOLS[name] for name in names}

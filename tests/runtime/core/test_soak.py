@@ -14,7 +14,7 @@ from tests.runtime.scripted import VOCAB, loaded
 
 pytestmark = pytest.mark.slow
 
-REQUESTS = int(os.environ.get("SGLANG_LITE_SOAK", "4000"))  # 20,000 of them: CONTRIBUTING.md
+REQUESTS = int(os.environ.get("SGLANG_LITE_SOAK", "2000"))  # 20,000 of them: CONTRIBUTING.md
 
 
 def resident():

@@ -27,14 +27,18 @@ GPU = torch.cuda.is_available()
 DEVICE = {"device": "cuda" if GPU else "cpu"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def saved(folder, layers):
     config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
         pad_token_id=None, tie_word_embeddings=False,
     )  # fmt: skip
-    return save(randomise(Qwen3ForCausalLM(config)), tmp_path_factory.mktemp("model"))
+    return save(randomise(Qwen3ForCausalLM(config)), folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("model"), layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,7 @@ def with_graphs(device, monkeypatch):
 @pytest.mark.parametrize("most", [3, 40])
 def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_cpu, most):
     engine = with_graphs(max_running=most, page_size=4)
-    first = prompts(2, own=30)
+    first = prompts(2, own=12)
     asked = [prompt + more for prompt in first for more in ([7], [11, 12, 13, 14, 15])]
     for batch in (first, asked):  # what is new of the second are a few tokens each
         expected = [g.token_ids for g in answers(on_cpu, batch, greedy())]
@@ -191,6 +195,7 @@ def test_rows_that_share_a_prefix_read_it_together(device, on_cpu, monkeypatch):
     assert max(len(group.rows) for groups in found for group in groups) == 4
 
 
+@pytest.mark.sampled(2)
 def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
     """Draws differ, but not what they are drawn from."""
     params = SamplingParams(
@@ -205,6 +210,7 @@ def test_log_probabilities_of_a_draw_are_those_of_the_cpu(device, on_cpu):
             assert [v for v, _ in likely[0]] == pytest.approx([v for v, _ in likely[1]], abs=1e-4)
 
 
+@pytest.mark.sampled(2)
 def test_log_probabilities_penalties_and_biases(device, on_cpu):
     params = greedy(
         return_logprob=True, top_logprobs_num=3, logprob_start_len=0, frequency_penalty=0.4, repetition_penalty=1.2,
@@ -242,7 +248,7 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
-def test_warming_up_runs_every_operator_that_requests_do(device, monkeypatch):
+def test_warming_up_runs_every_operator_that_requests_do(device, tmp_path, monkeypatch):
     warm, asked = Operators(), Operators()
 
     def make(*args):
@@ -251,7 +257,8 @@ def test_warming_up_runs_every_operator_that_requests_do(device, monkeypatch):
         return runner
 
     monkeypatch.setattr("sglang_lite.runtime.core.engine_core.make_runner", make)
-    engine = device(page_size=4, max_running=1, step_tokens=24, context_length=24)
+    one_layer = str(saved(tmp_path, layers=1))
+    engine = device(model=one_layer, page_size=4, max_running=1, step_tokens=24, context_length=24)
     runner = engine.core.runner
     for owner, name in ((runner, "forward"), (runner, "sample"), (GpuPendingTokens, "read")):
         monkeypatch.setattr(owner, name, asked.noting(getattr(owner, name)))
@@ -268,6 +275,7 @@ def test_warming_up_runs_every_operator_that_requests_do(device, monkeypatch):
     assert not late
 
 
+@pytest.mark.sampled(2)
 def test_constraints_hold(device, on_cpu):
     constraint, params = Regex("[a-c]{4}-[0-9]{2}"), greedy(max_tokens=20, ignore_eos=False)
     asked = prompts(3)
@@ -275,6 +283,7 @@ def test_constraints_hold(device, on_cpu):
     assert [g.text for g in answers(device(page_size=4, max_running=4), asked, params, constraint)] == expected
 
 
+@pytest.mark.sampled(2)
 def test_draws_depend_on_seed_and_position_alone(device):
     asked, params = prompts(3), SamplingParams(temperature=1.0, top_p=0.9, max_tokens=3, seed=3, ignore_eos=True)
     alone = [answers(device(page_size=4, max_running=4), [p], params)[0].token_ids for p in asked[:2]]
@@ -299,6 +308,7 @@ def test_a_draw_does_not_depend_on_a_neighbours_filters(device):
     assert filtered != neighbour
 
 
+@pytest.mark.sampled(2)
 def test_a_fork_in_a_page_copies_it(device, on_cpu):
     (first,) = prompts(1, own=1, shared=32)
     second = [*first[:22], 5, 6, 7]
@@ -309,6 +319,7 @@ def test_a_fork_in_a_page_copies_it(device, on_cpu):
     assert generation.token_ids == answers(on_cpu, [second], greedy())[0].token_ids
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter computes with numpy
 def test_logits_that_are_no_numbers_fail_their_request_alone(device, monkeypatch):
     """A prompt that contains token 95 gives NaN."""
@@ -347,6 +358,7 @@ def test_eight_bits_stay_near(device, settings):
         assert sum(gaps) / len(gaps) < 0.3
 
 
+@pytest.mark.sampled(2)
 def test_programs_play(device, on_cpu):
     @sgl.function
     def program(s):

@@ -38,7 +38,7 @@ def compiler(tmp_path_factory):
         yield pool
 
 
-@pytest.mark.sampled(19)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_and_finds_room(compiler, name):
     case = CASES[name]

@@ -525,6 +525,7 @@ def kept(logits, temperature, top_k, top_p, min_p):
     return {int(t) for t in order[keep]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "filters", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.3), (8, 0.8, 0.05)], ids=str
 )
@@ -562,6 +563,7 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert alone == tokens[:1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("own", "neighbour"),
     [({}, {"top_k": 3}), ({}, {"top_p": 0.5}), ({}, {"min_p": 0.2}), ({"min_p": 0.01}, {"top_p": 0.5})],

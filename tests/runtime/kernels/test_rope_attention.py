@@ -14,6 +14,7 @@ from tests.runtime.kernels.test_kernels import DEVICE, OPTIONS, Rows, close, nor
 pytestmark = [needs_kernels, pytest.mark.slow]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim", "turned"),

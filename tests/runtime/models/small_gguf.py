@@ -41,13 +41,14 @@ def write(path: Path, model: Path) -> Path:
     return _written(writer, path)
 
 
-def first_layers(path: Path, model: Path, count: int, *, tokenizer: bool = True) -> Path:
-    """Writes a Llama's first layers, each tensor as the GGUF file `model` has it, with or without its tokens, which
-    other readers take seconds for."""
+def first_layers(path: Path, model: Path, count: int, *, tokens: int | None = None) -> Path:
+    """Writes a Llama's first layers, each tensor as the GGUF file `model` has it.
+
+    Args:
+        tokens: as many of the tokenizer's lists are kept, as other readers take seconds for all; None: all.
+    """
     file = GgufFile(model)
-    metadata = {
-        name: value for name, value in file.metadata.items() if tokenizer or not name.startswith("tokenizer.ggml.")
-    }
+    metadata = {name: value[:tokens] if isinstance(value, list) else value for name, value in file.metadata.items()}
     writer = _begun(path, metadata | {"llama.block_count": count})
     for name, tensor in file.tensors.items():
         if not name.startswith("blk.") or int(name.split(".")[1]) < count:

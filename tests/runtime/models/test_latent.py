@@ -169,7 +169,7 @@ def test_latents_in_eight_bits_stay_near(unlike, attention, monkeypatch):
     folder, reference = unlike
     monkeypatch.setattr(load_module, "_computes_in_eight_bits", lambda device: True)
     with engine(folder, kv_dtype="fp8", step_tokens=7, **ours(monkeypatch, attention)) as running:
-        generations = [(ids, ask(running, ids).result(timeout=60)) for ids in prompts(9, 30)]
+        generations = [(ids, ask(running, ids, most=2).result(timeout=60)) for ids in prompts(9, 30)]
     for ids, generation in generations:
         assert differences(reference, ids, generation).mean() <= NEAR
 
@@ -184,11 +184,11 @@ def test_rows_that_begin_in_a_step_make_keys_and_values_of_their_latents(tiny, m
     )
     monkeypatch.setattr(expanded, "hopper_kernels", lambda card, module: kernels)
     monkeypatch.setattr(expanded, "LEAST", 2)
-    settings = ours(monkeypatch, "triton") | {"step_tokens": 40, "page_size": 4, "cuda_graphs": False}
-    batch = prompts(20, 25, 70, 18)
+    settings = ours(monkeypatch, "triton") | {"step_tokens": 20, "page_size": 4, "cuda_graphs": False}
+    batch = prompts(10, 12, 35, 9)
     with engine(folder, **settings) as running:
-        generations = [future.result(timeout=60) for future in [ask(running, ids) for ids in batch]]
-        again = ask(running, [*batch[0], 3, 1, 4], prompt=False).result(timeout=60)
+        generations = [future.result(timeout=60) for future in [ask(running, ids, most=3) for ids in batch]]
+        again = ask(running, [*batch[0], 3, 1, 4], prompt=False, most=2).result(timeout=60)
     assert again.usage.cached_tokens
     for ids, generation in [*zip(batch, generations), ([*batch[0], 3, 1, 4], again)]:
         assert differences(reference, ids, generation).max() <= 1e-4
@@ -205,12 +205,13 @@ def test_rows_that_share_a_prefix_read_its_latents_together(unlike, kv_dtype, mo
     monkeypatch.setattr(load_module, "_computes_in_eight_bits", lambda device: True)
     read = Mock(wraps=attention_of_latents.latent_prefix)
     monkeypatch.setattr(attention_of_latents, "latent_prefix", read)
-    (prefix,) = prompts(40)
+    (prefix,) = prompts(24)
     batch = [[*prefix, *ids] for ids in prompts(3, 5, 2)]
     settings = ours(monkeypatch, "triton") | {"kv_dtype": kv_dtype, "page_size": 4, "cuda_graphs": False}
     with engine(folder, **settings) as running:
-        ask(running, prefix).result(timeout=60)
-        generations = [future.result(timeout=60) for future in [ask(running, ids, prompt=False) for ids in batch]]
+        ask(running, prefix, most=1).result(timeout=60)
+        futures = [ask(running, ids, prompt=False, most=3) for ids in batch]
+        generations = [future.result(timeout=60) for future in futures]
     assert read.called
     for ids, generation in zip(batch, generations):
         assert differences(reference, ids, generation).mean() <= (1e-4 if kv_dtype == "auto" else NEAR)

@@ -28,6 +28,7 @@ print(peak - before, megabytes("VmRSS") - before)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_the_peak_is_at_most_a_tenth_above_what_stays(model_file, dtype):

@@ -31,7 +31,7 @@ LAYERS = some(4, 30)
 def reference(model_file, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    file = small_gguf.first_layers(tmp_path / "reference.gguf", model_file, LAYERS, tokenizer=False)
+    file = small_gguf.first_layers(tmp_path / "reference.gguf", model_file, LAYERS, tokens=10)
     return AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=file.name, dtype=torch.float32).eval()
 
 

@@ -33,7 +33,7 @@ from sglang_lite.runtime.structured_output.xgrammar import XgrammarEngine
 from tests.constraints.random_grammars import grammar as random_grammar
 from tests.counts import some
 
-COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "20"))
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "10"))
 OBJECT = (
     '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}'
 )
