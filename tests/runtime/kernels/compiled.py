@@ -21,8 +21,8 @@ TABLE = Path(__file__).with_name("compiled.tsv")
 _READ = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def compiled(case: Case) -> tuple[int, int, str]:
-    """Compiles a case's kernels.
+def compiled(case: Case, only: str = "") -> tuple[int, int, str]:
+    """Compiles a case's kernels, or the first that is called `only`.
 
     Returns:
         Bytes of shared memory that a program takes and bytes that a thread spills, of the worst of them, and PTX of
@@ -33,6 +33,8 @@ def compiled(case: Case) -> tuple[int, int, str]:
 
     def compile_one(variant: Variant) -> None:
         nonlocal shared, spilled
+        if only and (variant.name != only or ptx):
+            return
         kernel = variant.compile()
         shared = max(shared, kernel.metadata.shared)
         spilled = max(spilled, _spilled(kernel.asm["cubin"]))
