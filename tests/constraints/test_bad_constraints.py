@@ -22,7 +22,7 @@ from tests.constraints.hostile import AMBIGUOUS, BROKEN, KEPT, REFUSED, alternat
 pytestmark = pytest.mark.slow
 
 g = sgl.grammar
-PARTS = 4  # of all constraints, after which memory is looked at
+PARTS = 8  # of all constraints, after which memory is looked at
 
 
 @pytest.mark.sampled(4)

@@ -24,7 +24,7 @@ from tests.runtime.scripted import ScriptedModel
 
 pytestmark = pytest.mark.slow
 
-COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "150"))
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "75"))
 SAMPLES = 3
 
 PIECES = ['", "', '": ', '{"', '{}', '"}', '"]', "]}", "[]", "[{", "}, {", ", ", "true", "false", "null", "aa", "ab", "b",

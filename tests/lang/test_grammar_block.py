@@ -27,7 +27,7 @@ from tests.constraints.random_grammars import grammar as random_grammar
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Answers, line_here
 
-COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "20"))
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_GRAMMARS", "10"))
 PNG = b"\x89PNG\r\n\x1a\n"
 PERSON = {
     "type": "object",

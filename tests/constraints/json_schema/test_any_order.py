@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_of_objects_with_many_members_come_in_any_order(name):
     schema = {"type": "object", **KINDS[name]}

@@ -21,7 +21,7 @@ from tests.constraints.suites import maskbench
 
 pytestmark = pytest.mark.slow
 
-STRIDE = 1 if os.environ.get("SGLANG_LITE_MASKBENCH") == "full" else 10
+STRIDE = 1 if os.environ.get("SGLANG_LITE_MASKBENCH") == "full" else 20
 RATCHET = json.loads(Path(__file__).with_name("maskbench.json").read_text())
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 RATCHET = json.loads(Path(__file__).with_name("official_suite.json").read_text())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_every_case_is_right_or_its_schema_refused(draft, capsys):
     ratchet = RATCHET[draft]

@@ -15,6 +15,7 @@ from tests.constraints.suites import DRAFTS, official_groups, parts_accepted_wro
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_only_what_the_docs_name_is_wrongly_accepted(draft):
     accepted, rejected = set(), []

@@ -16,7 +16,7 @@ from tests.constraints.random_schemas import schema, value
 
 pytestmark = pytest.mark.slow
 
-COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "200"))
+COUNT = int(os.environ.get("SGLANG_LITE_RANDOM_SCHEMAS", "100"))
 
 
 def is_valid(constraint, data):

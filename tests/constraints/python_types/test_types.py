@@ -21,7 +21,7 @@ from tests.constraints.python_types.examples import CHECKED, HELD, USUAL, WRONG,
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "6"))
+SAMPLES = int(os.environ.get("SGLANG_LITE_TYPE_SAMPLES", "4"))
 
 
 class Colour(enum.Enum):
