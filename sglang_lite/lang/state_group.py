@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
@@ -42,12 +44,8 @@ class ProgramStateGroup:
         children = [state.branch for state in self.states]
         parent.join(children, mode, user_location())
         shared = parent.names.variables
-        own = [dict(child.names.own(shared)) for child in children]
-        names = dict.fromkeys(name for variables in own for name in variables)
-        gathered = {name: _gather([c.names.variables.get(name) for c in children], shared.get(name)) for name in names}
-        for child, variables in zip(children, own):
-            for variable in variables.values():
-                _tells_failure(variable, child)
+        own = [child.names.own(shared) for child in children]
+        gathered = {name: _gather(children, own, name) for name in dict.fromkeys(chain.from_iterable(own))}
         for name, variable in gathered.items():
             parent.names.declare(name, variable)
 
@@ -92,43 +90,43 @@ class ProgramStateGroup:
         return self
 
 
-def _gather(variables: list[Variable | None], shared: Variable | None) -> Variable:
-    """A variable for the list of the variables' values: None where there is no variable or it is the parent's own."""
-    own = [variable if variable is not shared else None for variable in variables]
-    present = [variable for variable in own if variable is not None]
+def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str) -> Variable:
+    """A variable for the list of the values that branches have made for a name: None where one has made none. A branch
+    that has failed at it is told of by that variable.
+
+    Args:
+        own: variables of each branch.
+    """
+    variables = [made.get(name) for made in own]
     gathered = Variable()
 
     def settled() -> None:
-        failed = next((variable for variable in present if variable.error() is not None), None)
-        if failed is not None:
-            error = failed.error()
-            assert error is not None
-            gathered.where = failed.where
-            gathered.fail(error)
-        else:
-            gathered.record = [variable.record if variable is not None else None for variable in own]
-            gathered.set([variable.result() if variable is not None else None for variable in own])
+        for child, variable in zip(children, variables):
+            if variable is not None and (error := variable.error()) is not None:
+                child.player.see_failure()
+                if not gathered.done:
+                    gathered.where = variable.where
+                    gathered.fail(error)
+        if not gathered.done:
+            gathered.record = [None if variable is None else variable.record for variable in variables]
+            gathered.set([None if variable is None else variable.result() for variable in variables])
 
-    when_all_done(present, settled)
+    when_all_done([variable for variable in variables if variable is not None], settled)
     return gathered
 
 
 def adopt(parent: Branch, child: Branch) -> None:
     """Gives a branch the variables that another one has made."""
-    for name, variable in list(child.names.own(parent.names.variables)):
+    for name, variable in child.names.own(parent.names.variables).items():
         parent.names.declare(name, variable)
-        _tells_failure(variable, child)
+        variable.when_done(partial(_see_failure, child, variable))
 
 
-def _tells_failure(variable: Variable, child: Branch) -> None:
-    """Counts a branch's failure as told where a variable of it fails that another branch shows. (The failure of
-    a node that no variable shows is still to be told.)"""
-
-    def settled() -> None:
-        if variable.error() is not None:
-            child.player.see_failure()
-
-    variable.when_done(settled)
+def _see_failure(child: Branch, variable: Variable) -> None:
+    """Counts a branch's failure as told, as another branch shows a variable of it that has failed. (The failure of a
+    node that no variable shows is still to be told.)"""
+    if variable.error() is not None:
+        child.player.see_failure()
 
 
 def check_size(size: object) -> None:

@@ -29,8 +29,11 @@ class Mailbox:
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
         """Runs `callback(*args)` on the loop, soon."""
-        self.put(callback, *args)
-        self.wake()
+        with self._lock:
+            self._calls.append((callback, args))
+            told, self._told = self._told, True
+        if not told:
+            self.loop.call_soon_threadsafe(self._deliver)
 
     def put(self, callback: Callable[..., object], *args: object) -> None:
         """Runs `callback(*args)` on the loop after `wake`: of many calls only the last one has to wake it."""

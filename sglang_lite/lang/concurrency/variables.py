@@ -89,14 +89,12 @@ class Variable:
     def done(self) -> bool:
         return self._done
 
-    def set(self, value: object) -> None:
-        """Gives the value. A variable that has failed or was set keeps what it has."""
-        self._settle(value, None)
-
     def fail(self, error: BaseException) -> None:
-        self._settle(None, error)
+        self.set(None, error)
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
+    def set(self, value: object, error: BaseException | None = None) -> None:
+        """Gives the value, or the error that readers raise instead. A variable that has failed or was set keeps what it
+        has."""
         with self._lock:
             if self._done:
                 return

@@ -317,7 +317,7 @@ class Branch:
         self.tell("fill_image")
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Variable, TextLog | None]:
-        variable = Variable(where)
+        variable = Variable(where, self.run.made)
         variable.kind = kind  # before the name is known: readers wait for that
         if name is None:
             return variable, None

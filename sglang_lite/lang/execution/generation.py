@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
@@ -18,7 +19,7 @@ from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import Show
 from sglang_lite.lang.execution.attempts import attempts, check_value, limit
 from sglang_lite.lang.execution.budget import most_of_generation
-from sglang_lite.lang.execution.operations import GenOp, JoinOp, Op, SelectOp
+from sglang_lite.lang.execution.operations import ASKED, GenOp, JoinOp, Op, SelectOp
 from sglang_lite.lang.execution.repairs import repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
 _NO_OPTIONS = GenOptions()
+_index, _text = attrgetter("index"), attrgetter("text")
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
@@ -189,7 +191,7 @@ def needs_loop(branch: Player, op: Op) -> bool:
     """Tells whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits
     for other branches (a thread that waited for them could be the one they need), where there are attempts or a time
     limit to watch, or another backend to ask."""
-    if isinstance(op, GenOp | SelectOp):
+    if isinstance(op, ASKED):
         return not branch.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
     return isinstance(op, JoinOp)
 
@@ -225,10 +227,11 @@ async def _call(
     except SglError as error:
         branch.run.account.failed([error.usage])
         raise
-    done.sort(key=lambda g: g.index)
+    if len(done) > 1:
+        done.sort(key=_index)
     if not done:
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
-    if not backend.enforces:
+    if not backend.enforces and op.node.constraint is not None:
         try:
             _hold(branch, op, done)
         except SglError as error:
@@ -320,7 +323,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
         ValueValidationError: a text is no value of the node's type, or breaks its schema.
     """
     own = op.own
-    texts = [g.text for g in generations]
+    texts = list(map(_text, generations))
     if own.options is None and own.value_type is None and own.node.constraint is None:
         return texts
     if own.options is not None and own.options.reasoning is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from sglang_lite.lang.concurrency.variables import TextLog, Variable
 from sglang_lite.protocol import SglError
@@ -66,9 +66,9 @@ class Names:
         """True if somebody waits for a name."""
         return bool(self._promises)
 
-    def own(self, outer: Mapping[str, Variable]) -> Iterator[tuple[str, Variable]]:
-        """Names and variables that are not those of the branch it was forked from."""
-        return ((name, variable) for name, variable in self.variables.items() if outer.get(name) is not variable)
+    def own(self, outer: Mapping[str, Variable]) -> dict[str, Variable]:
+        """Variables by name that are not those of the branch it was forked from."""
+        return {name: variable for name, variable in self.variables.items() if outer.get(name) is not variable}
 
     def listed(self) -> str:
         return ", ".join(map(repr, self.variables)) or "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
@@ -88,6 +88,9 @@ class SelectOp(msgspec.Struct, eq=False):
     def refuse(self, error: Exception) -> None:
         """Keeps an attempt that has failed."""
         self.refused = (*self.refused, Refused((), error))
+
+
+ASKED: Final = (GenOp, SelectOp)  # what a backend is asked for
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from sglang_lite.lang.execution.first_token import FirstToken
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
+    ASKED,
     ForkOp,
     GenOp,
     HookOp,
@@ -140,11 +141,12 @@ class Player:
         self.put(ReadOp(variable, what))
         return variable
 
-    def tree(self) -> Iterator[Player]:
-        """The branch, and those that were forked from it."""
-        yield self
-        for child in self.children:
-            yield from child.tree()
+    def tree(self) -> list[Player]:
+        """The branch, and those that were forked from it, parents first."""
+        found = [self]
+        for player in found:  # which grows meanwhile
+            found += player.children
+        return found
 
     @property
     def failure(self) -> SglError | None:
@@ -336,12 +338,11 @@ class Player:
             if self._at is op:
                 self._waiting = pushed.when_answered(place, partial(self._await, op))
 
-    async def _play(self, waits: Op) -> None:
+    async def _play(self, op: Op) -> None:
         """Plays on the executor loop from an operation on that has to wait."""
         current_run.set(self.run)
-        task, op = self._waiting, waits
+        task = self._waiting
         while True:
-            _begin(op)
             try:
                 if isinstance(op, JoinOp):
                     added = [piece for variable in op.added for piece in await variable.get()]
@@ -364,15 +365,14 @@ class Player:
             if following is None:
                 break
             op = following
+            _begin(op)
         if self._waiting is task:
             self._waiting = None
 
-    def _play_blocking(self, waits: Op) -> None:
+    def _play_blocking(self, op: Op) -> None:
         """Plays on a thread of the backend's pool from an operation on that has to wait."""
         current_run.set(self.run)
-        op: Op | None = waits
-        while op is not None and self._at is op:
-            _begin(op)
+        while self._at is op:
             try:
                 if isinstance(op, HookOp):
                     _call_hook(self.backend, op)
@@ -385,10 +385,13 @@ class Player:
             except BaseException as error:  # as in _play
                 self._fail(error, op)
                 return
-            if following is not None and generation.needs_loop(self, following):
+            if following is None:
+                return
+            if generation.needs_loop(self, following):
                 self._hand_over(following)
                 return
             op = following
+            _begin(op)
 
     def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | Inbox | None:
         """Fails the branch, with everything that is queued or being played. Returns what was waiting for
@@ -403,7 +406,7 @@ class Player:
                 self._at = at
                 return None
             failure = self._failure or located(error, _where(op))
-            if failure.origin is not None and failure.origin.node is None and isinstance(op, GenOp | SelectOp):
+            if failure.origin is not None and failure.origin.node is None and isinstance(op, ASKED):
                 failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
             left, logs = list[Op](), list[TextLog]()
@@ -420,7 +423,7 @@ class Player:
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
-            if isinstance(at, GenOp | SelectOp):
+            if isinstance(at, ASKED):
                 at.ended = time.perf_counter()
             if not isinstance(at, ReadOp):
                 self.played.append(at)
@@ -456,12 +459,12 @@ def _where(op: Op | None) -> Location | None:
 
 def _begin(op: Op) -> None:
     """Notes when an operation begins to wait for its answer."""
-    if isinstance(op, GenOp | SelectOp) and not op.began:
+    if isinstance(op, ASKED) and not op.began:
         op.began = time.perf_counter()
 
 
 def _has_to_wait(op: Op) -> bool:
-    if isinstance(op, GenOp | SelectOp):
+    if isinstance(op, ASKED):
         return not op.variable.done
     if isinstance(op, JoinOp):
         return not all(variable.done for variable in op.added)
