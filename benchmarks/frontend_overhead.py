@@ -4,8 +4,8 @@
 
 FOLDER holds an unpacked `sglang` wheel (`pip download --no-deps sglang==0.5.23`, then unzip): its frontend is run,
 unmodified, on the same machine in the same run. CPU time per program is that of the whole process, all threads, and
-each program is waited for to its end: SGLang's join waits for the branches, ours does not, so the list that a join gathers
-is read.
+each program is waited for to its end: SGLang's join waits for the branches, ours does not, so the list that a join
+gathers is read.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
-from sglang_lite.constraints.python_types.value_type import number_text, value_type
+from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
@@ -176,20 +176,16 @@ def gen(
     given = (dtype, choices, regex, json_schema, type, tools, ebnf, lark, constraint)
     free = dtype is None and choices is None and regex is None and json_schema is None and type is None
     free = free and tools is None and ebnf is None and lark is None and constraint is None
-    kinds = [] if free else [kind for kind, value in zip(_KINDS, given) if value is not None]
-    if len(kinds) > 1:
-        raise ParameterError(kinds[1], f"can't be combined with {kinds[0]}.", hint="A generation has one constraint.")
+    kind = None if free else _only_kind(given)
     if tool_choice is not None and tools is None:
         raise ParameterError("tool_choice", "needs tools.")
     if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
         raise ParameterError("parallel_tool_calls", f"{parallel_tool_calls!r:.60}: it needs tools, and True or False.")
     if choices is not None:
-        own = {"seed": seed, "timeout": timeout, "retries": retries, "check": check, "backend": backend,
-               "reasoning": reasoning, "include_stop": include_stop, "repetition_penalty": repetition_penalty,
-               "logit_bias": logit_bias, "repair": repair}  # fmt: skip
-        for parameter, value in own.items():
-            if value is not None:
-                raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
+        _refuse_beside_choices(
+            seed=seed, timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning,
+            include_stop=include_stop, repetition_penalty=repetition_penalty, logit_bias=logit_bias, repair=repair,
+        )  # fmt: skip
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, 0.0 if temperature is None else temperature, method)
     if choices_method is not None:
@@ -202,22 +198,28 @@ def gen(
     plain = timeout is None and retries is None and check is None and backend is None  # any() would take seven calls
     plain = plain and reasoning is None and repair is None
     options = None if plain else _options(timeout, retries, check, backend, reasoning, repair)
-    if not kinds:
+    if kind is None:
         return SglGen(Gen(name, params), None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
         spelled = toolbox.value_type(None)
         return SglGen(Gen(name, params, spelled.constraint), spelled, options, toolbox)
-    if type is not None:
-        wanted = value_type(type)
-        return SglGen(Gen(name, params, wanted.constraint), wanted, options)
-    if dtype is not None:
-        if not isinstance(dtype, str | builtins.type) or dtype not in DTYPES:
-            raise ParameterError("dtype", f"{dtype!r} is not int, float, bool or str.", hint="type= takes any type.")
-        asked = DTYPES[dtype]
-        return SglGen(Gen(name, params, asked), number_text(asked) if isinstance(asked, Number) else None, options)
-    wanted_text = _constraint(kinds[0], given[_KINDS.index(kinds[0])])
-    return SglGen(Gen(name, params, wanted_text), None, options)
+    wanted, read = _wanted(kind, given[_KINDS.index(kind)])
+    return SglGen(Gen(name, params, wanted), read, options)
+
+
+def _only_kind(given: Sequence[Any]) -> str:
+    """The kind of constraint that is given, in _KINDS' order. Raises ParameterError: there are two."""
+    kind, *others = [kind for kind, value in zip(_KINDS, given) if value is not None]
+    if others:
+        raise ParameterError(others[0], f"can't be combined with {kind}.", hint="A generation has one constraint.")
+    return kind
+
+
+def _refuse_beside_choices(**given: Any) -> None:
+    for parameter, value in given.items():
+        if value is not None:
+            raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any) -> GenOptions:
@@ -232,23 +234,36 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
     return GenOptions(timeout, retries, check, asked, reasoning, bool(repair))
 
 
-def _constraint(kind: str, given: Any) -> Constraint:
+def _wanted(kind: str, given: Any) -> tuple[Constraint | None, ValueType | None]:
+    """Constraint of a generation, and what reads its text into a value; None: it stays text."""
+    if kind == "type":
+        wanted = value_type(given)
+        return wanted.constraint, wanted
+    if kind == "dtype":
+        if not isinstance(given, str | builtins.type) or given not in DTYPES:
+            raise ParameterError("dtype", f"{given!r} is not int, float, bool or str.", hint="type= takes any type.")
+        asked = DTYPES[given]
+        return asked, number_text(asked) if isinstance(asked, Number) else None
     if kind == "constraint":
-        return check_syntax(as_constraint(given))
+        return check_syntax(as_constraint(given)), None
     if kind == "json_schema":
-        if isinstance(given, JsonSchema):
-            return given
-        if isinstance(given, str | Mapping):
-            return checked_schema(given)
-        written = value_type(given).constraint
-        if not isinstance(written, JsonSchema):
-            raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
-        return written
+        return _schema(given), None
     if isinstance(given, Deferred):  # what stands for it in a trace is text
         given = f"{given}"
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
-    return check_syntax(_WRITTEN[kind](given))
+    return check_syntax(_WRITTEN[kind](given)), None
+
+
+def _schema(given: Any) -> JsonSchema:
+    if isinstance(given, JsonSchema):
+        return given
+    if isinstance(given, str | Mapping):
+        return checked_schema(given)
+    written = value_type(given).constraint
+    if not isinstance(written, JsonSchema):
+        raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
+    return written
 
 
 _WRITTEN: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -26,9 +26,6 @@ from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import Played, ProgramResult, RequestAbortedError, Selection, SglError, Usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.results import total_usage
-
-if TYPE_CHECKING:
-    pass
 
 
 class WholeRow:
@@ -48,19 +45,8 @@ class WholeRow:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_abort",
-        "_way",
-        "arguments",
-        "began",
-        "done",
-        "flush",
-        "program",
-        "result",
-        "seed",
-        "settings",
-        "specialized",
-        "told",
+        "__weakref__", "_abort", "_way", "arguments", "began", "done", "flush", "program", "result", "seed", "settings",
+        "specialized", "told",
     )  # fmt: skip
 
     def __init__(

@@ -19,7 +19,7 @@ from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import Show
 from sglang_lite.lang.execution.attempts import attempts, check_value, limit
 from sglang_lite.lang.execution.budget import most_of_generation
-from sglang_lite.lang.execution.operations import ASKED, GenOp, JoinOp, Op, SelectOp
+from sglang_lite.lang.execution.operations import AskedOp, GenOp, JoinOp, Op
 from sglang_lite.lang.execution.repairs import repaired, shows
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
@@ -68,7 +68,7 @@ def generate_immediately(branch: Player, op: GenOp) -> bool:
     return True
 
 
-def say_who_asks(branch: Player, op: GenOp | SelectOp) -> None:
+def say_who_asks(branch: Player, op: AskedOp) -> None:
     """Lets the backend know which node asks."""
     called = branch.run.called
     asking.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
@@ -191,7 +191,7 @@ def needs_loop(branch: Player, op: Op) -> bool:
     """Tells whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits
     for other branches (a thread that waited for them could be the one they need), where there are attempts or a time
     limit to watch, or another backend to ask."""
-    if isinstance(op, ASKED):
+    if isinstance(op, AskedOp):
         return not branch.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
     return isinstance(op, JoinOp)
 
@@ -312,7 +312,7 @@ def _checked(branch: Player, op: GenOp, generations: Sequence[Generation]) -> li
 
 
 def _refuse(branch: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
-    op.refuse(answers, error)
+    op.refuse(error, answers)
     branch.run.account.failed(answer.usage for answer in answers)
 
 

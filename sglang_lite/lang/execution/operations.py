@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -41,56 +41,45 @@ class Refused:
     error: Exception
 
 
-class GenOp(msgspec.Struct, eq=False):  # which is made without Python
-    """
+class AskedOp(msgspec.Struct, eq=False):  # which is made without Python
+    """A node that a backend answers.
+
     Attributes:
         node: with the parameters of the run, and the constraint of its whole text, reasoning included.
         own: what was asked for.
     """
 
-    node: nodes.Gen
-    own: SglGen
+    node: nodes.Gen | nodes.Select
+    own: SglGen | SglSelect
     variable: Variable
     log: TextLog | None
-    thoughts: Variable | None = None  # gets the reasoning, where it is split off
-    thoughts_log: TextLog | None = None
     asked: tuple[PushedBranch, int] | None = None  # where its answer comes, and the place of its node there
     mark: int | None = None  # before that node, to go back to
     began: float = 0.0  # when it began to wait; 0.0: it has not, or that was not looked at
     ended: float = 0.0  # when it had its answer, or failed
     refused: tuple[Refused, ...] = ()  # attempts before that one
     turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
-    equal: EqualBranches | None = None  # a call that it may share; None: it has its own
     path: str = ""  # of its branch in the tree of forks
     number: int = 0  # of the node there
 
-    def refuse(self, answers: Sequence[Generation], error: Exception) -> None:
+    def refuse(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
         """Keeps an attempt that has failed."""
         if isinstance(error, SglError) and error.origin is None and answers:
             error.origin = Origin.of(answers[0].meta)
         self.refused = (*self.refused, Refused(tuple(answers), error))
 
 
-class SelectOp(msgspec.Struct, eq=False):
+class GenOp(AskedOp, eq=False):
+    node: nodes.Gen
+    own: SglGen
+    thoughts: Variable | None = None  # gets the reasoning, where it is split off
+    thoughts_log: TextLog | None = None
+    equal: EqualBranches | None = None  # a call that it may share; None: it has its own
+
+
+class SelectOp(AskedOp, eq=False):
     node: nodes.Select
     own: SglSelect
-    variable: Variable
-    log: TextLog | None
-    asked: tuple[PushedBranch, int] | None = None  # as of a generation
-    mark: int | None = None
-    began: float = 0.0
-    ended: float = 0.0
-    refused: tuple[Refused, ...] = ()
-    turn: tuple[Turn, int] | None = None  # as of a generation
-    path: str = ""
-    number: int = 0
-
-    def refuse(self, error: Exception) -> None:
-        """Keeps an attempt that has failed."""
-        self.refused = (*self.refused, Refused((), error))
-
-
-ASKED: Final = (GenOp, SelectOp)  # what a backend is asked for
 
 
 @dataclass(slots=True)

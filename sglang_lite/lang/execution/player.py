@@ -28,7 +28,7 @@ from sglang_lite.lang.execution.first_token import FirstToken
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
-    ASKED,
+    AskedOp,
     ForkOp,
     GenOp,
     HookOp,
@@ -406,7 +406,7 @@ class Player:
                 self._at = at
                 return None
             failure = self._failure or located(error, _where(op))
-            if failure.origin is not None and failure.origin.node is None and isinstance(op, ASKED):
+            if failure.origin is not None and failure.origin.node is None and isinstance(op, AskedOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
             left, logs = list[Op](), list[TextLog]()
@@ -423,7 +423,7 @@ class Player:
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook is called already
             left.insert(0, at)
-            if isinstance(at, ASKED):
+            if isinstance(at, AskedOp):
                 at.ended = time.perf_counter()
             if not isinstance(at, ReadOp):
                 self.played.append(at)
@@ -459,12 +459,12 @@ def _where(op: Op | None) -> Location | None:
 
 def _begin(op: Op) -> None:
     """Notes when an operation begins to wait for its answer."""
-    if isinstance(op, ASKED) and not op.began:
+    if isinstance(op, AskedOp) and not op.began:
         op.began = time.perf_counter()
 
 
 def _has_to_wait(op: Op) -> bool:
-    if isinstance(op, ASKED):
+    if isinstance(op, AskedOp):
         return not op.variable.done
     if isinstance(op, JoinOp):
         return not all(variable.done for variable in op.added)
@@ -496,7 +496,7 @@ def _fail_op(op: Op, failure: SglError) -> None:
         if op.hook == "end_program":  # a program that failed has ended too
             backend = op.args[0].backend
             backend.pool.submit(partial(_call_last_hook, backend, op))
-    elif isinstance(op, GenOp | SelectOp | ReadOp | ScopeOp):
+    elif isinstance(op, AskedOp | ReadOp | ScopeOp):
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)

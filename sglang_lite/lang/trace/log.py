@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import AskedOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.trace.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
@@ -150,7 +150,7 @@ class _Reader:
             self._learn(found[0])
         self._answered("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: GenOp | SelectOp, found: tuple[Any, ...], **said: Any) -> None:
+    def _answered(self, kind: str, op: AskedOp, found: tuple[Any, ...], **said: Any) -> None:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -178,7 +178,7 @@ class _Reader:
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
         text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
-        ends = [each.ended for child in op.children for each in child.played if isinstance(each, GenOp | SelectOp)]
+        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AskedOp)]
         known = op.added and not self._run.account.replayed
         end = max([self._now, *(at - self._started for at in ends)]) if known else self._now
         self._add("join", op.node.where, text=text, end=end)
