@@ -96,7 +96,14 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
 
 
 def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EncodingCore:
-    return EncodingCore(config, loaded) if isinstance(loaded, LoadedEncoder) else EngineCore(config, loaded)
+    if isinstance(loaded, LoadedEncoder):
+        return EncodingCore(config, loaded)
+    try:
+        return EngineCore(config, loaded)
+    except BaseException:
+        if loaded.compiling is not None:
+            loaded.compiling.end()
+        raise
 
 
 @atexit.register

@@ -32,7 +32,7 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.unique_names import packed, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-START_SECONDS = 60.0  # for a process to start, and to import an engine
+START_SECONDS = 300.0  # for a process to start, and to import an engine: 1 s on the CPU, of which it may get little
 PATIENCE = 30  # how much longer than its time on the CPU a constraint may take, before the process counts as stuck
 LONGEST_SECONDS = 1e6  # that timers take
 MAX_GROWN = 64 << 20  # bytes, since the process started
@@ -112,7 +112,10 @@ class Worker:
 
     def _started(self) -> Connection:
         ours, theirs = socket_pair()
+        # What decodes goes first, from the first import on. Nice counts among processes of one session (autogroups, see
+        # sched(7)), so this one stays in the engine's.
         code = (
+            f"import os; os.nice({_NICE})\n"
             f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from sglang_lite.runtime.structured_output.worker import main\n"
             f"main({theirs.fileno()}, {self._memory})"
@@ -126,7 +129,7 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the parent's
+                process_group=0,  # Ctrl-C is the parent's
             )  # fmt: skip
             self._process, self._kill = process, weakref.finalize(self, _kill, process)  # at exit, too
         connection = self._connection = Connection(ours.detach())
@@ -163,7 +166,6 @@ def main(descriptor: int, memory_mb: int) -> None:
         memory_mb: that it may have.
     """
     _end_with_parent()
-    os.nice(_NICE)  # what decodes goes first
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))

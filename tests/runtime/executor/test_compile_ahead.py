@@ -11,6 +11,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 
+from sglang_lite.engine.engine import Engine
+from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import compile_process
 from sglang_lite.runtime.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.executor import compile_ahead
@@ -18,6 +20,8 @@ from sglang_lite.runtime.executor.compile_ahead import Compiling, Runner, tell_v
 from sglang_lite.runtime.kernels.card import Card
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from tests.engine.processes import children, ended
+from tests.runtime import scripted
 
 A10 = Card("A10", 101_376, 1 << 16, 72, (8, 6))
 H200 = Card("H200", 232_448, 1 << 16, 132, (9, 0))
@@ -171,6 +175,15 @@ def test_a_process_that_has_no_work_ends_well(caplog):
     process.send(b"")
     process.wait_for("any")
     assert not caplog.text
+
+
+def test_an_engine_without_room_ends_the_process(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ahead = Compiling(RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()"))
+    (pid,) = children("scripted_compiler")
+    with pytest.raises(ParameterError, match="context_length"):
+        Engine.of(replace(scripted.loaded(), compiling=ahead), context_length=1 << 30)
+    ended(pid)
 
 
 # ------------------------------------------------------------------------------------- whether it is started

@@ -284,6 +284,26 @@ def test_a_request_whose_constraint_is_being_compiled_can_be_aborted(stuck):
     assert len(sink.events) == len(program.events) == 1
 
 
+def test_the_process_that_compiles_goes_last_from_its_first_import_on(monkeypatch, tmp_path):
+    """Nice counts among processes of one session only. Ctrl-C goes to a group, of which it has its own."""
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'sglang_lite':\n"
+        "            own = os.getpgid(0) == os.getpid()\n"
+        f"            open({str(told)!r}, 'w').write(f'{{os.nice(0)}} {{os.getsid(0)}} {{own}}')\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    monkeypatch.setattr(worker.sys, "path", [str(tmp_path), *worker.sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(worker.sys.path))
+    with make() as engine:
+        assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
+    assert told.read_text() == f"{min(os.nice(0) + 10, 19)} {os.getsid(0)} True"
+
+
 def test_closing_the_engine_ends_what_is_being_compiled_and_its_process(stuck, monkeypatch):
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(worker.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
