@@ -1,5 +1,6 @@
 """Starting: however the caller's Python was started, and whatever is wrong. One error each, and nothing is left."""
 
+import gc
 import json
 import os
 import signal
@@ -56,6 +57,7 @@ def mark(monkeypatch):
 @pytest.fixture
 def nothing_left(mark):
     """Check that what there was before is there afterwards, and no more."""
+    gc.collect()  # what other tests have left
     before = processes.descriptors(), threading.active_count(), processes.children("")
     yield
     processes.gone(mark)

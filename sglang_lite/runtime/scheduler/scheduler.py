@@ -129,7 +129,9 @@ class Scheduler:
     def _budget(self, decoding: list[Request]) -> int:
         """Tokens of prompts that a step may take beside these rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
-        return most if self._pace is None or not _streams(decoding) else min(most, self._pace.room(len(decoding)))
+        if self._pace is None or not _streams(decoding):
+            return most
+        return min(most, self._pace.room(len(decoding), prompts=bool(self.prefilling)))
 
     def took(self, batch: Batch, seconds: float) -> None:
         """Learns how long a step has taken."""

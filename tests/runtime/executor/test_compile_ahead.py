@@ -6,6 +6,7 @@ import sys
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -22,6 +23,7 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.engine.processes import children, ended
 from tests.runtime import scripted
+from tests.waiting import until
 
 A10 = Card("A10", 101_376, 1 << 16, 72, (8, 6))
 H200 = Card("H200", 232_448, 1 << 16, 132, (9, 0))
@@ -180,7 +182,7 @@ def test_a_process_that_has_no_work_ends_well(caplog):
 def test_an_engine_without_room_ends_the_process(started, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     ahead = Compiling(RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()"))
-    (pid,) = children("scripted_compiler")
+    (pid,) = until(partial(children, "scripted_compiler"))
     with pytest.raises(ParameterError, match="context_length"):
         Engine.of(replace(scripted.loaded(), compiling=ahead), context_length=1 << 30)
     ended(pid)
