@@ -31,7 +31,7 @@ from sglang_lite.runtime.executor.sampler import (
     draw_logprobs,
     token_logprob,
 )
-from sglang_lite.runtime.executor.scoring import FIRST_ROWS, Scored, score, score_row
+from sglang_lite.runtime.executor.scoring import FIRST_ROWS, Scored, Scoring, score, score_rows
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
@@ -383,7 +383,8 @@ class GpuRunner:
             self.sample(forward, row, {}).read()
             self.sample(forward, row, special, masks).read()
             if (hidden := forward.hidden) is not None:  # no graph ran
-                score_row(self._model, hidden, 1, tokens[: len(hidden)], everything, self._staging.fetch).read()
+                rows = [Scoring(1, tokens[: len(hidden)], hidden)]
+                score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
     def _try(

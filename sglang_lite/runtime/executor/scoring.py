@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.kv_cache.table import SlotTable
-from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.scheduler.batch import Batch
 
 LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them
@@ -83,7 +82,7 @@ def score(
     Returns:
         Of each row that has such.
     """
-    scored: dict[int, Scored] = {}
+    alike: dict[_Reported, dict[int, Scoring]] = {}
     for i, request in enumerate(batch.requests):
         if request.score_from is None:
             continue
@@ -94,43 +93,62 @@ def score(
             continue
         offset = last[i] + 1 - end  # of position 0 in the flat batch, were it there
         states = hidden[offset + first - 1 : offset + stop - 1]
-        tokens = table.tokens[batch.slots[i], first:stop]
-        scored[i] = score_row(model, states, first, tokens, request.params, fetch)
+        reported = (request.params.top_logprobs_num, request.params.token_ids_logprob)
+        alike.setdefault(reported, {})[i] = Scoring(first, table.tokens[batch.slots[i], first:stop], states)
+    scored: dict[int, Scored] = {}
+    for (tops, asked), rows in alike.items():
+        scored.update(zip(rows, score_rows(model, list(rows.values()), tops, asked, fetch)))
     return scored
 
 
-def score_row(
-    model: HasLogits,
-    states: torch.Tensor,
-    first: int,
-    tokens: NDArray[np.int32],
-    params: ResolvedParams,
-    fetch: CopyToHost,
-) -> Scored:
-    """Scores tokens of one row, piece by piece: the logits of thousands of positions take more memory than a model.
+_Reported: TypeAlias = tuple[int, tuple[int, ...]]  # likeliest tokens, and ids that were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Prompt tokens of a row that are to be scored.
+
+    Attributes:
+        first: position of the first of them.
+        tokens: their ids [N].
+        states: [N, hidden_size], each of which predicts one of them.
+    """
+
+    first: int
+    tokens: NDArray[np.int32]
+    states: torch.Tensor
+
+
+def score_rows(
+    model: HasLogits, rows: Sequence[Scoring], tops: int, asked: tuple[int, ...], fetch: CopyToHost
+) -> list[Scored]:
+    """Scores tokens of rows, piece by piece: the logits of thousands of positions take more memory than a model. A
+    piece has tokens of many rows, as the head is read anew for each: eighty choices of a token or two would read it
+    eighty times.
 
     Args:
-        states: [N, hidden_size], each of which predicts one of them.
-        first: position of the first.
-        tokens: their ids [N].
-        params: of the row.
+        tops: number of the likeliest tokens that are reported at each.
+        asked: ids that are.
         fetch: as `score` takes it.
     """
-    count = len(states)
-    following, asked = _sent(tokens, states.device), _sent(params.token_ids_logprob, states.device)
-    values, tops = list[torch.Tensor](), list[torch.Tensor]()
+    states = torch.cat([row.states for row in rows]) if len(rows) > 1 else rows[0].states
+    following = _sent(np.concatenate([row.tokens for row in rows]), states.device)
+    reported = _sent(asked, states.device)
+    values, likeliest = list[torch.Tensor](), list[torch.Tensor]()
     at, step = 0, FIRST_ROWS
-    while at < count:
+    while at < len(states):
         logprobs = model.logits(states[at : at + step]).log_softmax(-1)
         own = logprobs.gather(1, following[at : at + step].unsqueeze(1))
-        top = logprobs.topk(min(params.top_logprobs_num, logprobs.shape[1]))
-        values.append(torch.cat((own, top.values, logprobs[:, asked]), 1))
-        tops.append(top.indices)
+        top = logprobs.topk(min(tops, logprobs.shape[1]))
+        values.append(torch.cat((own, top.values, logprobs[:, reported]), 1))
+        likeliest.append(top.indices)
         at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
         del logprobs  # before there are others
     there, _ = fetch(torch.cat(values))
-    ids, done = fetch(torch.cat(tops))
-    return Scored(first, tokens.tolist(), params.token_ids_logprob, there, ids, done)
+    ids, done = fetch(torch.cat(likeliest))
+    counts = [len(row.tokens) for row in rows]
+    parts = zip(rows, torch.split(there, counts), torch.split(ids, counts))
+    return [Scored(row.first, row.tokens.tolist(), asked, some, best, done) for row, some, best in parts]
 
 
 def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:

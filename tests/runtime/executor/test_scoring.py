@@ -55,3 +55,22 @@ def test_scored_tokens_take_twice_the_room_of_a_step(at_once):
     assert engine.loop.steps - before >= 300 / 20
     assert max(at_once) <= 20
     assert len(ended(events).prompt_logprobs) == len(PROMPT) - 1
+
+
+def test_rows_are_scored_together_and_each_as_alone(monkeypatch, at_once):
+    """The head is read once for all that is reported alike, and pieces may begin in the middle of a row."""
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 5 * VOCAB)
+    monkeypatch.setattr(scoring, "FIRST_ROWS", 4)
+    engine = SteppedEngine(step_tokens=1000, max_running=8)
+    plain = SamplingParams(max_tokens=0, return_logprob=True, logprob_start_len=0)
+    prompts = [PROMPT[20 * i : 20 * i + 3 + i] for i in range(4)]
+    started = [engine.start(prompt, plain)[1] for prompt in prompts]
+    more = engine.start(PROMPT[100:107], PARAMS)[1]
+    engine.drain()
+    for prompt, events in zip((*prompts, PROMPT[100:107]), (*started, more)):
+        expected = torch.from_numpy(logits_of(hashes(prompt))).log_softmax(-1)[:-1]
+        entries = ended(events).prompt_logprobs
+        found = [(entry.token_id, entry.logprob) for entry in entries if entry.logprob is not None]
+        assert found == [(token, float(row[token])) for token, row in zip(prompt[1:], expected)]
+        assert {len(entry.top) for entry in entries if entry.logprob is not None} == {3 if events is more else 0}
+    assert at_once == [4, 5, 5, 4, 2, 1]  # 14 tokens of four rows, then six of one, then what that row draws
