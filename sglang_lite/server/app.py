@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
 
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import BackendError, SglError
@@ -70,14 +72,31 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
         found: Service = app.state.service
         return found
 
-    app = Starlette(
-        routes=[
-            StarletteRoute(route.path, Endpoint(route, service, gate), methods=list(route.methods)) for route in ROUTES
-        ],
+    endpoints = [(route, Endpoint(route, service, gate)) for route in ROUTES]
+    app = _Application(
+        {(method, route.path): endpoint for route, endpoint in endpoints for method in route.methods},
+        routes=[StarletteRoute(route.path, endpoint, methods=list(route.methods)) for route, endpoint in endpoints],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},
     )
     return app
+
+
+class _Application(Starlette):
+    """
+    Args:
+        endpoints: by method and path. A path that is there as it stands is found at once: trying one route after the
+            other, and Starlette's layers for errors, which an endpoint has itself, take longer than a small request.
+        settings: of Starlette's application.
+    """
+
+    def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (super().__call__ if endpoint is None else endpoint)(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -129,11 +148,16 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nothing here asks who the client is
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=max(int(settings.drain_s), 1),
             lifespan="on",
         )
         server = _Server(config)
+        with contextlib.suppress(SglError):  # which the first conversation hears of
+            engine.chat_template()  # imports what renders it
+        gc.collect()
+        gc.freeze()  # what is there lives on: a pass of the collector over it would be a hundred requests' time
         host, port = listening.getsockname()[:2]
         listening.listen(2048)
         told(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")

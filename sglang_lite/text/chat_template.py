@@ -72,6 +72,7 @@ class JinjaTemplate:
         self._metered = metered
         try:
             self._template = environment.from_string(source)
+            self._template.globals = dict(self._template.globals)  # a ChainMap, which each rendering copies slowly
         except Exception as error:  # jinja2's own, and Python's of what is nested too deeply
             raise TemplateError(f"{name} is not valid: {_said(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)

@@ -54,15 +54,14 @@ async def until_disconnected(work: Coroutine[object, object, None], receive: Rec
     """Does work for a client, and cancels it when that leaves."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
+    gone.add_done_callback(lambda _: task.cancel())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await task
+    except asyncio.CancelledError:
+        if not gone.done():  # it was the caller who is cancelled
+            raise
     finally:
-        for each in (task, gone):
-            each.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        with contextlib.suppress(asyncio.CancelledError):
-            await gone
+        gone.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

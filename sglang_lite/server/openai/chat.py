@@ -144,6 +144,7 @@ async def _stream(
         head["usage"] = None
     samples: dict[int, Sample] = {}
     usages: dict[int, Usage] = {}
+    end = b""
 
     def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -173,10 +174,10 @@ async def _stream(
                 yield b"".join(parts)
         if options.include_usage:
             reasoning = sum(service.tokens(sample.reasoning) for sample in samples.values())
-            yield event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
+            end = event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
     except SglError as error:
-        yield event(content_of(error, "openai"))
-    yield DONE
+        end = event(content_of(error, "openai"))
+    yield end + DONE
 
 
 def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:

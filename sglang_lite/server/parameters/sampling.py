@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -45,21 +44,21 @@ def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> S
     table = {name: _TABLE[ours] for name, ours in known.items()}
     written = {name: value for name in table if (value := getattr(request, name)) is not None}
     taken: dict[str, str] = {}
-    for name, value in written.items():
+    for name in written:
         other = taken.setdefault(table[name].name, name)
         if other != name:
             raise ParameterError(name, f"and {other} are both given, and mean the same.")
-        _check_engine(name, table[name], value)
     defaults = {name: value for name, value in values.items() if name not in taken}
-    return read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
+    params = read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
+    for name in written:
+        _check_engine(name, table[name], params)
+    return params
 
 
-def _check_engine(name: str, parameter: Parameter, value: Any) -> None:
+def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:
     """Raises ParameterError: the engine would refuse the value, by a name that the request may not have."""
-    read = parameter.read(value)
     try:
-        parameter.check(read)
-        parameter.check_engine(read)
+        parameter.check_engine(getattr(params, parameter.name))
     except ParameterError as error:
         problem = error.message.removeprefix(f"{error.parameter}: ")
         raise ParameterError(name, problem, hint=error.hint) from None
