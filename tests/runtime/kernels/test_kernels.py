@@ -299,6 +299,12 @@ def test_products_of_few_rows(rows, outputs, inputs):
             close(linear_one(x, weight, b)[0], expected)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(26, 2100)] + [(4100, 2048)] * GPU)
+def test_a_row_meets_small_matrices_in_eight_bits(outputs, inputs):
+    x, weight, by = normal(1, inputs), normal(outputs, inputs).to(torch.float8_e4m3fn), normal(outputs)
+    close(linear_one(x, weight, None, scales=by)[0], (x.double() @ weight.double().T) * by.double())
+
+
 def test_long_sums_of_many_outputs_are_not_split(monkeypatch):
     monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SPLIT_OUTPUTS", FewRows.BLOCK_N)
     x, weight = normal(2, 2100), normal(FewRows.BLOCK_N + 6, 2100)
