@@ -1,14 +1,17 @@
-"""Kernels as they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8` compiles all of
-them in eight processes (an hour of processor time) and writes compiled.tsv. Words select cases: `… compiled 8 A10 256`.
+"""Kernels as they are compiled, without a GPU: `python -m tests.runtime.kernels.compiled 8` compiles in eight processes
+what is missing in compiled.tsv or has changed since (all of it: half an hour of processor time), and writes it there.
+Words select cases: `… compiled 8 A10 256`.
 
 In a process of its own, as Triton's interpreter, which other tests run, stays in what the compiler calls.
 """
 
+import hashlib
 import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,38 +24,61 @@ TABLE = Path(__file__).with_name("compiled.tsv")
 _READ = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def compiled(case: Case, only: str = "") -> tuple[int, int, str]:
-    """Compiles a case's kernels, or the first that is called `only`.
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a case's kernels.
 
-    Returns:
-        Bytes of shared memory that a program takes and bytes that a thread spills, of the worst of them, and PTX of
-        all.
+    Attributes:
+        triton: version that compiled them.
+        shared: bytes of shared memory that a program takes, of the worst of them.
+        spilled: bytes that a thread spills, of the worst.
+        digest: of Triton's version and all that they were compiled from.
     """
-    shared = spilled = 0
-    ptx = []
 
-    def compile_one(variant: Variant) -> None:
-        nonlocal shared, spilled
-        if only and (variant.name != only or ptx):
-            return
-        kernel = variant.compile()
-        shared = max(shared, kernel.metadata.shared)
-        spilled = max(spilled, _spilled(kernel.asm["cubin"]))
-        ptx.append(kernel.asm["ptx"])
+    triton: str
+    shared: int
+    spilled: int
+    digest: str
 
-    with telling(case.card, compile_one):
+
+def compiled(case: Case) -> Compiled:
+    """Compiles a case's kernels."""
+    variants = variants_of(case)
+    kernels = [variant.compile() for variant in variants]
+    shared = max(kernel.metadata.shared for kernel in kernels)
+    spilled = max(_spilled(kernel.asm["cubin"]) for kernel in kernels)
+    return Compiled(triton.__version__, shared, spilled, _digest(variants))
+
+
+def ptx(case: Case, name: str) -> str:
+    """Code of the first of a case's kernels that is called `name`."""
+    variant = next(variant for variant in variants_of(case) if variant.name == name)
+    return str(variant.compile().asm["ptx"])
+
+
+def is_current(case: Case, row: Compiled | None) -> bool:
+    """True where a result is of what the case's kernels are compiled from now."""
+    return row is not None and row.digest == _digest(variants_of(case))
+
+
+def _digest(variants: list[Variant]) -> str:
+    """Short name of sources, arguments and options, and of Triton's version."""
+    contents = sorted(variant.content for variant in variants)
+    return hashlib.sha256(f"{triton.__version__} {contents}".encode()).hexdigest()[:12]
+
+
+def variants_of(case: Case) -> list[Variant]:
+    """Variants of kernels that a case launches."""
+    variants: list[Variant] = []
+    with telling(case.card, variants.append):
         case.launch()
-    assert ptx, f"{case} launches nothing"
-    return shared, spilled, "\n".join(ptx)
+    assert variants, f"{case} launches nothing"
+    return variants
 
 
 def told(of: list[Case]) -> set[str]:
     """Names of the kernels that cases launch; none is compiled."""
-    names: set[str] = set()
-    for case in of:
-        with telling(case.card, lambda variant: names.add(variant.name)):
-            case.launch()
-    return names
+    return {variant.name for case in of for variant in variants_of(case)}
 
 
 def _spilled(cubin: bytes) -> int:
@@ -64,22 +90,46 @@ def _spilled(cubin: bytes) -> int:
     return max(int(size) for size in re.findall(r"STACK:(\d+)", ran.stdout))
 
 
-def read_table() -> dict[str, tuple[int, int]]:
-    """Bytes of shared memory and bytes spilled, by case."""
-    rows = (line.split("\t") for line in TABLE.read_text().splitlines() if line[:1] != "#")
-    return {name: (int(shared), int(spilled)) for name, shared, spilled in rows}
+def read_table() -> dict[str, Compiled]:
+    """The last results, by case."""
+    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+    rows = (line.split("\t") for line in lines if line[:1] != "#")
+    return {name: Compiled(by, int(shared), int(spilled), digest) for name, by, shared, spilled, digest in rows}
+
+
+def write_table(table: dict[str, Compiled]) -> None:
+    """Leaves results in the order of the cases, without those that are none any more."""
+    head = "# Triton's version, bytes of shared memory that a program takes, bytes that a thread spills, digest of all"
+    lines = ["\t".join(map(str, (case, *astuple(table[str(case)])))) for case in cases() if str(case) in table]
+    TABLE.write_text("\n".join([head, *lines]) + "\n")
+
+
+def update(pool: Executor, *words: str) -> list[str]:
+    """Compiles what the table lacks, or has of other kernels.
+
+    Args:
+        pool: of processes that do it.
+        words: all of which are in the names of the cases that are looked at.
+
+    Returns:
+        Names of the cases that were compiled.
+    """
+    asked = [case for case in cases() if all(word in re.split(r"[ ,]+", str(case)) for word in words)]
+    table = read_table()
+    rows = [table.get(str(case)) for case in asked]
+    stale = [case for case, current in zip(asked, pool.map(is_current, asked, rows, chunksize=8)) if not current]
+    stale.sort(key=lambda case: str(case) in table)  # what was never compiled comes first
+    print(f"{len(stale)} of {len(asked)} cases are to be compiled", flush=True)
+    for case, row in zip(stale, pool.map(compiled, stale)):
+        table[str(case)] = row
+        print(case, row.shared, row.spilled, flush=True)
+        write_table(table)  # at once, so that nothing is lost when it is interrupted
+    return [str(case) for case in stale]
 
 
 def main(jobs: str, *words: str) -> None:
-    known = [case for case in cases() if all(word in re.split(r"[ ,]+", str(case)) for word in words)]
-    table = read_table() if TABLE.exists() else {}
     with ProcessPoolExecutor(int(jobs), mp_context=get_context("spawn")) as pool:
-        for case, (shared, spilled, _) in zip(known, pool.map(compiled, known)):
-            table[str(case)] = shared, spilled
-            print(case, shared, spilled, flush=True)
-    lines = [f"{case}\t{table[str(case)][0]}\t{table[str(case)][1]}" for case in cases() if str(case) in table]
-    head = f"# Triton {triton.__version__}: bytes of shared memory that a program takes, bytes that a thread spills"
-    TABLE.write_text("\n".join([head, *lines]) + "\n")
+        print(f"{len(update(pool, *words))} cases were compiled")
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ class Case:
     def most_spilled(self) -> int:
         """Bytes that a thread may spill. float32, whose products are unrolled, overflows the registers that a thread
         can have on any card."""
-        return 4096 if self.format == "float32" else 1024
+        return 6144 if self.format == "float32" else 1280
 
     def __str__(self) -> str:
         return f"{self.card.name}, {self.head or '-'}, {self.format}, {self.kernel}"
