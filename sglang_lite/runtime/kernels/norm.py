@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 def _add_norm(
     x, row_scales, scales, residual, weight, out, out_scales, size, eps,
     SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, EIGHT: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -31,12 +31,16 @@ def _add_norm(
         bias = tl.load(weight + size + at, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     value = tl.load(x + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            value += tl.load(x + (part * tl.num_programs(0) + row) * size + at, mask=inside, other=0.0)
+        value = value.to(residual.dtype.element_ty).to(tl.float32)  # as one product gives it
     if SCALED:
         value *= tl.load(row_scales + row) * tl.load(scales + at, mask=inside, other=0.0)
     if ADD:
         # Rounded to the stream's own format first: what is normalised is what later layers see.
         value += tl.load(residual + row * size + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(x.dtype.element_ty)
+        rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + row * size + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     if CENTRED:
@@ -64,8 +68,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | Non
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
-    """`norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements."""
-    out = x.new_empty(x.shape)
+    """`norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements.
+
+    Args:
+        x: [T, H], or parts [P, T, H] that add up to it, of `kernels.tiled.linear_parts`.
+    """
+    out = residual.new_empty(residual.shape)
     _launch(x, residual, weight, out, None, eps, scales)
     return out
 
@@ -81,7 +89,7 @@ def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
     """`add_norm` in 8 bits."""
-    eight = Fp8Rows.empty(x, x.shape[1])
+    eight = Fp8Rows.empty(residual, residual.shape[1])
     _launch(x, residual, weight, eight.values, eight.scales, eps, scales)
     return eight
 
@@ -95,9 +103,11 @@ def _launch(
     eps: float,
     scales: Scales | None,
 ) -> None:
-    block = triton.next_power_of_2(x.shape[1])
-    _add_norm[(len(x),)](
-        x, scales and scales.rows, scales and scales.columns, residual, weight, out, out_scales, x.shape[1], eps,
+    rows, size = x.shape[-2:]
+    block = triton.next_power_of_2(size)
+    _add_norm[(rows,)](
+        x, scales and scales.rows, scales and scales.columns, residual, weight, out, out_scales, size, eps,
         SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
-        EIGHT=out_scales is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+        EIGHT=out_scales is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
+        num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
     )  # fmt: skip

@@ -18,26 +18,35 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 64
 _BLOCK_K = 128
+_MOST_PARTS = 4
 _SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
     x, w, bias, y, M, N, K,
-    BIAS: tl.constexpr, GATE: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        start_next(PDL)
     wait(PDL)
     first = tl.program_id(0) * BLOCK_N
     m, n = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k in range(0, K, BLOCK_K):
+    begin, end = 0, K
+    if PARTS > 1:
+        begin = tl.program_id(1) * (K // PARTS)
+        end = begin + K // PARTS
+        y += tl.program_id(1) * M * N
+    for k in range(begin, end, BLOCK_K):
         rows = x.load([0, k])
         acc = tl.dot(rows, w.load([first, k]).T, acc)
         if GATE != "":
             up = tl.dot(rows, w.load([N + first, k]).T, up)
-    start_next(PDL)  # no sooner: there are more programs than find room at a time
+    if not EARLY:
+        start_next(PDL)  # no sooner: there are more programs than find room at a time
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)
@@ -66,19 +75,55 @@ def linear_tiled(
         gate: the activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
         out: [M, N] (written and returned), where it is given.
     """
-    rows, inputs = x.shape
     outputs = len(weight) // 2 if gate else len(weight)
-    block_m = max(16, triton.next_power_of_2(rows))
-    block_n = 32 if weight.numel() <= _SMALL else 64
-    y = x.new_empty((rows, outputs)) if out is None else out
-    _tiled[(triton.cdiv(outputs, block_n),)](
+    y = x.new_empty((len(x), outputs)) if out is None else out
+    _launch(x, weight, bias, y, gate, parts=1)
+    return y
+
+
+def parts_of(weight: torch.Tensor) -> int:
+    """Parts that a sum of products with a matrix is worth: as many as give each multiprocessor a program at most.
+
+    Each program reads all rows x, and a matrix of few outputs has few programs: they wait for that, not for weights.
+    """
+    outputs, inputs = weight.shape
+    programs = triton.cdiv(outputs, _outputs(weight))
+    most = min(_MOST_PARTS, card_of(weight.device).multiprocessors // programs)
+    return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+    """x [M, K] times weight [N, K] transposed, its sums in parts that whoever reads them adds: float32 [parts, M, N].
+
+    Args:
+        x, weight: as `linear_tiled`.
+        parts: more than one; they share K by whole blocks.
+    """
+    assert weight.shape[1] % (parts * _BLOCK_K) == 0
+    y = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
+    _launch(x, weight, None, y, "", parts=parts)
+    return y
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str, *, parts: int
+) -> None:
+    (rows, inputs), outputs = x.shape, y.shape[-1]
+    block_m, block_n = max(16, triton.next_power_of_2(rows)), _outputs(weight)
+    card, programs = card_of(x.device), triton.cdiv(outputs, block_n)
+    _tiled[(programs, parts)](
         TensorDescriptor(x, [rows, inputs], [inputs, 1], [block_m, _BLOCK_K]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [block_n, _BLOCK_K]),
         bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(card_of(x.device), block_m, block_n, gated=bool(gate)), **overlapped(x.device),
+        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= card.multiprocessors,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
+        num_warps=4, num_stages=_stages(card, block_m, block_n, gated=bool(gate)), **overlapped(x.device),
     )  # fmt: skip
-    return y
+
+
+def _outputs(weight: torch.Tensor) -> int:
+    """Outputs of a program."""
+    return 32 if weight.numel() <= _SMALL else 64
 
 
 def _stages(card: Card, rows: int, outputs: int, *, gated: bool) -> int:

@@ -20,6 +20,7 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.norm import normalised
 from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwardSpec, LatentSpec, LayerSpec, ModelSpec
@@ -83,7 +84,7 @@ class GpuDecoder(Decoder):
                     taken = self._in_norm(layer.mlp_norm, None, residual, None, eight=second)
                 residual.add_(self._added(layer, layer.output(seen)))
             else:
-                x, scales = matrix(layer.output).unscaled(seen)
+                x, scales = self._last(layer.output, seen)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second)
             x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
@@ -131,6 +132,10 @@ class GpuDecoder(Decoder):
             x, scales = norm(x, weight, self.spec.rms_eps, scales), None
         return self._added(layer, x), scales
 
+    def _last(self, linear: Linear, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+        """Last product of a block, and what it has yet to be multiplied with; in parts, where an `add_norm` is next."""
+        return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
+
     def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """First product of a layer's attention, and what it has yet to be multiplied with."""
         product, spec = matrix(layer.qkv), layer.spec.attention
@@ -162,7 +167,7 @@ class GpuDecoder(Decoder):
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
         activate = gate_up.ungated if plain else gate_up.gated
-        return down.unscaled(activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
+        return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """A single token [1, hidden_size]: norms and activations are part of the products beside them."""

@@ -28,7 +28,7 @@ from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
-from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
+from sglang_lite.runtime.kernels.tiled import can_tile, linear_parts, linear_tiled
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
@@ -166,6 +166,7 @@ def products(dtype: torch.dtype) -> None:
             for rows in (16, 64):
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None)
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None, "silu")
+            linear_parts(empty(64, inputs, dtype=dtype), weight, 4)
 
 
 def products_fp8(dtype: torch.dtype) -> None:
@@ -213,6 +214,7 @@ def around(dtype: torch.dtype) -> None:
     plan = Attention(128, dtype, dtype).plan(8, 8)
     x = embed(plan, empty(32_000, 4096, dtype=dtype), 1.0)
     add_norm(x, x, empty(4096, dtype=dtype), 1e-5)
+    add_norm(empty(4, 8, 4096), x, empty(4096, dtype=dtype), 1e-5)
     gated(empty(8, 28_672, dtype=dtype), "silu")
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)

@@ -77,10 +77,11 @@ def norm_fp8(run):
 
 def add_norm(run):
     return [
-        (run(normal(3, 40) + 1, residual, normal(*weight), 1e-5, factors), residual)
+        (run(x, residual, normal(*weight), 1e-5, factors), residual)
         for weight in NORMS
         for factors in (None, scales(3, 40))
         for residual in (normal(3, 40),)
+        for x in (normal(3, 40) + 1, normal(4, 3, 40))
     ]
 
 
@@ -120,6 +121,11 @@ def tiled(run):
         run(half(3, 48), half(70, 48), half(70), "gelu"),
         run(half(3, 48), half(70, 48), half(70), out=half(3, 70)),
     ]
+
+
+def tiled_in_parts(run):
+    x, weight = normal(3, 512, dtype=torch.float16), normal(70, 512, dtype=torch.float16)
+    return [run(x, weight, 2), run(x, weight, 4)]
 
 
 def embedded(run):
@@ -523,7 +529,7 @@ CASES = {
     "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
-    "linear_tiled": tiled, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
+    "linear_tiled": tiled, "linear_parts": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,

@@ -16,8 +16,8 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | Non
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
-    residual.copy_(scaled(x, scales) + residual.float())
-    return _normalised(residual.float(), weight, eps).to(x.dtype)
+    _add(x, residual, scales)
+    return _normalised(residual.float(), weight, eps).to(residual.dtype)
 
 
 def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
@@ -27,8 +27,13 @@ def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
 def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
 ) -> Fp8Rows:
-    residual.copy_(scaled(x, scales) + residual.float())
+    _add(x, residual, scales)
     return quantise_rows(_normalised(residual.float(), weight, eps))
+
+
+def _add(x: torch.Tensor, residual: torch.Tensor, scales: Scales | None) -> None:
+    x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # parts
+    residual.copy_(scaled(x, scales) + residual.float())
 
 
 def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

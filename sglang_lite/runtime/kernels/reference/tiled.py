@@ -14,3 +14,8 @@ def linear_tiled(
     y = F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
     y = gated(y, gate) if gate else y
     return y if out is None else out.copy_(y)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+    shares = zip(x.float().chunk(parts, 1), weight.float().chunk(parts, 1))
+    return torch.stack([F.linear(*share) for share in shares])

@@ -33,6 +33,7 @@ class GpuLinear:
         self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MOST_ROWS + 1, tiled.MOST_ROWS + 1)
         if not tiled.can_tile(weight):
             self._tiled = range(0)
+        self._parts = tiled.parts_of(weight) if self._tiled and bias is None else 1
 
     @property
     def takes_fp8(self) -> bool:
@@ -62,6 +63,12 @@ class GpuLinear:
         """The product, and what it has yet to be multiplied with."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
+
+    def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
+        """`unscaled`, for `add_norm`: parts [P, M, N] of it, where those are faster."""
+        if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
+            return tiled.linear_parts(x, self.weight, self._parts), None
+        return self.unscaled(x)
 
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
         """act(gate) * up, where this matrix is a gated pair, gates first.

@@ -1,0 +1,55 @@
+"""Sums of products that are made in parts, which norms add."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_lite.bench.shapes import SHAPES
+from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.triton import TritonAttention
+from sglang_lite.runtime.kernels import tiled
+from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
+from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.weights.dummy import DummySource
+from tests.runtime.kernels import needs_kernels
+from tests.runtime.kernels.test_kernels import DEVICE, close
+
+pytestmark = [needs_kernels, pytest.mark.slow]
+
+HALF, ROWS, PAGE = torch.float16, 33, 4
+
+
+def hidden_states(model):
+    """Of rows that decode their first token."""
+    spec = model.spec.layers[0].attention
+    backend = TritonAttention(
+        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, ROWS, most_chunks=0)
+    )
+    rows = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
+    none = torch.from_numpy(np.zeros((0, 4), dtype=np.int32)).to(DEVICE)
+    plan = DevicePlan(
+        ids=rows, slots=rows, positions=torch.zeros_like(rows), drawn=rows, page_table=rows.unsqueeze(1),
+        page_size=PAGE, decoding=ROWS, shared=None, blocks=none, block_size=16, separate=True,
+    )  # fmt: skip
+    with torch.inference_mode():
+        return model.run(plan, model.allocate_cache(ROWS * PAGE), backend.begin(plan))
+
+
+def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
+    spec = SHAPES["small"]
+    spec = replace(spec, layers=spec.layers[:1], vocab_size=ROWS, hidden_size=64)
+    made = []
+    in_parts = tiled.linear_parts
+    monkeypatch.setattr(tiled, "linear_parts", lambda *a: made.append(in_parts(*a)) or made[-1])
+
+    def states(most):
+        monkeypatch.setattr(tiled, "_MOST_PARTS", most)
+        return hidden_states(GpuDecoder(spec, DummySource(DEVICE), Precision(HALF, HALF, HALF), DEVICE, 64))
+
+    parts = states(4)
+    assert [len(each) for each in made] == [2, 4]  # of attention and of the feed-forward: 256 and 512 inputs
+    close(parts, states(1), HALF)
+    assert len(made) == 2
