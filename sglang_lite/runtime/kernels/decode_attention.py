@@ -187,7 +187,8 @@ def _decode(
     PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    wait(PDL)
+    if not PREFIX:  # else what is read first was written before the kernel of prefixes, which has waited for that
+        wait(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(work + item * 4)
@@ -209,13 +210,16 @@ def _decode(
     count = tl.load(row_work + row * 2 + 1)
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
     queries = tl.load(
-        q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :], mask=is_head, other=0.0
-    )
+        q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :],
+        mask=is_head, other=0.0, cache_modifier=".cg",
+    )  # fmt: skip
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
     m, total, acc = attend_tokens(
         queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
     )
+    if PREFIX:
+        wait(PDL)
     finish(
         m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
         prefix_acc, prefix_ml, prefix_chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,

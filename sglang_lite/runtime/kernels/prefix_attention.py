@@ -33,8 +33,8 @@ def _prefix(
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    start_next(PDL)
     wait(PDL)
+    start_next(PDL)  # no sooner: `decode_attention` reads queries and keys without a wait of its own
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
