@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 MOST_ROWS = 64
 _BLOCK_K = 128
-_MOST_PARTS = 4
+_MOST_PARTS = 2
 _SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
