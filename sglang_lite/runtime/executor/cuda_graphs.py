@@ -138,11 +138,11 @@ class CudaGraphs:
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """A graph that computes again what is then in the tensor."""
+        compute()  # compiles what is not compiled yet, which can't be captured
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Relaxed, as a kernel that is first launched here is loaded, and may have to be compiled.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
+        with torch.cuda.graph(graph, pool=self._pool):
             logits = compute()
-        graph.replay()  # for the first time, which takes longer
         if self._pool is None:
             self._pool = graph.pool()
         return graph, logits
