@@ -117,7 +117,7 @@ class CpuRunner:
 
     def _team(self, batch: Batch) -> AbstractContextManager[None]:
         """The threads of a step: for all that it computes."""
-        leaves_one = self._crowded is not None and batch.streamed and self._crowded()
+        leaves_one = self._crowded is not None and batch.streams > 0 and self._crowded()
         return _one_thread_fewer() if leaves_one else nullcontext()
 
 

@@ -43,9 +43,9 @@ class Batch:
     copies: tuple[Ints, Ints]
 
     @property
-    def streamed(self) -> bool:
-        """True where somebody reads the tokens of a decoding row as they come."""
-        return any(request.output.stream for request in self.requests[: self.decoding])
+    def streams(self) -> int:
+        """Number of decoding rows whose tokens somebody reads as they come."""
+        return sum(request.output.stream for request in self.requests[: self.decoding])
 
     @property
     def tokens(self) -> int:

@@ -106,7 +106,7 @@ class Scheduler:
             for request in list(self.running()):  # itself, or what continues in its slot
                 self.retract(request)
         self.hints.settle()
-        decoding = self._with_pages(self._ready())
+        decoding = self._with_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self._admit()
         budget = self._budget(decoding)
@@ -129,21 +129,19 @@ class Scheduler:
     def _budget(self, decoding: list[Request]) -> int:
         """Tokens of prompts that a step may take beside these rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
-        if self._pace is None or not _streams(decoding):
+        streams = _streams(decoding)
+        if self._pace is None or not streams:
             return most
-        return min(most, self._pace.room(len(decoding), prompts=bool(self.prefilling)))
+        return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
     def took(self, batch: Batch, seconds: float) -> None:
         """Learns how long a step has taken."""
-        prompts = len(batch.requests) > batch.decoding
-        if self._pace is not None and prompts and batch.streamed:
-            self._pace.took(batch.tokens, seconds)
+        if self._pace is not None and batch.streams:
+            self._pace.took(batch.tokens, seconds, streams=batch.streams)
 
     def left(self, batch: Batch, seconds: float) -> float:
         """Seconds that a step should take at most from now on, so many after its beginning, for its streams."""
-        if self._pace is None or not batch.streamed:
-            return math.inf
-        return self._pace.left(seconds)
+        return self._pace.left(seconds) if self._pace is not None and batch.streams else math.inf
 
     def launched(self, batch: Batch) -> list[int]:
         """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
@@ -210,9 +208,7 @@ class Scheduler:
         table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
         assert holding is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
-        if (
-            common < holding.owned_from * self.store.page_size
-        ):  # it was retracted, and others may read what would change
+        if common < holding.owned_from * self.store.page_size:  # retracted; and others may read what would change
             self.finish(request, State.FINISHED)
             following.move(State.WAITING)
             self.waiting.appendleft(following)
@@ -236,8 +232,7 @@ class Scheduler:
         self._start(following)
 
     def flush(self) -> int:
-        """Drops every prefix that no request is using, also those that are held for programs; returns how many pages
-        that freed."""
+        """Drops every prefix that no request uses, those held for programs too. Returns how many pages that freed."""
         self.hints.clear()
         return self.store.flush()
 
@@ -304,6 +299,17 @@ class Scheduler:
         if not waiting.any():
             return list(self.decoding)
         return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
+
+    def _in_turn(self, ready: list[Request]) -> list[Request]:
+        """The rows that the next step computes: beside streams as many others as it has time for, each in its turn."""
+        streams = _streams(ready)
+        if self._pace is None or not streams:
+            return ready
+        room = self._pace.room(streams)
+        chosen = [r for r in ready if not r.output.stream][: room // 2 if self.prefilling else room]
+        served = {r.id for r in chosen}
+        self.decoding = [r for r in self.decoding if r.id not in served] + chosen
+        return [r for r in ready if r.output.stream or r.id in served]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
         """Slots that have, or could be given, a page for the token to compute. In the common case one allocation."""
@@ -464,9 +470,9 @@ def _computes(prefilling: list[Request], tokens: Ints, matched: int, namespace: 
     )
 
 
-def _streams(decoding: Iterable[Request]) -> bool:
-    """True where somebody reads the tokens of one of these rows as they come."""
-    return any(request.output.stream for request in decoding)
+def _streams(decoding: Iterable[Request]) -> int:
+    """Number of these rows whose tokens somebody reads as they come."""
+    return sum(request.output.stream for request in decoding)
 
 
 def _slots(requests: object) -> Ints:

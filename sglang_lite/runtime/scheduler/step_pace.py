@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 TARGET_S = 0.08  # that a step beside a stream should take at most: what comes between two steps is not in it
+_TIMES_ALONE = 2  # as long as a step of the streams alone it may take, where these are slow by themselves
+_FORGET = 1.02  # times as long, at each step, the shortest one of streams alone is taken to be
 _FIRST = 32  # tokens: about so long on two cores, with a model of 135M parameters
-_LEAST = 8  # tokens of prompts a step, on average, so that they get on beside many decoding rows
-_MOST_OWED = 64  # tokens of these that may come later: rows that end meanwhile make room
+_LEAST = 8  # tokens beside streams, so that others get on however many these are
 
 
 class StepPace:
@@ -19,27 +20,27 @@ class StepPace:
     def __init__(self, most: int) -> None:
         self._most = most
         self._bound = min(_FIRST, most)
-        self._owed = 0  # tokens that prompts had less than `_LEAST` a step
+        self._alone_s = 0.0  # of a step of streams alone, a short one of late; 0: there was none
 
-    def room(self, decoding: int, *, prompts: bool) -> int:
-        """Tokens of prompts that the next step may take beside so many decoding rows.
+    def room(self, streams: int) -> int:
+        """Tokens that the next step may compute beside so many streams: of prompts, and of rows that nobody watches."""
+        return min(max(self._bound - streams, _LEAST), max(self._most - streams, 0))
 
-        Args:
-            prompts: there are any. To be called once a step.
-        """
-        least = _LEAST if self._owed >= _MOST_OWED else 0
-        room = max(self._bound - decoding, least)
-        self._owed = max(self._owed + _LEAST - room, 0) if prompts else 0
-        return min(room, max(self._most - decoding, 0))
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """Learns from a step with tokens of prompts beside a stream."""
-        fit = tokens * TARGET_S / max(seconds, 1e-6)
-        if seconds > TARGET_S:
+    def took(self, tokens: int, seconds: float, *, streams: int) -> None:
+        """Learns from a step of so many tokens, `streams` of which are streams' own."""
+        if tokens == streams:
+            self._alone_s = min(seconds, self._alone_s * _FORGET) if self._alone_s else seconds
+            return
+        fit = tokens * self._target / max(seconds, 1e-6)
+        if seconds > self._target:
             self._bound = max(_LEAST, min(self._bound, int(fit)))
         elif tokens >= self._bound:
             self._bound = int(min(fit, 2 * self._bound, self._most))
 
     def left(self, seconds: float) -> float:
         """Seconds that a step may still take, so many after its beginning."""
-        return max(TARGET_S - seconds, 0.0)
+        return max(self._target - seconds, 0.0)
+
+    @property
+    def _target(self) -> float:
+        return max(TARGET_S, _TIMES_ALONE * self._alone_s)

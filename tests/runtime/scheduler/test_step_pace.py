@@ -1,6 +1,7 @@
 """Steps beside a stream are short: counted in tokens."""
 
 import math
+from collections import Counter
 
 import pytest
 
@@ -11,6 +12,19 @@ from tests.runtime.scripted import SteppedEngine
 LONG = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 
+@pytest.fixture
+def untimed(monkeypatch):
+    """Bounds stay as they are at first, whatever time a step takes."""
+    monkeypatch.setattr(StepPace, "took", lambda *_, **__: None)
+
+
+def planned(engine):
+    """A list that gets the batch of each step to come."""
+    plan, batches = engine.scheduler.plan, []
+    engine.scheduler.plan = lambda: batches.append(plan()) or batches[-1]  # type: ignore[method-assign]  # to see it
+    return batches
+
+
 def steps_with_a_prompt(*, stream, before=1, count=1):
     """Tokens of a prompt of 200 in the first steps after it has come, beside decoding rows."""
     engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
@@ -19,8 +33,7 @@ def steps_with_a_prompt(*, stream, before=1, count=1):
     while len(engine.scheduler.decoding) < before:
         engine.step()
     engine.start([4] * 200, LONG)
-    plan, batches = engine.scheduler.plan, []
-    engine.scheduler.plan = lambda: batches.append(plan()) or batches[-1]  # type: ignore[method-assign]  # to see it
+    batches = planned(engine)
     for _ in range(count):
         engine.step()
     assert [batch.decoding for batch in batches] == [before] * count
@@ -31,45 +44,87 @@ def test_a_prompt_beside_a_stream_is_computed_in_pieces():
     assert steps_with_a_prompt(stream=True) == [31]
 
 
-def test_a_prompt_beside_many_streams_waits_for_some_to_end_and_gets_on(monkeypatch):
-    monkeypatch.setattr(StepPace, "took", lambda *_: None)  # whatever the time
-    assert steps_with_a_prompt(stream=True, before=60, count=9) == [0] * 8 + [8]
+def test_a_prompt_beside_many_streams_gets_on(untimed):
+    assert steps_with_a_prompt(stream=True, before=60, count=3) == [8] * 3
+
+
+def test_prompts_and_rows_that_nobody_watches_share_what_is_left(untimed):
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    engine.start([1, 2, 3], LONG, stream=True)
+    for i in range(50):
+        engine.start([1 + i % 20, 2, 3], LONG)
+    while len(engine.scheduler.decoding) < 51:
+        engine.step()
+    engine.start([4] * 200, LONG)
+    batches = planned(engine)
+    for _ in range(3):
+        engine.step()
+    assert [(batch.decoding, batch.tokens) for batch in batches] == [
+        (32, 32),
+        (16, 32),
+        (16, 32),
+    ]  # it is admitted in the first
+
+
+def test_rows_that_nobody_watches_take_turns_beside_a_stream(untimed):
+    engine = SteppedEngine(max_running=64, max_total_tokens=16_384)
+    events = [engine.start([1, 2, 3], LONG, stream=True)[1]]
+    events += [engine.start([1 + i % 20, 2, 3], LONG)[1] for i in range(50)]
+    while len(engine.scheduler.decoding) < 51:
+        engine.step()
+    batches = planned(engine)
+    for _ in range(8):
+        engine.step()
+    assert [len(batch.requests) for batch in batches] == [32] * 8
+    counts = Counter(request.id for batch in batches for request in batch.requests)
+    assert counts.pop(batches[0].requests[0].id) == 8
+    assert len(counts) == 50
+    assert set(counts.values()) <= {4, 5}  # 8 x 31 of them, 50 in turn
+    engine.drain()
+    assert [len(each[-1].token_ids) for each in events] == [LONG.max_tokens] * 51
 
 
 def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
     assert steps_with_a_prompt(stream=False) == [200]
 
 
-@pytest.mark.parametrize(("seconds", "room"), [(TARGET_S * 4, 8), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
-def test_the_bound_follows_how_long_steps_take(seconds, room):
+@pytest.mark.parametrize(("seconds", "bound"), [(TARGET_S * 4, 9), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
+def test_the_bound_follows_how_long_steps_take(seconds, bound):
     pace = StepPace(512)
-    pace.took(32, seconds)
-    assert pace.room(0, prompts=True) == room
+    pace.took(32, seconds, streams=1)
+    assert pace.room(1) == bound - 1
 
 
-def test_prompts_get_eight_tokens_a_step_some_of_them_later():
+def test_others_get_on_however_many_streams_there_are():
     pace = StepPace(512)
-    assert [pace.room(32, prompts=True) for _ in range(10)] == [0] * 8 + [8] * 2
-    assert [pace.room(decoding, prompts=True) for decoding in (12, 31, 31, 31)] == [20, 1, 1, 8]
-    assert pace.room(32, prompts=False) == 8  # nobody takes it
-    assert [pace.room(30, prompts=True) for _ in range(12)] == [2] * 11 + [8]
+    assert [pace.room(streams) for streams in (1, 20, 30, 90, 508)] == [31, 12, 8, 8, 4]
+
+
+def test_a_model_whose_stream_is_slow_by_itself_is_given_more_time():
+    pace = StepPace(512)
+    for seconds in (10, 11, 90, 12):  # a slow step now and then says nothing
+        pace.took(1, seconds * TARGET_S, streams=1)
+    assert pace.left(0) == pytest.approx(20 * TARGET_S, rel=0.1)
+    pace.took(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
+    assert pace.room(0) > 60
+    pace.took(1, TARGET_S / 4, streams=1)
+    assert pace.left(0) == TARGET_S
 
 
 def test_the_bound_has_its_own():
     pace = StepPace(100)
     for _ in range(10):
-        pace.took(100, 0.0)
-    assert pace.room(0, prompts=True) == 100
-    assert pace.room(90, prompts=True) == 10  # of all that a step takes
+        pace.took(100, 0.0, streams=1)
+    assert pace.room(0) == 100
     for _ in range(10):
-        pace.took(100, 10.0)
-    assert pace.room(0, prompts=True) == 8
+        pace.took(100, 10.0, streams=1)
+    assert pace.room(0) == 8
 
 
 def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
     pace = StepPace(512)
-    pace.took(31, 0.0)
-    assert pace.room(0, prompts=True) == 32
+    pace.took(31, 0.0, streams=1)
+    assert pace.room(0) == 32
 
 
 @pytest.mark.parametrize(("stream", "left"), [(True, pytest.approx(TARGET_S / 4)), (False, math.inf)])
