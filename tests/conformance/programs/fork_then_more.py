@@ -1,4 +1,4 @@
-"""What is added after a join, before and after reads, and another fork."""
+"""Additions after a join, before and after reads, and another fork."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

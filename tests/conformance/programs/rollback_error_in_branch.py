@@ -1,4 +1,4 @@
-"""What a failed branch has brought is taken back."""
+"""A rollback to before a fork of which a branch has failed."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

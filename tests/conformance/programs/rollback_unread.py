@@ -1,4 +1,4 @@
-"""What nobody has read is taken back."""
+"""A rollback of a generation that nobody has read."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

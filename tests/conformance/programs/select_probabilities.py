@@ -1,4 +1,4 @@
-"""What is known of a selection besides the choice, read in the middle."""
+"""Probabilities and scores of a selection, read in the middle."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

@@ -1,4 +1,4 @@
-"""What the run says, over which nodes have their own."""
+"""Settings of the run, and a node with its own over them."""
 
 import sglang_lite as sgl
 from tests.conformance.case import Case

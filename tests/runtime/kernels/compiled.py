@@ -26,7 +26,7 @@ _READ = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a case's kernels.
+    """Result of compiling a case's kernels.
 
     Attributes:
         triton: version that compiled them.

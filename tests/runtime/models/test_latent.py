@@ -260,7 +260,7 @@ def test_ideal_times_know_latents():
 
 
 def test_ideal_times_with_weights_in_eight_bits_count_latents_in_sixteen():
-    """What 8,000 more tokens that a step reads take is the same, whatever the weights' format."""
+    """8,000 more tokens that a step reads take the same time, whatever the weights' format."""
     rates, spec = Rates(copy=4.26e12, matmul=7.89e14), SHAPES["deepseek-v2-lite"]
 
     def step(length, bits):
