@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -27,12 +27,10 @@ from sglang_lite.protocol import (
     Generation,
     Image,
     ParameterError,
-    Played,
-    ProgramResult,
+    ProgramSink,
     Prompt,
     SamplingParams,
     Selection,
-    SglError,
     Usage,
 )
 from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
@@ -90,9 +88,7 @@ class RememberingBackend(DelegatingBackend):
     def takes_priority(self) -> bool:
         return self.backend.takes_priority
 
-    def open_program(
-        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
-    ) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
         return self.backend.open_program(sink, stream=stream, **said(priority))
 
     def _known(self, asked: str) -> SavedAnswer | None:

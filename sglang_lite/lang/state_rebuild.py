@@ -25,6 +25,7 @@ from sglang_lite.protocol import (
     Generation,
     Played,
     ProgramError,
+    ProgramEvent,
     ProgramResult,
     Prompt,
     SamplingParams,
@@ -53,7 +54,7 @@ class RowResult:
     failed: bool = False
     seconds: float = 0.0
 
-    def take(self, event: Played | ProgramResult | SglError) -> bool:
+    def take(self, event: ProgramEvent) -> bool:
         """Takes an event. True: it was the last one."""
         if type(event) is not Played:
             assert not isinstance(event, Played)

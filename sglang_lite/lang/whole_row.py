@@ -23,7 +23,7 @@ from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.state_rebuild import RowResult, rebuilt_state, text_of
 from sglang_lite.program.decisions import node_at, outcomes, way
 from sglang_lite.program.nodes import Fill, Node
-from sglang_lite.protocol import Played, ProgramResult, RequestAbortedError, Selection, SglError, Usage
+from sglang_lite.protocol import ProgramEvent, RequestAbortedError, Selection, SglError, Usage
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.results import total_usage
 
@@ -89,7 +89,7 @@ class WholeRow:
             priority = said(self.settings.priority)
             self._abort = self.specialized.backend.play_program(self.program, self.take, self.flush, **priority)
 
-    def take(self, event: Played | ProgramResult | SglError) -> None:
+    def take(self, event: ProgramEvent) -> None:
         """Takes an event, on any thread."""
         if self.result.end is None and self.result.take(event):
             self.result.seconds = time.perf_counter() - self.began

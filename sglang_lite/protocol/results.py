@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -141,6 +141,10 @@ class ProgramResult(Record, frozen=True):
     """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
 
     text: str
+
+
+ProgramEvent: TypeAlias = Played | ProgramResult | SglError  # the last one is the result, or why there is none
+ProgramSink: TypeAlias = Callable[[ProgramEvent], None]
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:

@@ -25,12 +25,11 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Location,
-    Played,
-    ProgramResult,
+    ProgramEvent,
+    ProgramSink,
     Prompt,
     SamplingParams,
     Selection,
-    SglError,
     Usage,
 )
 from sglang_lite.protocol.anything import Json, UserValue
@@ -51,12 +50,10 @@ def said(priority: int) -> dict[str, int]:
     return {"priority": priority} if priority else {}
 
 
-def flushed(
-    sink: Callable[[Played | ProgramResult | SglError], None], flush: Callable[[], object] | None
-) -> Callable[[Played | ProgramResult | SglError], None]:
+def flushed(sink: ProgramSink, flush: Callable[[], object] | None) -> ProgramSink:
     """A sink with `flush` called after it."""
 
-    def tell(event: Played | ProgramResult | SglError) -> None:
+    def tell(event: ProgramEvent) -> None:
         sink(event)
         if flush is not None:
             flush()
@@ -101,9 +98,7 @@ class BaseBackend:
         """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
 
-    def open_program(
-        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
-    ) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
         """Opens a program, to which a run adds its nodes while they are played. A backend that defines it is handed
         whole runs; one that does not gets one call per node.
 
@@ -116,11 +111,7 @@ class BaseBackend:
         raise CapabilityError(f"{type(self).__name__} plays no programs.")
 
     def play_program(
-        self,
-        program: Program,
-        sink: Callable[[Played | ProgramResult | SglError], None],
-        flush: Callable[[], object] | None = None,
-        priority: int = 0,
+        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
         """Plays a program that is whole; no deltas are wanted.
 
@@ -161,7 +152,7 @@ class BaseBackend:
         window: int,
         timeout: float | None,
         priority: int = 0,
-    ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
+    ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
         """Plays a compiled program for rows. Runs on the executor loop; what is not asked for is played as far as the
         window goes. Closed before its end, it ends what is under way.
 

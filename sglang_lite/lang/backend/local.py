@@ -15,8 +15,7 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     OverloadedError,
-    Played,
-    ProgramResult,
+    ProgramSink,
     Prompt,
     RequestAbortedError,
     SamplingParams,
@@ -90,20 +89,14 @@ class LocalBackend(BaseBackend):
             raise outcome
         return outcome
 
-    def open_program(
-        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
-    ) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
         mailbox = executor()
         return self.engine.open_program(
             sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream, priority=priority
         )
 
     def play_program(
-        self,
-        program: Program,
-        sink: Callable[[Played | ProgramResult | SglError], None],
-        flush: Callable[[], object] | None = None,
-        priority: int = 0,
+        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
         submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
         try:

@@ -7,8 +7,8 @@ import contextlib
 import json
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,9 @@ from sglang_lite.protocol import (
     Delta,
     Generation,
     Played,
+    ProgramEvent,
     ProgramResult,
+    ProgramSink,
     Prompt,
     RequestAbortedError,
     Selection,
@@ -31,7 +33,6 @@ from sglang_lite.protocol import (
 )
 
 _MOMENT_S, _MOST_MOMENTS = 0.001, 5
-Sink: TypeAlias = Callable[[Played | ProgramResult | SglError], None]
 
 
 class RemoteProgram:
@@ -46,7 +47,7 @@ class RemoteProgram:
         priority: of the program.
     """
 
-    def __init__(self, server: Server, sink: Sink, *, stream: bool, priority: int = 0) -> None:
+    def __init__(self, server: Server, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes so far, by branch
         self._program: dict[str, Any] | None = None  # as data, where it came as a whole
@@ -311,11 +312,11 @@ class _Told:
             yield Played(played.path, played.name, news)
 
 
-def _event(server: Server, data: str) -> Played | ProgramResult | SglError | Usage:
+def _event(server: Server, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # a gateway's
         server.event(data)
     found = wire.decode(data.encode(), form="json")
-    if isinstance(found, Played | ProgramResult | SglError | Usage):
+    if isinstance(found, ProgramEvent | Usage):
         return found
     raise BackendError(f"a {type(found).__name__} is no event of a program.")
 

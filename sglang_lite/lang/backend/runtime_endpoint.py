@@ -35,8 +35,8 @@ from sglang_lite.protocol import (
     Constraint,
     Delta,
     Generation,
-    Played,
-    ProgramResult,
+    ProgramEvent,
+    ProgramSink,
     Prompt,
     SamplingParams,
     Selection,
@@ -235,17 +235,11 @@ class RuntimeEndpoint(BaseBackend):
         own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
         return self._programs and not own
 
-    def open_program(
-        self, sink: Callable[[Played | ProgramResult | SglError], None], *, stream: bool, priority: int = 0
-    ) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
         return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
     def play_program(
-        self,
-        program: Program,
-        sink: Callable[[Played | ProgramResult | SglError], None],
-        flush: Callable[[], object] | None = None,
-        priority: int = 0,
+        self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
         opened = RemoteProgram(self._server, flushed(sink, flush), stream=False, priority=priority)
         opened.play(program)
@@ -271,7 +265,7 @@ class RuntimeEndpoint(BaseBackend):
         window: int,
         timeout: float | None,
         priority: int = 0,
-    ) -> AsyncGenerator[tuple[int, Sequence[Played | ProgramResult | SglError]], None]:
+    ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
         return rows_played(self._server, compiled, rows, seeds, window, timeout, priority)
 
     # --------------------------------------------------------------------------------------------- the server

@@ -33,7 +33,7 @@ from sglang_lite.protocol import (
     Image,
     Played,
     ProgramError,
-    ProgramResult,
+    ProgramEvent,
     SamplingParams,
     Selection,
     SglError,
@@ -138,7 +138,7 @@ class PushedProgram:
             if self._open is not None:
                 self._open.close()
 
-    def _take(self, event: Played | ProgramResult | SglError) -> None:
+    def _take(self, event: ProgramEvent) -> None:
         """Takes an event of the program. On the executor loop."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
