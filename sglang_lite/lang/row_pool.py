@@ -136,11 +136,7 @@ class RowPool:
             index, row = self._ended.popleft()
             if self._open.pop(index, None) is None:
                 continue
-            try:
-                outcome: Outcome = row.outcome()
-            except Exception as error:  # that row's outcome
-                outcome = error
-            self._end(index, outcome)
+            self._end(index, _outcome(row))
         while self._released:
             self._released.popleft()
             self._room += 1
@@ -149,6 +145,13 @@ class RowPool:
         self._report(index, outcome)
         if not self._held:
             self._room += 1
+
+
+def _outcome(row: Row) -> Outcome:
+    try:
+        return row.outcome()
+    except Exception as error:  # that row's outcome
+        return error
 
 
 class RemoteRowPool:
@@ -235,11 +238,7 @@ class RemoteRowPool:
                 row = self._rows[index]
                 for event in events:
                     row.take(event)
-                try:
-                    outcome: Outcome = row.outcome()
-                except Exception as error:  # that row's outcome
-                    outcome = error
-                self._end(index, outcome)
+                self._end(index, _outcome(row))
                 while self._held and self._unread >= self._window:  # the server waits, too
                     self._read.clear()
                     await self._read.wait()

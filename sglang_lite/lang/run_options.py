@@ -15,6 +15,10 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named, read_params
 
 _PARAMS = named("run", sglang=True)
+_SETTINGS = (
+    *_PARAMS, "stream", "seed", "timeout", "retries", "push_down", "priority", "max_cost", "max_total_tokens",
+    "use_thread",
+)  # fmt: skip
 _PLAIN = RunSettings()
 
 
@@ -57,14 +61,10 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     Raises:
         ParameterError: a bad value.
     """
-    changed = [name for name in _PARAMS if options[name] is not defaults[name]]
-    given = {name: options[name] for name in changed if is_said(options[name], defaults[name])}
-    plain = not given and not options["stream"] and options["seed"] is options["timeout"] is None
-    plain = plain and options["push_down"] is options["use_thread"] is True
-    plain = plain and options["priority"] is defaults["priority"]
-    plain = plain and options["max_cost"] is options["max_total_tokens"] is None
-    if plain and not options["retries"]:
+    changed = [name for name in _SETTINGS if options[name] is not defaults[name]]
+    if not changed:
         return _PLAIN
+    given = {name: options[name] for name in changed if name in _PARAMS and is_said(options[name], defaults[name])}
     timeout, retries = options["timeout"], options["retries"]
     check_limits(timeout, retries)
     check_flags(stream=options["stream"], push_down=options["push_down"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
 
 from sglang_lite.lang.concurrency.variables import TextLog
 from sglang_lite.lang.execution.reading import afind_variable, find_variable, may_block, whole_text
@@ -82,39 +82,43 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
 
 def values(state: ProgramState, name: str) -> Iterator[UserValue]:
     """Values of a typed variable as far as its text goes: `partial_iter`."""
-    read = _partial_reader(state, name)
-    text, last = "", None
+    written = _Written(state, name)
     for piece in state.text_iter(name):
-        text += piece
-        value = read(text)
-        if value is not None and value != last:
-            last = value
-            yield value
-    value = state[name]
-    if value != last:
+        if written.takes(piece):
+            yield written.value
+    if (value := state[name]) != written.value:
         yield value
 
 
 async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
     """`values` for coroutines: `partial_async_iter`."""
     await afind_variable(state.branch.player, name, user_location())
-    read = _partial_reader(state, name)
-    text, last = "", None
+    written = _Written(state, name)
     async for piece in state.text_async_iter(name):
-        text += piece
-        value = read(text)
-        if value is not None and value != last:
-            last = value
-            yield value
-    value = await state.get(name)
-    if value != last:
+        if written.takes(piece):
+            yield written.value
+    if (value := await state.get(name)) != written.value:
         yield value
 
 
-def _partial_reader(state: ProgramState, name: str) -> Callable[[str], Any]:
-    from sglang_lite.constraints.python_types.partial import partial_reader
+class _Written:
+    """Text of a typed variable so far.
 
-    kind = find_variable(state.branch.player, name, user_location()).kind
-    if kind is None:
-        raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
-    return partial_reader(kind)
+    Attributes:
+        value: as far as the text goes; None: it does not go far enough.
+    """
+
+    def __init__(self, state: ProgramState, name: str) -> None:
+        from sglang_lite.constraints.python_types.partial import partial_reader
+
+        kind = find_variable(state.branch.player, name, user_location()).kind
+        if kind is None:
+            raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
+        self._read, self._text, self.value = partial_reader(kind), "", None
+
+    def takes(self, piece: str) -> bool:
+        """Takes a piece. Tells whether there is another value now."""
+        self._text += piece
+        value, before = self._read(self._text), self.value
+        self.value = before if value is None else value
+        return value is not None and value != before

@@ -10,11 +10,14 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang_lite.program.nodes import Method
 from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, Selection, Unset
 from sglang_lite.protocol.anything import Json, UserValue
+
+_Entries: TypeAlias = list[list[Any]]  # per choice, per token: [log-probability, token id, text or None]
+_Found: TypeAlias = tuple[int, dict[str, Any]]  # place of the best choice, and what is told of it
 
 
 @dataclass
@@ -77,17 +80,13 @@ class _Rule(ChoicesSamplingMethod):
         return ChoicesDecision(choices[best], given | told)
 
     @abstractmethod
-    def _best(
-        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
-    ) -> tuple[int, dict[str, Any]]: ...
+    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found: ...
 
 
 class TokenLengthNormalized(_Rule):
     """The choice with the highest mean log-probability per token. It favours long choices with a predictable end."""
 
-    def _best(
-        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
-    ) -> tuple[int, dict[str, Any]]:
+    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         return _argmax(means), {}
 
 
@@ -95,9 +94,7 @@ class GreedyTokenSelection(_Rule):
     """The choice that greedy decoding would walk into: token by token, only those with the best next token stay. A
     choice that has ended is continued with its own mean."""
 
-    def _best(
-        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
-    ) -> tuple[int, dict[str, Any]]:
+    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         rows = [_values(entries) for entries in tokens]
         if not all(rows):
             raise ValueError("input_token_logprobs: every choice needs at least one token")
@@ -136,9 +133,7 @@ class UnconditionalLikelihoodNormalized(_Rule):
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def _best(
-        self, means: list[float], tokens: list[list[Any]], alone: list[list[Any]] | None
-    ) -> tuple[int, dict[str, Any]]:
+    def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         if alone is None:
             raise ValueError("unconditional_token_logprobs: this method needs them")
         gains = self._gains(tokens, alone)
@@ -148,7 +143,7 @@ class UnconditionalLikelihoodNormalized(_Rule):
     def scores(self, **keywords: UserValue) -> list[float]:
         return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
 
-    def _gains(self, conditional: list[list[Any]], alone: list[list[Any]]) -> list[float]:
+    def _gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
         """Mean gain per token. (The two tokenisations may differ in length where the prompt's end merges in.)"""
         return [(sum(_values(c)) - sum(_values(u))) / len(c) for c, u in zip(conditional, alone)]
 

@@ -13,7 +13,7 @@ from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_error
 from sglang_lite.lang.backend.profile import Profile, chosen
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.chat_template import get_chat_template
@@ -77,12 +77,14 @@ class Anthropic(RemoteBackend):
                 f"{self._name} answers a user: the turn before this one is not the user's.", hint="Add sgl.user(…)."
             )
 
+    def target(self, rung: Rung) -> tuple[Api, Target]:
+        return MESSAGES, Target(self.model_name, effort=rung.effort, cached=self.profile.takes("cache_control"))
+
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        target = Target(self.model_name, effort=rung.effort, cached=self.profile.takes("cache_control"))
         blanks = _Repeated(prompt.partial)
-        asked = self.ask(MESSAGES, target, prompt, params, rung, constrained=constrained, stream=stream)
+        asked = super().call(prompt, params, rung, constrained=constrained, stream=stream)
         async with aclosing(asked) as events:
             async for event in events:
                 trimmed = blanks.left_out(event)

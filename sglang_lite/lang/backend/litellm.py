@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Delta, Generation, Prompt, SamplingParams
 from sglang_lite.text.chat_template import ChatTemplate
 
 
@@ -80,11 +79,8 @@ class LiteLLM(RemoteBackend):
         )  # fmt: skip
         self.reasoning_effort = reasoning_effort
 
-    def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        target = Target(self.model_name, effort=rung.effort)
-        return self.ask(LITELLM, target, prompt, params, rung, constrained=constrained, stream=stream)
+    def target(self, rung: Rung) -> tuple[Api, Target]:
+        return LITELLM, Target(self.model_name, effort=rung.effort)
 
 
 def _create(client: Any) -> Any:

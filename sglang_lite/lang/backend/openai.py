@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,14 +16,14 @@ from sglang_lite.lang.backend.openai_responses import RESPONSES
 from sglang_lite.lang.backend.profile import RUNGS, Profile, named, profile_of
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
 from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # where SGLang's users look for it
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams, Selection
+from sglang_lite.protocol import ParameterError, Prompt, Selection
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.text.chat_template import ChatTemplate
 
@@ -117,16 +117,13 @@ class OpenAI(RemoteBackend):
             found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
 
-    def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
+    def target(self, rung: Rung) -> tuple[Api, Target]:
         profile = self.profile
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name.
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
         reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
-        target = Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)
-        return self.ask(api, target, prompt, params, rung, constrained=constrained, stream=stream)
+        return api, Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()

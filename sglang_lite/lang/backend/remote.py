@@ -258,15 +258,23 @@ class RemoteBackend(BaseBackend):
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call of the provider's API: deltas if `stream`, and the samples, each as it was said.
+        """Makes one call of the provider's API, which is given back what it wants of earlier turns: deltas if `stream`,
+        and the samples, each as it was said; as `Asker.ask`.
 
         Args:
             constrained: an answer that was cut short is none.
+        """
+        api, target = self.target(rung)
+        question = Question(target, prompt, params, shape_of(rung), self._asker.given_back.of(prompt.messages))
+        return self._asker.ask(api, question, constrained=constrained, stream=stream)
+
+    def target(self, rung: Rung) -> tuple[Api, Target]:
+        """The API that is asked on a rung, and the model there.
 
         Raises:
             CapabilityError: a subclass has to have it.
         """
-        raise CapabilityError(f"{self._name} has no calls.", hint="Write `call` in the subclass.")
+        raise CapabilityError(f"{self._name} has no calls.", hint="Write `target` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         """Asks an endpoint for decisions. A subclass whose `rungs` have "decisions" has it."""
@@ -299,16 +307,6 @@ class RemoteBackend(BaseBackend):
                 f"{self._name} would not be shown the text outside the turns: {outside[:60]!r}.",
                 hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
             )
-
-    # ------------------------------------------------------------------------------------------------- asking
-
-    def ask(
-        self, api: Api, target: Target, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool,
-        stream: bool,
-    ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
-        """Asks an API, which is given back what it wants of earlier turns: see `Asker.ask`."""
-        question = Question(target, prompt, params, shape_of(rung), self._asker.given_back.of(prompt.messages))
-        return self._asker.ask(api, question, constrained=constrained, stream=stream)
 
 
 def _finder(

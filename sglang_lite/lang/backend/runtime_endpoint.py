@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.lang.backend.native_protocol import (
@@ -216,7 +218,7 @@ class RuntimeEndpoint(BaseBackend):
                 "return_logprob": True, "logprob_start_len": 0,
             }  # fmt: skip
             found = await self._server.post("/generate", alone)
-            scores = [_with(score, unconditional_of(each)) for score, each in zip(scores, found)]
+            scores = [msgspec.structs.replace(s, unconditional=unconditional_of(f)) for s, f in zip(scores, found)]
         usages = [usage_of(each["meta_info"]) for each in answers]
         usage = Usage(
             prompt_tokens=sum(each.prompt_tokens for each in usages),
@@ -318,12 +320,6 @@ class RuntimeEndpoint(BaseBackend):
     async def aclose(self) -> None:
         """Closes the connections of the event loop that runs here: programs have their own."""
         await self._server.close()
-
-
-def _with(score: Any, unconditional: tuple[float | None, ...]) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(score, unconditional=unconditional)
 
 
 def _object(data: bytes) -> dict[str, Any]:

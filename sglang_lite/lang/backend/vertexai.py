@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.capabilities import Capabilities
@@ -13,11 +13,11 @@ from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
 from sglang_lite.lang.backend.profile import Profile, chosen
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
-from sglang_lite.lang.backend.remote_api import Target
+from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.protocol import Delta, Generation, ParameterError, Prompt, SamplingParams
+from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign
 
 
@@ -81,11 +81,8 @@ class VertexAI(RemoteBackend):
         self._extra = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
-    def call(
-        self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
-    ) -> AsyncGenerator[Delta | Generation, None]:
-        target = Target(self.model_name, effort=rung.effort, extra=self._extra)
-        return self.ask(GENERATE_CONTENT, target, prompt, params, rung, constrained=constrained, stream=stream)
+    def target(self, rung: Rung) -> tuple[Api, Target]:
+        return GENERATE_CONTENT, Target(self.model_name, effort=rung.effort, extra=self._extra)
 
 
 def _maker(options: Mapping[str, Any], client: Any) -> Any:

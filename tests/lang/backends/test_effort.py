@@ -10,7 +10,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.rung import Rung
-from sglang_lite.protocol import Prompt, Regex, SamplingParams
+from sglang_lite.protocol import Prompt, Regex
 
 
 @sgl.function
@@ -105,4 +105,4 @@ def test_a_subclass_without_calls_says_so(connected):
     with pytest.raises(sgl.CapabilityError, match="no call for decisions"):
         asyncio.run(RemoteBackend.decide(backend, Prompt(()), ("a", "b")))
     with pytest.raises(sgl.CapabilityError, match="has no calls"):
-        RemoteBackend.call(backend, Prompt(()), SamplingParams(), Rung("free", "chat"), constrained=False, stream=False)
+        RemoteBackend.target(backend, Rung("free", "chat"))
