@@ -83,10 +83,11 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
 
 
 class _Application(Starlette):
-    """
+    """Starlette's application, which finds a path that is there as it stands at once. Trying one route after the other,
+    and Starlette's layers for errors, which an endpoint has itself, take longer than a small request.
+
     Args:
-        endpoints: by method and path. A path that is there as it stands is found at once: trying one route after the
-            other, and Starlette's layers for errors, which an endpoint has itself, take longer than a small request.
+        endpoints: by method and path.
         settings: of Starlette's application.
     """
 
@@ -96,7 +97,11 @@ class _Application(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (super().__call__ if endpoint is None else endpoint)(scope, receive, send)
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["app"] = self
+            await endpoint(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

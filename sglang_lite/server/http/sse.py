@@ -51,7 +51,11 @@ class EventStream(Response):
 
 
 async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
-    """Does work for a client, and cancels it when that leaves."""
+    """Does work for a client, and cancels it when that leaves.
+
+    Raises:
+        Exception: the work has failed, or `receive` has, and so the work was cancelled.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
     gone.add_done_callback(lambda _: task.cancel())
@@ -60,6 +64,7 @@ async def until_disconnected(work: Coroutine[object, object, None], receive: Rec
     except asyncio.CancelledError:
         if not gone.done():  # it was the caller who is cancelled
             raise
+        gone.result()
     finally:
         gone.cancel()
 

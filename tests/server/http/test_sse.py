@@ -64,3 +64,15 @@ def test_an_error_of_the_work_is_the_callers():
 
     with pytest.raises(ValueError, match="of the work"):
         asyncio.run(run())
+
+
+def test_an_error_of_the_connection_ends_the_work_and_is_the_callers():
+    work = _Work()
+
+    async def receive() -> dict[str, str]:
+        await work.begun.wait()
+        raise OSError("of the connection")
+
+    with pytest.raises(OSError, match="of the connection"):
+        asyncio.run(until_disconnected(work.run(), receive))
+    assert work.how == "cancelled"
