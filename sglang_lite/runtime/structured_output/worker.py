@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from sglang_lite.protocol import Constraint, ConstraintError
@@ -33,6 +34,7 @@ from sglang_lite.runtime.structured_output.unique_names import packed, watched_i
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 START_SECONDS = 300.0  # for a process to start, and to import an engine: 1 s on the CPU, of which it may get little
+STILL_SECONDS = 30.0  # without any time on the CPU, after which a process that has something to do counts as stuck
 PATIENCE = 30  # how much longer than its time on the CPU a constraint may take, before the process counts as stuck
 LONGEST_SECONDS = 1e6  # that timers take
 MAX_GROWN = 64 << 20  # bytes, since the process started
@@ -106,8 +108,18 @@ class Worker:
             self._kill()
 
     def _next(self, connection: Connection, seconds: float) -> Any:
-        if not connection.poll(min(seconds, LONGEST_SECONDS)):
-            raise TimeoutError
+        """The next message of the process.
+
+        Raises:
+            TimeoutError: it takes longer, or does nothing any more.
+        """
+        assert self._process is not None
+        end = time.monotonic() + min(seconds, LONGEST_SECONDS)
+        before, used = None, _cpu_ticks(self._process.pid)
+        while not connection.poll(min(STILL_SECONDS, max(end - time.monotonic(), 0.0))):
+            before, used = used, _cpu_ticks(self._process.pid)
+            if time.monotonic() >= end or (used is not None and used == before):
+                raise TimeoutError
         return connection.recv()
 
     def _started(self) -> Connection:
@@ -153,6 +165,15 @@ class Worker:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
+
+
+def _cpu_ticks(pid: int) -> int | None:
+    """Time on the CPU that a process has had, in ticks (10 ms); None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[11]) + int(fields[12])
 
 
 # --------------------------------------------------------------------------------------------- in the process

@@ -262,6 +262,19 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say what time a process has had")
+def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_replaced(monkeypatch, tmp_path):
+    (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    (tmp_path / "hangs").chmod(0o755)
+    with make() as engine:
+        with monkeypatch.context() as started:
+            started.setattr(worker.sys, "executable", str(tmp_path / "hangs"))
+            started.setattr(worker, "STILL_SECONDS", 0.3)
+            with pytest.raises(ConstraintError, match="does not start"):
+                engine.complete("ab", PARAMS, LARGER)
+        assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
+
+
 @pytest.mark.slow
 def test_a_process_that_has_grown_is_replaced(monkeypatch):
     started, popen = [], subprocess.Popen
