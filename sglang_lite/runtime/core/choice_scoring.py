@@ -24,6 +24,8 @@ from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
+# Tokens that the choices would compute several times, from which on the prompt is worth a step of its own.
+_COMPUTED_AGAIN = 64
 
 
 class ChoiceScoring:
@@ -33,8 +35,9 @@ class ChoiceScoring:
     boundary for one choice, or one is empty, scoring starts before the boundary for all of them: every score is over
     the same text.
 
-    The choices are requests that share all but their last tokens. So the scheduler lets one of them compute what is
-    not cached of the prompt, and then all others run in one step.
+    The choices are requests that share all but their last tokens, and run in one step. Where much of the prompt is not
+    cached, a request for that runs before them, which tells the log-probabilities of their first tokens, too: then they
+    compute neither it nor its last token, and a choice of one token computes nothing.
 
     Args:
         sink: called once.
@@ -43,11 +46,15 @@ class ChoiceScoring:
     def __init__(self, parts: EngineParts, sink: Callable[[Selection | SglError], None]) -> None:
         self._parts, self._sink = parts, sink
         self._choices: Sequence[str] = ()
+        self._start = 0  # of what is scored in the choices' rows
         self._lock = threading.Lock()
         self._ended = False
+        self._requests: list[Request] = []  # a row each: of the choices, then of those without the prompt
+        self._before: Request | None = None  # of the prompt alone
         self._results: dict[int, Generation] = {}
-        self._requests: list[Request] = []
-        self._unconditional = False
+        # the loop's thread's
+        self._awaited: set[int] = set()  # rows
+        self._prompt: Generation | None = None  # result of `_before`, where that was submitted
 
     def start(
         self,
@@ -77,7 +84,8 @@ class ChoiceScoring:
             )
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
-        self._unconditional = unconditional
+        self._start = rows[0][1]
+        before = self._request_before([ids for ids, _ in rows], namespace)
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._parts.builder
@@ -89,23 +97,49 @@ class ChoiceScoring:
                 ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
             )
         ]
-        for request in requests[: len(choices)]:  # those with the text before
+        for request in (before, *requests[: len(choices)]):  # those with the text before
             request.prospect = prospect
             request.priority = 0 if prospect is None else prospect.priority
         with self._lock:
             if self._ended:
                 return
-            self._requests = requests
-        for request in requests:
-            self._parts.loop.submit(request)
+            self._requests, self._before = requests, before
+        self._parts.loop.inbox.post(self._begin)
 
     def abort(self) -> None:
         """Ends it with RequestAbortedError, unless it has ended; without a word where it has not been started."""
         with self._lock:
-            requests = self._requests
+            requests = self._requests if self._before is None else [self._before, *self._requests]
             self._ended = self._ended or not requests
         for request in requests:
             self._parts.loop.abort(request)
+
+    def _request_before(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
+        """The request of what is before the choices, which asks for the log-probabilities of their first tokens."""
+        firsts = tuple({ids[self._start] for ids in rows})
+        asked = SamplingParams(max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts)
+        builder = self._parts.builder
+        ids = rows[0][: self._start]
+        (request,) = builder.build(ids, builder.resolved(asked), self._prompt_done, namespace=namespace)
+        return request
+
+    def _begin(self) -> None:
+        """Submits what is before the choices, where that pays, else the choices at once. On the loop's thread."""
+        loop, before, count = self._parts.loop, self._before, len(self._choices)
+        assert before is not None
+        store = loop.scheduler.store
+        cached = store.tree.cached_length(before.tokens, before.namespace)
+        again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # that a choice would compute
+        submitted = self._requests
+        self._awaited = set(range(len(submitted)))
+        if again * (count - 1) >= _COMPUTED_AGAIN:
+            for row, request in enumerate(self._requests[:count]):
+                request.score_from = self._start + 1
+                if len(request.tokens) == self._start + 1:  # nothing is left of it
+                    self._awaited.remove(row)
+            submitted = [before, *self._requests[count:]]
+        for request in submitted:
+            loop.receive(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
         """For each choice the ids of prompt and choice, and from where on they are scored."""
@@ -126,13 +160,27 @@ class ChoiceScoring:
             return tokenizer.bos_id
         return min(tokenizer.eos_ids, default=0)
 
+    def _prompt_done(self, event: Event) -> None:
+        if isinstance(event, SglError):
+            self._end(event)
+        elif isinstance(event, Generation):
+            self._prompt = event
+            for row in sorted(self._awaited):
+                if row < len(self._choices):
+                    self._parts.loop.submit(self._requests[row])
+            self._end_if_complete()
+
     def _row_done(self, row: int, event: Event) -> None:
         if isinstance(event, SglError):
             self._end(event)
         elif isinstance(event, Generation):
             self._results[row] = event
-            if len(self._results) == len(self._requests):
-                self._end(self._selection())
+            self._awaited.discard(row)
+            self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        if not self._awaited:
+            self._end(self._selection())
 
     def _end(self, outcome: Selection | SglError) -> None:
         with self._lock:
@@ -145,32 +193,47 @@ class ChoiceScoring:
 
     def _selection(self) -> Selection:
         count = len(self._choices)
+        firsts: dict[int, float] = {}
+        if self._prompt is not None:
+            firsts = {token: logprob for logprob, token, _ in self._prompt.output_logprobs[0].ids}
         scores = []
         for row, choice in enumerate(self._choices):
-            entries = self._results[row].prompt_logprobs
+            ids = tuple(self._requests[row].tokens[self._start :].tolist())
+            result = self._results.get(row)
+            logprobs = [firsts[ids[0]]] if firsts else []
+            logprobs += [e.logprob for e in result.prompt_logprobs if e.logprob is not None] if result else []
             scores.append(
-                ChoiceScore(
-                    choice,
-                    tuple(e.token_id for e in entries),
-                    tuple(e.logprob for e in entries if e.logprob is not None),
-                    self._alone(count + row) if self._unconditional else None,
-                )
+                ChoiceScore(choice, ids, tuple(logprobs), self._alone(count + row) if self._unconditional else None)
             )
-        usages = [result.usage for result in self._results.values()]
+        told = [*self._results.values(), *([] if self._prompt is None else [self._prompt])]
         return Selection(
             tuple(scores),
             Usage(
-                prompt_tokens=sum(u.prompt_tokens for u in usages),
-                cached_tokens=sum(u.cached_tokens for u in usages),
-                queue_s=min(u.queue_s for u in usages),
-                first_token_s=max(u.total_s for u in usages),
-                total_s=max(u.total_s for u in usages),
+                prompt_tokens=sum(request.prompt_len for request in self._requests),
+                cached_tokens=sum(map(self._cached, range(len(self._requests)))),
+                queue_s=min(result.usage.queue_s for result in told),
+                first_token_s=max(result.usage.total_s for result in told),
+                total_s=max(result.usage.total_s for result in told),
             ),
             meta=self._meta(),
         )
 
+    @property
+    def _unconditional(self) -> bool:
+        """True where the choices are scored without the prompt, too."""
+        return len(self._requests) > len(self._choices)
+
+    def _cached(self, row: int) -> int:
+        """Number of a row's tokens that were cached. What runs before the choices counts as the first one's."""
+        if self._prompt is not None and row == 0:
+            return self._prompt.usage.cached_tokens
+        return self._results[row].usage.cached_tokens if row in self._results else self._start
+
     def _meta(self) -> dict[str, object]:
         """Reason why tokens of the prompt were not cached, of the choice that had to compute most."""
+        if self._prompt is not None:
+            miss = self._prompt.meta.get("cache_miss")
+            return {} if miss is None else {"cache_miss": miss}
         rows = range(len(self._choices))
         row = max(rows, key=lambda i: self._results[i].usage.prompt_tokens - self._results[i].usage.cached_tokens)
         miss = self._results[row].meta.get("cache_miss")

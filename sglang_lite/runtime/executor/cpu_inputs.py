@@ -65,24 +65,26 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # what each token sees
-    alone: list[int] = []  # tokens that are computed by themselves
-    several: list[slice | NDArray[np.int64]] = []
+    groups, grouped = (), np.zeros(len(counts), dtype=bool)
+    if not one_by_one:
+        groups, grouped = _groups(batch, table, first, last)
     # A batch of one is faster as a row by itself.
-    together = batch.singles if batch.singles > 1 and not one_by_one else 0
+    singles = np.arange(batch.singles if batch.singles > 1 and not one_by_one else 0)
     extends = [
         ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
-        for i in range(together, len(counts))
+        for i in range(len(singles), len(counts))
+        if not grouped[i]
     ]
-    groups: tuple[ExtendGroup, ...] = ()
+    several: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        alone, extends = list(range(len(rows))), []
+        alone, extends = list(range(len(rows))), []  # tokens that are computed by themselves
     else:
-        groups = _groups(batch, table, together, extends)
-        few = _few(batch, extends, groups)
+        few = {} if len(batch.slots) == 1 else _few(extends)
         extends = [row for row in extends if row.start not in few]
-        at = np.concatenate([np.arange(together), *(np.arange(start, end) for start, end in few.items())])
+        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in few.items())])
         alone, several = _by_length(at, lengths[at])
     extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in alone]
+    extends += [row for group in groups for row in group.rows]
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
@@ -96,30 +98,57 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     )
 
 
-def _few(batch: Batch, extends: list[ExtendRow], groups: tuple[ExtendGroup, ...]) -> dict[int, int]:
+def _few(extends: list[ExtendRow]) -> dict[int, int]:
     """First tokens of rows that read so little that their tokens are computed as decoding rows, with their ends. Keys
     and values are stored before any are read, so a token sees those of its own step, too."""
-    if len(batch.slots) == 1:
-        return {}
-    grouped = {row.start for group in groups for row in group.rows}
-    return {
-        row.start: row.end
-        for row in extends
-        if (row.end - row.start) * row.length <= _FEW_READ and row.start not in grouped
-    }
+    return {row.start: row.end for row in extends if (row.end - row.start) * row.length <= _FEW_READ}
 
 
-def _groups(batch: Batch, table: SlotTable, first: int, extends: list[ExtendRow]) -> tuple[ExtendGroup, ...]:
-    """Rows from `first` on that begin in the same pages, of which enough is computed."""
-    held = batch.starts[first:] // table.page_size
+def _groups(
+    batch: Batch, table: SlotTable, first: Ints, last: Ints
+) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
+    """Rows that begin in the same pages, of which enough is computed; and which rows those are.
+
+    Args:
+        first, last: each row's first and last token.
+    """
+    grouped = np.zeros(len(first), dtype=bool)
+    held = batch.starts // table.page_size
     if len(held) < 2 or int(held.sum()) * table.page_size < _SAVED_TOKENS:
-        return ()
-    groups = find_groups(table.pages[batch.slots[first:], : int(held.max())], held)
-    return tuple(
-        ExtendGroup(tuple(extends[row] for row in sorted(group.rows.tolist())), group.pages * table.page_size)
-        for group in groups
-        if (len(group.rows) - 1) * group.pages * table.page_size >= _SAVED_TOKENS
-    )
+        return (), grouped
+    groups = []
+    for group in find_groups(table.pages[batch.slots, : int(held.max())], held):
+        shared = group.pages * table.page_size
+        for rows in _of_one_size(group.rows, last + 1 - first, batch.ends - shared, shared):
+            if (len(rows) - 1) * shared < _SAVED_TOKENS:
+                continue
+            grouped[rows] = True
+            groups.append(ExtendGroup.of(
+                tuple(
+                    ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
+                    for i in rows
+                ),
+                shared,
+            ))  # fmt: skip
+    return tuple(groups), grouped
+
+
+def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
+    """Rows of a group, apart where padding them to one size would take more than what they share.
+
+    Args:
+        counts, own: of all rows, new tokens and what they read beside that.
+        shared: tokens.
+    """
+    found: list[list[int]] = []
+    most = longest = tokens = 0
+    for row in sorted(rows.tolist(), key=lambda row: -int(counts[row]) * int(own[row])):
+        most, longest, tokens = max(most, int(counts[row])), max(longest, int(own[row])), tokens + int(counts[row])
+        if not found or (len(found[-1]) + 1) * most * longest > tokens * shared:
+            found.append([])
+            most, longest, tokens = int(counts[row]), int(own[row]), int(counts[row])
+        found[-1].append(row)
+    return [sorted(each) for each in found]
 
 
 def _read_at(table: SlotTable, slot: int, length: int) -> torch.Tensor | slice:
@@ -139,6 +168,8 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
     Args:
         lengths: how many tokens each of them sees.
     """
+    if len(tokens) == 1:
+        return tokens.tolist(), []
     longest = int(lengths.max(initial=0))
     if longest * len(lengths) - int(lengths.sum()) <= _PADDING:
         if len(tokens) and int(tokens[-1]) == len(tokens) - 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.kv_cache import gather
 
@@ -139,6 +140,12 @@ class ExtendRow:
     def length(self) -> int:
         return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
 
+    def slots(self, first: int) -> torch.Tensor:
+        """Token slots of positions from `first` on, int64."""
+        if isinstance(self.read_at, slice):
+            return torch.arange(self.read_at.start + first, self.read_at.stop)
+        return self.read_at[first:].long()
+
     def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None) -> torch.Tensor:
         """The sequence's keys or values of positions first … end-1 (to its end) [kv_heads, positions, head_dim]."""
         end = self.length if end is None else end
@@ -152,11 +159,54 @@ class ExtendGroup:
     """Rows whose sequences begin with the same token slots: those are read once for all of them.
 
     Attributes:
+        rows: that are computed together.
         length: how many tokens they share, none of them new.
+        tokens: int64 [T]: their new tokens in the batch, row by row.
+        own: int64 [rows, longest]: token slots of what each has behind that; padded with its first one.
+        padded: int64 [rows, most]: each row's new tokens, as indices into `tokens`; padded with its last one.
+        places: int64 [T]: of `tokens` in `padded`, as if that were flat.
+        hidden: bool [rows, most, longest]: positions of `own` that a new token does not see.
     """
 
     rows: tuple[ExtendRow, ...]
     length: int
+    tokens: torch.Tensor
+    own: torch.Tensor
+    padded: torch.Tensor
+    places: torch.Tensor
+    hidden: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
+        """The group of rows that share `length` tokens."""
+        counts = torch.tensor([row.end - row.start for row in rows])
+        lengths = torch.tensor([row.length - length for row in rows])
+        most, longest = int(counts.max()), int(lengths.max())
+        own = torch.stack([F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows])
+        new = torch.arange(most)
+        first = counts.cumsum(0) - counts
+        is_token = new < counts.unsqueeze(1)
+        return cls(
+            rows=rows,
+            length=length,
+            tokens=torch.cat([torch.arange(row.start, row.end) for row in rows]),
+            own=torch.where(own < 0, own[:, :1], own),
+            padded=first.unsqueeze(1) + torch.minimum(new, counts.unsqueeze(1) - 1),
+            places=is_token.flatten().nonzero().squeeze(1),
+            hidden=torch.arange(longest) > (lengths - counts).view(-1, 1, 1) + new.view(1, -1, 1),
+        )
+
+    @property
+    def single(self) -> DecodeGroup | None:
+        """The rows with one new token as decoding rows, for layers that can't read what is shared once."""
+        at = [i for i, row in enumerate(self.rows) if row.end - row.start == 1]
+        if not at:
+            return None
+        lengths = torch.tensor([self.rows[i].length for i in at])
+        shared = self.rows[0].slots(0)[: self.length].expand(len(at), -1)
+        read_at = torch.cat((shared, self.own[at]), 1)
+        rows = DecodeRows(read_at, lengths, ragged=bool((lengths != read_at.shape[1]).any()))
+        return DecodeGroup(torch.tensor([self.rows[i].start for i in at]), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +217,7 @@ class AttentionPlan:
         store_at: int64 [T]: the token slot of each new token.
         decode: rows with one new token, those that are computed together.
         extends: the other rows.
-        groups: of them, where it pays.
+        groups: of those, where it pays.
     """
 
     store_at: torch.Tensor

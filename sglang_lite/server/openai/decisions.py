@@ -22,7 +22,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sglang_lite.engine.sglang_score import label_scores
-from sglang_lite.program.nodes import Fork, Gen, Node, Program, Select, Text
+from sglang_lite.program.nodes import Fork, Node, Program, Select, Text
 from sglang_lite.protocol import (
     CapabilityError,
     ConstraintError,
@@ -73,10 +73,8 @@ class _Frame:
         """The nodes of a question."""
         # A quotation mark that all choices begin with is computed with the question, once.
         begun = '"' if all(each.startswith('"') for each in asked.written) else ""
-        # A generation of no token: the question is computed once, before its choices need it.
-        read = Gen(None, SamplingParams(max_tokens=0), held=True)
         choice = Select(None, tuple(each[len(begun) :] for each in asked.written), method=None, special=False)
-        return (Text(asked.text, special=False), *self.after, Text(begun, special=False), read, choice)
+        return (Text(asked.text, special=False), *self.after, Text(begun, special=False), choice)
 
 
 def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:

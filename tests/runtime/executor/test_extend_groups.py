@@ -1,5 +1,7 @@
 """Rows that begin in the same pages are read once on a CPU, too, and see what they see alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,20 +37,22 @@ def rows_of(new_and_own, shared_as_slice):
 )
 def test_rows_see_together_what_they_see_alone(dtype, limit, options):
     torch.manual_seed(0)
-    rows, tokens, slots = rows_of([(4, 9), (1, 0), (2, 30), (17, 0), (9, 5), (3, 1)], shared_as_slice=True)
+    new_and_own = [(4, 9), (1, 0), (2, 30), (1, 3), (17, 0), (1, 60), (9, 5), (3, 1)]
+    rows, tokens, slots = rows_of(new_and_own, shared_as_slice=True)
     k, v = (torch.randn(KV_HEADS, slots, DIM).to(dtype) for _ in range(2))
     scales = KVScales((torch.tensor([0.5, 2.0]),), (torch.tensor([4.0, 0.25]),)) if dtype.itemsize == 1 else None
     cache = KVCache((k,), (v,), scales)
     q = torch.randn(tokens, HEADS, DIM).to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
-    group = ExtendGroup((rows[0], *rows[2:]), SHARED)  # the others are no part of it
+    group = ExtendGroup.of((rows[0], *rows[2:]), SHARED)  # the other is no part of it
     together, alone = (
         attention(q, cache, 0, AttentionPlan(torch.zeros(0), (), rows, groups), scale=0.25, **options).float()
         for groups in ((group,), ())
     )
     assert (together - alone).norm() <= limit * alone.norm()
     assert together[rows[1].start].equal(alone[rows[1].start])
-    if options:  # what the group can't be asked
-        assert together.equal(alone)
+    if options:  # what the group can't be asked: its rows of one token are decoding rows then, and the others alone
+        several = torch.cat([torch.arange(row.start, row.end) for row in rows if row.end - row.start > 1])
+        assert together[several].equal(alone[several])
 
 
 @pytest.mark.parametrize("by_products", [True, False])
@@ -90,9 +94,46 @@ def test_groups_are_rows_that_share_enough(page_size):
     found = build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn)
     (group,) = found.plan.groups
     assert group.length == 2560
-    assert group.rows == found.plan.extends[1:5]
+    assert [(row.start, row.end) for row in group.rows] == [(4, 8), (8, 12), (12, 16), (16, 20)]
+    assert group.rows == found.plan.extends[-4:]
     assert not build_cpu_inputs(batch(table, [2900] * 6, 4, page_size), table, drawn, one_by_one=True).plan.groups
     assert not build_cpu_inputs(batch(table, [2900] * 2, 4, page_size), table, drawn).plan.groups
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone(page_size):
+    lengths = np.array([2900, 2890, 2700, 2881, 600], dtype=np.int32)
+    table = SlotTable(len(lengths), 4000, page_size)
+    pages, shared = -(-3000 // page_size), 2560 // page_size
+    table.pages[:, :pages] = np.random.default_rng(0).permutation(len(lengths) * pages).reshape(len(lengths), pages)
+    table.pages[1:4, :shared] = table.pages[0, :shared]
+    drawn = np.zeros(len(lengths), dtype=np.int32)
+    decoding = replace(batch(table, lengths, 1, page_size), singles=len(lengths))
+    found, alone = (build_cpu_inputs(decoding, table, drawn, one_by_one=each).plan for each in (False, True))
+    (group,) = found.groups
+    assert (group.length, group.tokens.tolist()) == (2560, [0, 1, 2, 3])
+    assert not found.decode
+    assert sorted(row.start for row in found.extends) == [0, 1, 2, 3, 4]
+    torch.manual_seed(0)
+    k, v = (torch.randn(KV_HEADS, len(lengths) * pages * page_size, DIM) for _ in range(2))
+    q = torch.randn(len(lengths), HEADS, DIM)
+    for options in ({}, {"window": 40}):
+        seen, expected = (attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25, **options) for plan in (found, alone))
+        assert (seen - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_rows_of_very_different_sizes_are_no_group():
+    """Padding the others to a long one's size would take more than what they share."""
+    ends = np.array([400, 900, 401, 402, 403, 404, 405, 406, 407, 408, 409, 410, 411], dtype=np.int32)
+    starts = ends - 1
+    starts[1] = 400  # 500 new tokens
+    table = SlotTable(len(ends), 1000, 1)
+    table.pages[:, :1000] = np.arange(len(ends) * 1000).reshape(len(ends), 1000)
+    table.pages[1:, :390] = table.pages[0, :390]
+    mixed = replace(batch(table, ends, 1, 1), starts=starts)
+    (group,) = build_cpu_inputs(mixed, table, np.zeros(len(ends), dtype=np.int32)).plan.groups
+    assert [row.end - row.start for row in group.rows] == [1] * 12
+    assert group.own.shape == (12, 21)
 
 
 def test_choices_about_a_long_text_have_the_scores_they_have_alone(folders, monkeypatch):

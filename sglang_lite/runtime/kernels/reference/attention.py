@@ -105,16 +105,18 @@ def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Atten
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
         out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
-    groups = plan.groups if how.plain else ()
-    for group in groups:
-        for row, part in zip(group.rows, _extend_together(q, k, v, group, how.scale)):
-            out[row.start : row.end] = part
-    together = {row.start for group in groups for row in group.rows}
+    done: set[int] = set()
+    for group in plan.groups:
+        if how.plain:
+            out[group.tokens] = _extend_together(q[group.tokens], k, v, group, how.scale)
+            done.update(row.start for row in group.rows)
+        elif (single := group.single) is not None:
+            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, how)
+            done.update(single.tokens.tolist())
     for row in plan.extends:
-        if row.start in together:
-            continue
-        mine = q[row.start : row.end]
-        out[row.start : row.end] = attend_rows(mine, k, v, row, how)
+        if row.start not in done:
+            mine = q[row.start : row.end]
+            out[row.start : row.end] = attend_rows(mine, k, v, row, how)
     return out
 
 
@@ -139,50 +141,72 @@ def attend_rows(
 
 def _extend_together(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
-) -> tuple[torch.Tensor, ...]:
-    """Attention of rows over what they share, as one product, merged with that of each over the rest of its own.
+) -> torch.Tensor:
+    """Attention of a group's tokens, q [T, heads, head_dim]: over what its rows share as one product, over the rest of
+    each as another, with one softmax over both.
 
     Returns:
-        Of each row [tokens, heads, head_dim], in the format of q.
+        [T, heads, size of a value], in the format of q.
     """
     dtype = q.dtype if k.dtype.itemsize == 1 else k.dtype
-    _, heads, dim = q.shape
+    count, heads, dim = q.shape
     kv_heads = k.shape[0]
-    counts = [row.end - row.start for row in group.rows]
-    queries = torch.cat([q[row.start : row.end] for row in group.rows]).to(dtype)
-    queries = queries.view(-1, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, dim]
+    alike = heads // kv_heads  # heads of queries that read the same keys
+    queries = q.to(dtype).view(count, kv_heads, alike, dim).permute(1, 2, 0, 3)
+    rows = _OwnParts(group, alike)
+    keys = gather(k, group.own.view(-1), dtype)
+    values = keys if v is k else gather(v, group.own.view(-1), dtype)
+    own = rows.flat(_scores(rows.padded(queries), rows.by_row(keys), scale), hides=True)
     first = group.rows[0]
-    common, common_lse = _flash(
-        queries, first.read(k, 0, dtype, group.length), first.read(v, 0, dtype, group.length), scale
-    )
-    own, own_lse = zip(*(
-        _flash(mine, row.read(k, group.length, dtype), row.read(v, group.length, dtype), scale, causal=True)
-        for row, mine in zip(group.rows, queries.split_with_sizes(counts, 2))
-    ))  # fmt: skip
-    weight = torch.sigmoid(torch.cat(own_lse, 2) - common_lse).unsqueeze(-1)
-    merged = torch.lerp(common.float(), torch.cat(own, 2).float(), weight).to(q.dtype)
-    return tuple(merged.permute(2, 0, 1, 3).reshape(-1, heads, dim).split_with_sizes(counts))
+    shared_keys = first.read(k, 0, dtype, group.length)
+    shared_values = shared_keys if v is k else first.read(v, 0, dtype, group.length)
+    out = queries.new_empty((kv_heads, alike, count, shared_values.shape[2]))
+    step = max(1, min(_ROWS, _SCORES // group.length) // alike)
+    for start in range(0, count, step):
+        some = slice(start, min(start + step, count))
+        for head in range(kv_heads):
+            block = queries[head, :, some].reshape(1, -1, dim)
+            shared = _scores(block, shared_keys[head : head + 1], scale)[0]
+            weights = torch.cat((shared, own[head, :, some].flatten(0, 1)), 1).softmax(-1)
+            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(alike, -1, out.shape[3])
+            own[head, :, some] = weights[:, group.length :].view(alike, -1, own.shape[3])
+    out += rows.flat(rows.padded(own) @ rows.by_row(values))
+    return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
 
 
-def _flash(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, *, causal: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of queries [kv_heads, group, tokens, head_dim] over keys and values [kv_heads, positions, head_dim],
-    and the logarithm of its sum of weights [kv_heads, group, tokens]. The heads of a group are rows of one product.
+@dataclass(frozen=True, slots=True)
+class _OwnParts:
+    """Shapes of a group's tensors: flat, a token after the other; padded, a batch of matrices, one a row and head of
+    the keys.
 
-    Args:
-        causal: the queries are those of the last positions.
+    Attributes:
+        alike: heads of queries that read the same keys.
     """
-    kv_heads, group, tokens, dim = queries.shape
-    mask = None
-    if causal:
-        length = keys.shape[1]
-        hidden = torch.full((tokens, length), float("-inf"), dtype=queries.dtype)
-        mask = hidden.triu_(length - tokens + 1).repeat(group, 1)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001 # nothing else returns the sum
-        queries.reshape(1, kv_heads, -1, dim), keys[None], values[None], attn_mask=mask, scale=scale
-    )
-    return out.view(queries.shape), lse.reshape(queries.shape[:-1])
+
+    group: ExtendGroup
+    alike: int
+
+    def padded(self, flat: torch.Tensor) -> torch.Tensor:
+        """[kv_heads, alike, T, N] as [kv_heads * rows, alike * most, N]."""
+        rows, most = self.group.padded.shape
+        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, most, -1)
+        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * most, -1)
+
+    def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
+        """[kv_heads * rows, alike * most, N] as [kv_heads, alike, T, N].
+
+        Args:
+            hides: they are scores, of which those of positions that a token does not see become -inf.
+        """
+        rows, most = self.group.padded.shape
+        found = padded.view(-1, rows, self.alike, most, padded.shape[2])
+        if hides:
+            found.masked_fill_(self.group.hidden.unsqueeze(1), float("-inf"))
+        return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
+
+    def by_row(self, own: torch.Tensor) -> torch.Tensor:
+        """Keys or values [kv_heads, rows * longest, N] as [kv_heads * rows, longest, N]."""
+        return own.view(-1, self.group.own.shape[1], own.shape[2])
 
 
 def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, how: Scoring) -> torch.Tensor:
