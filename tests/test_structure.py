@@ -236,7 +236,7 @@ OTHERS_PRIVATE = {
     "_active", "_convert_weight_to_int4pack_for_cpu", "_exit", "_fields", "_get_np_dtype", "_get_running_loop", "_getframe",
     "_grouped_mm", "_current_frames", "_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_mkldnn_bf16_supported",
     "_is_vnni_supported", "_linear_pointwise", "_parse", "_patch_lang",
-    "_reorder_linear_weight", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_mm", "_weight_int4pack_mm_for_cpu",
+    "_reorder_linear_weight", "_scaled_mm", "_weight_int4pack_mm_for_cpu",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -10,6 +11,7 @@ from sglang_lite.server.app import ROUTES, application
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
+NO_ENGINE: Any = None  # nothing here asks it
 FIXED = [(method, route) for route in ROUTES if "{" not in route.path for method in route.methods]
 
 
@@ -46,7 +48,7 @@ def asked(way, method, path, headers=(), body=b"{}"):
 
 @pytest.fixture
 def app():
-    found = application(None, ServerSettings(api_key=("secret",)))
+    found = application(NO_ENGINE, ServerSettings(api_key=("secret",)))
     found.state.service = _Broken()
     return found
 
@@ -126,7 +128,7 @@ def test_the_lifespan_is_starlettes(monkeypatch):
         async def send(message):
             told.append(message["type"])
 
-        await application(None, ServerSettings())({"type": "lifespan"}, receive, send)
+        await application(NO_ENGINE, ServerSettings())({"type": "lifespan"}, receive, send)
 
     asyncio.run(run())
     assert told == ["start", "lifespan.startup.complete", "stop", "lifespan.shutdown.complete"]

@@ -24,8 +24,6 @@ from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
-# Tokens that the choices would compute several times, from which on the prompt is worth a step of its own.
-_COMPUTED_AGAIN = 64
 
 
 class ChoiceScoring:
@@ -132,7 +130,7 @@ class ChoiceScoring:
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # that a choice would compute
         submitted = self._requests
         self._awaited = set(range(len(submitted)))
-        if again * (count - 1) >= _COMPUTED_AGAIN:
+        if again * (count - 1) >= self._parts.step_cost:
             for row, request in enumerate(self._requests[:count]):
                 request.score_from = self._start + 1
                 if len(request.tokens) == self._start + 1:  # nothing is left of it

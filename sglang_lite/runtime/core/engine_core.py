@@ -65,6 +65,7 @@ from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
 E = TypeVar("E")
 _MASK_THREADS = 4  # more are no faster, and hold up the loop
+_STEP_COST = {"cpu": 16, "gpu": 64}  # tokens, as `EngineParts` has it
 _ENCODE_THREADS = 4  # texts that are tokenised at a time
 
 
@@ -142,7 +143,8 @@ class EngineCore:
         self.open = OpenRequests(config.max_queued + sizes.max_running)
         self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._parts = EngineParts(
-            self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer
+            self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer,
+            step_cost=_STEP_COST["cpu" if loaded.model.device.type == "cpu" else "gpu"],
         )  # fmt: skip
         self._profile: Profile | None = None
 

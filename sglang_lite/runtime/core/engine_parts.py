@@ -22,6 +22,7 @@ class EngineParts:
         compiler: makes grammars.
         encoder: runs what tokenises, off the loop's thread.
         tokenizer: the model's.
+        step_cost: tokens more in a step that take about as long as one step more.
     """
 
     loop: StepLoop
@@ -30,3 +31,4 @@ class EngineParts:
     compiler: Compiler
     encoder: Executor
     tokenizer: Tokenizer
+    step_cost: int

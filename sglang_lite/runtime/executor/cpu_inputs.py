@@ -65,7 +65,8 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # what each token sees
-    groups, grouped = (), np.zeros(len(counts), dtype=bool)
+    groups: tuple[ExtendGroup, ...] = ()
+    grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
         groups, grouped = _groups(batch, table, first, last)
     # A batch of one is faster as a row by itself.

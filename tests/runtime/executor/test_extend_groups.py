@@ -117,8 +117,10 @@ def test_decoding_rows_that_share_enough_are_a_group_and_see_what_they_see_alone
     torch.manual_seed(0)
     k, v = (torch.randn(KV_HEADS, len(lengths) * pages * page_size, DIM) for _ in range(2))
     q = torch.randn(len(lengths), HEADS, DIM)
-    for options in ({}, {"window": 40}):
-        seen, expected = (attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25, **options) for plan in (found, alone))
+    for window in (None, 40):
+        seen, expected = (
+            attention(q, KVCache((k,), (v,)), 0, plan, scale=0.25, window=window) for plan in (found, alone)
+        )
         assert (seen - expected).norm() <= 1e-5 * expected.norm()
 
 

@@ -112,7 +112,7 @@ def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Atten
             done.update(row.start for row in group.rows)
         elif (single := group.single) is not None:
             out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, how)
-            done.update(single.tokens.tolist())
+            done.update(row.start for row in group.rows if row.end - row.start == 1)
     for row in plan.extends:
         if row.start not in done:
             mine = q[row.start : row.end]
