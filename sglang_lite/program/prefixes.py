@@ -32,7 +32,7 @@ class Counter(Protocol):
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
         """The tokens of spans; `first`: they start a prompt."""
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens."""
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
+import struct
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_lite.program.nodes import Fork, Gen, Node
 from sglang_lite.protocol import ParameterError, Prompt, SamplingParams, Span
@@ -188,12 +190,8 @@ class RequestBuilder:
         return self._as_tokens("output_ids", given)
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
-        vocab_size = self._vocab_size
-        try:
-            tokens = np.array(ids)
-        except ValueError:  # lists in the list
-            tokens = np.empty(0, dtype=object)
-        if tokens.dtype.kind != "i" or tokens.ndim > 1 or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        tokens, vocab_size = _whole_numbers(ids), self._vocab_size
+        if tokens is None or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(name, f"{shown(bad)} is no token id (0 to {vocab_size - 1:,}).")
         return tokens.astype(np.int32, copy=False)
@@ -202,6 +200,19 @@ class RequestBuilder:
         if self._first_seed is None:
             return self._fresh.getrandbits(64)
         return (self._first_seed << 32) + next(self._draws)
+
+
+def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
+    """Ids as an array of one dimension; None: one is no whole number, or has more than 32 bits."""
+    if isinstance(ids, array | np.ndarray):
+        tokens = np.array(ids)
+        return tokens if tokens.dtype.kind == "i" and tokens.ndim == 1 else None
+    tokens = np.empty(len(ids), dtype=np.int32)
+    try:
+        struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # in a fifth of the time that numpy takes for a list
+    except struct.error:
+        return None
+    return None if isinstance(ids[0], bool) else tokens
 
 
 def _check_not_empty(ids: Sequence[int]) -> None:

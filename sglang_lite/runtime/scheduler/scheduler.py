@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -354,6 +355,7 @@ class Scheduler:
         under_way = {*self.hints, *(r.prospect for r in self.running() if r.prospect is not None)}
         promised += sum(map(self.pages_ahead, under_way))
         admitted: list[Request] = []
+        prefilling = {r.slot: r for r in self.prefilling}
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
             candidates = [r for r in (self._isolation.next,) if r is not None and r.holding is None]
@@ -363,7 +365,7 @@ class Scheduler:
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             match = store.match(reusable, request.namespace)
-            if store.reuses and _computes(self.prefilling, reusable, len(match.pages) * size, request.namespace):
+            if store.reuses and _computes(prefilling, table, reusable, len(match.pages) * size, request.namespace):
                 continue
             own = np.array([len(tokens)], dtype=np.int32)
             expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
@@ -389,6 +391,7 @@ class Scheduler:
                 prompt = tokens[: request.prompt_len]
                 request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.holding)
             self._start(request)
+            prefilling[request.slot] = request
             admitted.append(request)
             promised += needed
         self._leave_queue(admitted)
@@ -449,24 +452,26 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
     return end, (end - start) + max(end - start - plain, 0)
 
 
-def _computes(prefilling: list[Request], tokens: Ints, matched: int, namespace: str) -> bool:
+def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
     """True where one of these requests is about to compute much more of a prompt than is cached.
 
     Args:
+        prefilling: by slot.
+        table: has their tokens.
         tokens: of the prompt, which may be reused.
         matched: how many of them are cached.
     """
     end = matched + _SHARED
-    return (
-        len(tokens) > end
-        and any(
-            len(other.tokens) >= end
-            and other.tokens[end - 1] == tokens[end - 1]  # most differ there, and that is seen at once
-            and other.namespace == namespace
-            and np.array_equal(other.tokens[matched:end], tokens[matched:end])
-            and np.array_equal(other.tokens[:matched], tokens[:matched])
-            for other in prefilling
-        )
+    if len(tokens) <= end or not prefilling:
+        return False
+    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0].tolist()  # most differ there
+    return any(
+        len(other.tokens) >= end
+        and other.namespace == namespace
+        and np.array_equal(other.tokens[matched:end], tokens[matched:end])
+        and np.array_equal(other.tokens[:matched], tokens[:matched])
+        for other in map(prefilling.get, alike)
+        if other is not None
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class IncrementalDecoder:
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         return self._utf8.decode(self._tokenizer.decode_bytes(ids, skip_special=self._skip_special))
 
     @property

@@ -76,6 +76,7 @@ class Tokenizer:
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
         self.special_ids = frozenset(special_ids)
+        self._text_bytes = [b"" if i in self.special_ids else token for i, token in enumerate(self.token_bytes)]
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
@@ -195,14 +196,16 @@ class Tokenizer:
         blocks = [self._encode_uncached(_PROBE[a:b], not a) for a, b in zip([0, *ends], ends)]
         return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
-    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = True) -> bytes:
-        skipped = self.special_ids if skip_special else frozenset()
-        table = self.token_bytes
-        return b"".join([table[i] for i in ids if i not in skipped and i < len(table)])
+    def decode_bytes(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
+        table = self._text_bytes if skip_special else self.token_bytes
+        try:
+            return b"".join(map(table.__getitem__, ids))
+        except IndexError:  # ids that pad the vocabulary spell nothing
+            return b"".join([table[i] for i in ids if i < len(table)])
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:

@@ -98,6 +98,13 @@ def test_special_tokens_are_recognised_and_left_out_of_decoded_text(tokenizer):
     assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>user\nhi<|im_end|>"
 
 
+def test_ids_that_pad_the_vocabulary_spell_nothing(tokenizer):
+    ids = tokenizer.encode("<|im_start|>user\nhi")
+    padded = [*ids, tokenizer.vocab_size, tokenizer.vocab_size + 7, *ids]
+    assert tokenizer.decode(padded) == 2 * "user\nhi"
+    assert tokenizer.decode(padded, skip_special=False) == 2 * "<|im_start|>user\nhi"
+
+
 @given(st.lists(st.integers(0, 49_151), max_size=40), st.data())
 def test_deltas_add_up_to_the_whole_for_any_split(tokenizer, ids, data):
     decoder = IncrementalDecoder(tokenizer)
