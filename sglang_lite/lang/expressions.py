@@ -37,7 +37,7 @@ from sglang_lite.protocol import (
     SamplingParams,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import given, named
+from sglang_lite.protocol.sampling import given_as_data, named
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
@@ -321,10 +321,8 @@ class SglSamplingParams:
     @staticmethod
     def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
         """Makes it from the parameters that were set; a regex or schema under its own name, choices as a regex."""
-        found: dict[str, Any] = {}
-        for name, value in given(params).items():
-            if name in _OF_HOOKS:
-                found[_OF_HOOKS[name].sglang] = list(value) if isinstance(value, tuple) else value
+        values = given_as_data(params).items()
+        found: dict[str, Any] = {_OF_HOOKS[name].sglang: value for name, value in values if name in _OF_HOOKS}
         if isinstance(constraint, Number):
             constraint = number_as_regex(constraint)
         if isinstance(constraint, Regex):

@@ -359,6 +359,11 @@ def given(params: SamplingParams) -> dict[str, UserValue]:
     return {parameter.name: value for parameter, value in values if value is not UNSET}
 
 
+def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
+    """`given` for requests: lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given(params).items()}
+
+
 def read_params(written: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
     """The parameters that a user has written; None stands for what is unset.
 

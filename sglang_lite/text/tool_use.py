@@ -115,13 +115,15 @@ def result_text(name: str, result: str) -> str:
     return _RESULT.format(name) + result
 
 
-def results_of(names: Sequence[str], text: str) -> list[str]:
-    """The results of calls in a user's turn, in the order of the calls. Of a text that does not tell them one after
-    another, as `result_text` does, each call has all.
+def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
+    """The results of calls in a user's turn, in the order of the calls. Of content that is no text, or does not tell
+    them one after another, as `result_text` does, each call has all.
 
     Args:
         names: of the tools that were called.
     """
+    if not isinstance(text, str):
+        return [text] * len(names)
     starts = list[int]()
     for name in names:
         mark = _RESULT.format(name)

@@ -19,10 +19,11 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
+from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage, total_usage
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
 ANSWER = "answer"  # name of the tool that is called with the answer
@@ -58,14 +59,14 @@ def request(question: Question) -> dict[str, Json]:
 def _parameters(question: Question) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for name, value in given(question.params).items():
+    for name, value in given_as_data(question.params).items():
         match name:
             case "max_tokens":
                 asked["max_tokens"] = value
             case "stop":
-                asked["stop_sequences"] = list(value)
+                asked["stop_sequences"] = value
             case _:  # the SDK knows no parameter that only older models take
-                extra[name] = list(value) if isinstance(value, tuple) else value
+                extra[name] = value
     return asked | ({"extra_body": extra} if extra else {})
 
 
@@ -95,24 +96,20 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _messages(question: Question) -> list[dict[str, Any]]:
     """The conversation as the API takes it: a turn with thoughts and calls as the model made it."""
     messages: list[dict[str, Any]] = []
-    calls: list[Any] = []  # of the turn before, whose results the user tells
-    for place, message in enumerate(question.prompt.messages):
-        if place in question.items:
-            blocks = list(question.items[place])
-            messages.append({"role": "assistant", "content": blocks})
-            calls = [block for block in blocks if block["type"] == "tool_use"]
-            continue
-        content = _content(message, question.target.model)
-        if calls and message.role == "user":
-            names = [call["name"] for call in calls]
-            results = results_of(names, content) if isinstance(content, str) else [content] * len(calls)
+    for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
+        content: Any = list(returned) if returned is not None else _content(message, question.target.model)
+        if calls:
+            results = results_of([call["name"] for call in calls], content)
             content = [
                 {"type": "tool_result", "tool_use_id": call["id"], "content": result}
                 for call, result in zip(calls, results)
             ]
         messages.append({"role": message.role, "content": content})
-        calls = []
     return messages
+
+
+def _calls_of(blocks: Sequence[Any]) -> list[Any]:
+    return [block for block in blocks if block["type"] == "tool_use"]
 
 
 def _content(message: Message, model: str) -> str | list[dict[str, Any]]:

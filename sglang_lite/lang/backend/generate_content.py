@@ -21,6 +21,7 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
+from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given
@@ -95,25 +96,25 @@ def _tools(tools: Sequence[Tool], mode: str) -> dict[str, Any]:
 def _contents(question: Question, start: int) -> list[dict[str, Any]]:
     """The conversation as the API takes it: a turn with calls or signed thoughts as the model made it."""
     contents: list[dict[str, Any]] = []
-    calls: list[Mapping[str, Any]] = []  # of the turn before, whose results the user tells
-    for place, message in enumerate(question.prompt.messages[start:], start):
+    turns = conversation(question.prompt.messages, question.items, _calls_of)
+    for message, returned, calls in itertools.islice(turns, start, None):
         if message.role == "system":
             raise CapabilityError(
                 f"{question.target.model} takes no system turn after others.", hint="Put it first, or into a user's."
             )
-        if place in question.items:
-            parts = list(question.items[place])
-            contents.append({"role": "model", "parts": parts})
-            calls = [part["function_call"] for part in parts if "function_call" in part]
-            continue
-        if calls and message.role == "user":
+        if returned is not None:
+            parts = list(returned)
+        elif calls:
             results = results_of([call.get("name", "") for call in calls], _text(message))
             parts = [_result(call, result) for call, result in zip(calls, results)]
         else:
             parts = [_part(part, question.target.model) for part in message.content if part]
         contents.append({"role": "model" if message.role == "assistant" else "user", "parts": parts})
-        calls = []
     return contents
+
+
+def _calls_of(parts: Sequence[Any]) -> list[Any]:
+    return [part["function_call"] for part in parts if "function_call" in part]
 
 
 def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import PARAMETERS, given
+from sglang_lite.protocol.sampling import PARAMETERS, given_as_data
 
 _REQUEST = {each.name: each.sglang for each in PARAMETERS if "request" in each.places}
 _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _REQUEST}
@@ -54,11 +54,11 @@ def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | Non
     Raises:
         CapabilityError: the protocol can't say the constraint.
     """
-    values = given(params)
-    sampling = {_SAMPLING[name]: _plain(value) for name, value in values.items() if name in _SAMPLING}
+    values = given_as_data(params)
+    sampling = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"]}
-    body: dict[str, Any] = {_REQUEST[name]: _plain(value) for name, value in values.items() if name in _REQUEST}
+    body: dict[str, Any] = {_REQUEST[name]: value for name, value in values.items() if name in _REQUEST}
     if records:
         body["prompt"] = msgspec.to_builtins(msgspec.structs.replace(prompt, messages=(), shared=()))
         if constraint is not None:
@@ -69,10 +69,6 @@ def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | Non
         if prompt.images:
             body["image_data"] = [_image(image) for image in prompt.images]
     return {**body, "sampling_params": sampling}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _image(image: Image) -> str:

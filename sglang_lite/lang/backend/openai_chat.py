@@ -20,10 +20,11 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
+from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
 ANSWER = "answer"  # name of a form, or of the tool that is called with the answer
@@ -64,13 +65,11 @@ def request(question: Question) -> dict[str, Json]:
 def _messages(question: Question) -> list[dict[str, Any]]:
     """The conversation as the API takes it: a turn of calls as the model made them, their result as a tool's."""
     messages: list[dict[str, Any]] = []
-    calls: list[Any] = []  # of the turn before, whose results the user tells
-    for place, turn in enumerate(as_dicts(question.prompt.messages)):
-        if place in question.items:
-            messages += question.items[place]
-            calls = [call for item in question.items[place] for call in item["tool_calls"]]
-            continue
-        if calls and turn["role"] == "user":
+    for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
+        (turn,) = as_dicts([message])
+        if returned is not None:
+            messages += returned
+        elif calls:
             content, shown = _text_and_images(turn["content"])
             results = results_of([call["function"]["name"] for call in calls], content)
             messages += [
@@ -79,8 +78,11 @@ def _messages(question: Question) -> list[dict[str, Any]]:
             messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message takes text alone
         else:
             messages.append(turn)
-        calls = []
     return messages
+
+
+def _calls_of(items: Sequence[Any]) -> list[Any]:
+    return [call for item in items for call in item["tool_calls"]]
 
 
 def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
@@ -101,12 +103,10 @@ def parameters(question: Question) -> dict[str, Json]:
     `extra_body`."""
     asked: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for name, value in given(question.params).items():
+    for name, value in given_as_data(question.params).items():
         match name:
             case "max_tokens":
                 asked[question.target.limit] = value
-            case "stop":
-                asked["stop"] = list(value)
             case "seed":
                 asked["seed"] = value % 2**63  # theirs are signed
             case "logit_bias":
@@ -115,12 +115,12 @@ def parameters(question: Question) -> dict[str, Json]:
                 asked["logprobs"] = value
             case "top_logprobs_num":
                 asked["top_logprobs"] = value
-            case "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
+            case "stop" | "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
                 asked[name] = value
             case "return_text_in_logprobs":
                 pass  # it always is
             case _:
-                extra[name] = list(value) if isinstance(value, tuple) else value
+                extra[name] = value
     return asked | ({"extra_body": extra} if extra else {})
 
 

@@ -23,10 +23,11 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
+from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, Message
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
 _THOUGHTS = "reasoning.encrypted_content"
@@ -49,7 +50,7 @@ def request(question: Question) -> dict[str, Json]:
     if target.effort is not None:
         asked["reasoning"] = {"effort": target.effort}
     extra: dict[str, Any] = {}
-    for name, value in given(question.params).items():
+    for name, value in given_as_data(question.params).items():
         match name:
             case "max_tokens":
                 asked["max_output_tokens"] = value
@@ -62,7 +63,7 @@ def request(question: Question) -> dict[str, Json]:
             case "return_text_in_logprobs":
                 pass  # it always is
             case _:
-                extra[name] = list(value) if isinstance(value, tuple) else value
+                extra[name] = value
     shape = _shape(question)
     extra |= shape.pop("extra_body", {})
     return asked | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
@@ -97,24 +98,22 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
 def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Json]] = NOTHING) -> list[dict[str, Json]]:
     """A conversation as the API takes it, with what it wants to be given back of turns, by their places."""
     items: list[dict[str, Any]] = []
-    calls: list[Any] = []  # of the turn before, whose results the user tells
-    for place, message in enumerate(messages):
-        if place in given_back:
-            items += given_back[place]
-            calls = [item for item in given_back[place] if item["type"] == "function_call"]
-            continue
-        content = _content(message)
-        if calls and message.role == "user":
-            names = [call["name"] for call in calls]
-            results = results_of(names, content) if isinstance(content, str) else [content] * len(calls)
+    for message, returned, calls in conversation(messages, given_back, _calls_of):
+        if returned is not None:
+            items += returned
+        elif calls:
+            results = results_of([call["name"] for call in calls], _content(message))
             items += [
                 {"type": "function_call_output", "call_id": call["call_id"], "output": result}
                 for call, result in zip(calls, results)
             ]
         else:
-            items.append({"role": message.role, "content": content})
-        calls = []
+            items.append({"role": message.role, "content": _content(message)})
     return items
+
+
+def _calls_of(items: Sequence[Any]) -> list[Any]:
+    return [item for item in items if item["type"] == "function_call"]
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

@@ -7,7 +7,7 @@ They belong to the loop that asks: there is no lock, which a forked copy of the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_lite.protocol import Message
@@ -38,3 +38,20 @@ class ReturnedItems:
                 if items is not None:
                     found[i] = items
         return found
+
+
+def conversation(
+    messages: Sequence[Message], items: Mapping[int, Sequence[Json]], calls_of: Callable[[Sequence[Json]], list[Json]]
+) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
+    """Turns, each with what is given back in its place (None: nothing is), and with the calls of the turn before whose
+    results it tells.
+
+    Args:
+        items: by the places of turns.
+        calls_of: calls of tools among what is given back.
+    """
+    calls: list[Json] = []
+    for place, message in enumerate(messages):
+        given = items.get(place)
+        yield message, given, calls if message.role == "user" else []
+        calls = [] if given is None else calls_of(given)
