@@ -23,7 +23,7 @@ Job: TypeAlias = "tuple[int, Any]"
 Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
 
 
-class Call(Protocol):
+class PreparedRun(Protocol):
     """A run that is prepared: its state is there before its body has begun."""
 
     state: ProgramState
@@ -69,7 +69,7 @@ class BodyPool:
     """
 
     def __init__(
-        self, call: Callable[[UserValue], Call], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+        self, call: Callable[[UserValue], PreparedRun], jobs: Iterable[Job], window: int, report: Report, *, held: bool
     ) -> None:
         self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
         self._states: dict[int, ProgramState] = {}  # of the runs under way

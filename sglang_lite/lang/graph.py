@@ -19,7 +19,6 @@ from sglang_lite.lang.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
     Branching,
-    Call,
     Change,
     GraphNode,
     GraphRecord,
@@ -31,7 +30,6 @@ from sglang_lite.program.graph import (
     Way,
 )
 from sglang_lite.program.nodes import (
-    BaseNode,
     Fork,
     Gen,
     GrammarBegin,
@@ -275,9 +273,7 @@ class _Reader:
                 return _replace(node, role=self._plain(role)), ()
             case ScopeBegin(name) | ScopeEnd(name):
                 return _replace(node, name=self._plain(name)), ()
-            case Text() | BaseNode():
-                return node if node.where is not None else _replace(node, where=where), ()
-        return Call(getattr(node, "name", ""), where=where), ()
+        return node if node.where is not None else _replace(node, where=where), ()
 
     def _name(self, name: str | None) -> str | None:
         return None if name is None else self._plain(name)

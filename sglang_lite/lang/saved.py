@@ -68,8 +68,7 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
     called, parts = run.called if again else None, Fingerprint()
     if called is not None:
         parts.add_program(called.program.func)
-    result = _result if again else _shortened
-    variables = [_variable(name, variable, result) for name, variable in branch.names.variables.items()]
+    variables = [_variable(name, variable, whole=again) for name, variable in branch.names.variables.items()]
     return SavedRun(
         program="" if called is None else called.program.name,
         parts=() if parts.unreadable else tuple(parts.parts.items()),
@@ -109,32 +108,32 @@ def _piece(piece: Piece) -> SavedPiece:
             return SavedPiece((Span(piece),))
 
 
-def _variable(name: str, variable: Variable, result: Callable[[object], SavedResult | None]) -> SavedVariable:
+def _variable(name: str, variable: Variable, *, whole: bool) -> SavedVariable:
     failure = variable.error()
     if failure is not None:
         return SavedVariable(name, error=str(failure))
-    return SavedVariable(name, packed(variable.result(), repr(name)), result(variable.record), behind=variable.behind)
+    result = _result(variable.record, whole=whole)
+    return SavedVariable(name, packed(variable.result(), repr(name)), result, behind=variable.behind)
 
 
-def _result(record: Any) -> SavedResult | None:
-    """The record of a variable; None where a hook of SGLang's gave it."""
-    if isinstance(record, Generation):
-        return record
-    if isinstance(record, list):
-        return SavedSamples(tuple(map(_result, record)))
-    return choice_of(*record) if isinstance(record, tuple) else None
+def _result(record: Any, *, whole: bool) -> SavedResult | None:
+    """The record of a variable; None where a hook of SGLang's gave it.
 
-
-def _shortened(record: Any) -> SavedResult | None:
-    """`_result` without log-probabilities, scores and metadata, which may be of any kind."""
+    Args:
+        whole: with log-probabilities, scores and metadata, which may be of any kind.
+    """
     match record:
+        case list():
+            return SavedSamples(tuple([_result(each, whole=whole) for each in record]))
+        case Generation() if whole:
+            return record
         case Generation():
             return Generation(
                 record.text, finish_reason=record.finish_reason, usage=record.usage, index=record.index,
                 reasoning=record.reasoning,
             )  # fmt: skip
-        case list():
-            return SavedSamples(tuple(map(_shortened, record)))
+        case (selection, chosen) if whole:
+            return choice_of(selection, chosen)
         case (selection, chosen):
             return SavedChoice(Selection((), selection.usage, chosen.decision), chosen.decision)
     return None

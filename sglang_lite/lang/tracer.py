@@ -45,6 +45,7 @@ from sglang_lite.lang.symbols import (
     refuse,
 )
 from sglang_lite.lang.traced_turns import may_share_traced, planned
+from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
     Expression,
@@ -202,15 +203,6 @@ class TraceBranch(Branch):
         elif isinstance(op, ScopeOp) and isinstance(op.node, ScopeEnd):
             state.variables[op.node.name] = SglVariable(op.node.name, node)
             op.variable.set(state.variables[op.node.name])
-
-
-class Called(Expression):
-    """A program that the body runs by itself."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def _choices(op: Op) -> tuple[str, ...]:
@@ -498,7 +490,7 @@ def _tracer(
     state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols}, record)
     state.program, state.paths, state.given, state.outermost = program, [TracedPath(state)], arguments, scope is None
     if scope is not None:
-        record.add(Entry(scope.tracer_state, Called(program.name), user_location(), states=(state,)))
+        record.add(Entry(scope.tracer_state, Call(program.name), user_location(), states=(state,)))
         scope.add_child_state(state)
     return state
 

@@ -122,21 +122,23 @@ class RateLimit:
 def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:
     """A limit in the headers, in OpenAI's words (which others use) or Anthropic's."""
     for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
-        text = headers.get(name, "")
-        if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
-            return float(text)
+        found = _count(headers.get(name, ""))
+        if found is not None:
+            return found
     return None
+
+
+def _count(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,12}(\.\d+)?", text) else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that an answer asks to wait for, None where it does not, or not readably."""
-    text = headers.get("retry-after-ms", "")
-    if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
-        return min(float(text) / 1000, _LONGEST_PAUSE_S)
-    text = headers.get("retry-after", "")
-    if re.fullmatch(r"\d{1,12}(\.\d+)?", text):
-        return min(float(text), _LONGEST_PAUSE_S)
-    until, sent = _date(text), _date(headers.get("date", ""))
+    for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
+        found = _count(headers.get(name, ""))
+        if found is not None:
+            return min(found / parts, _LONGEST_PAUSE_S)
+    until, sent = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
     if until is None:
         return None
     # The sender's clock, if it tells: ours may be set otherwise.

@@ -103,7 +103,7 @@ class RemoteBackend(BaseBackend):
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is no RateLimit.")
         self.policy, self._asking = policy, threading.Lock()
-        self._find = _finder(profile, capabilities, self.rungs)
+        self._find, self._told = profile, capabilities
         self._found: tuple[Profile, Capabilities, TurnRules] | None = None
         self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
@@ -150,11 +150,11 @@ class RemoteBackend(BaseBackend):
         if self._found is None:
             with self._asking:
                 if self._found is None:
-                    profile = self._find()
-                    self._find = lambda: profile  # what found it is not needed any more
-                    self._found = (
-                        profile, capabilities_of(profile, self.policy), turn_rules_of(profile, self.policy)
-                    )  # fmt: skip
+                    found = self._find if isinstance(self._find, Profile) else self._find()
+                    if self._told is not None:
+                        found = found.with_capabilities(self._told)
+                    found = self._find = found.asked_on(self.rungs)  # as far as there are requests for it
+                    self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
         return self._found
 
     def explain(
@@ -307,15 +307,3 @@ class RemoteBackend(BaseBackend):
                 f"{self._name} would not be shown the text outside the turns: {outside[:60]!r}.",
                 hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
             )
-
-
-def _finder(
-    profile: Profile | Callable[[], Profile], told: Capabilities | None, rungs: frozenset[str]
-) -> Callable[[], Profile]:
-    """Finds the profile, with what the user has said over it, as far as the backend has requests for it."""
-
-    def find() -> Profile:
-        found = profile if isinstance(profile, Profile) else profile()
-        return (found if told is None else found.with_capabilities(told)).asked_on(rungs)
-
-    return find
