@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.graph import Graph
     from sglang_lite.lang.loading import load
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+    from sglang_lite.lang.symbols import TraceError
     from sglang_lite.lang.tools import ToolCall, ToolError
-    from sglang_lite.lang.tracer import TraceError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.srt.server_args import ServerArgs
@@ -134,7 +134,7 @@ _HOMES = {
     "lang.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
     "lang.blanks": ("CompileError",),
-    "lang.tracer": ("TraceError",),
+    "lang.symbols": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),

@@ -14,8 +14,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.engine.sglang_api import read_request, read_sampling
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.ir import SglSamplingParams
-from sglang_lite.lang.tracer import SglArgument
+from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given, named
 from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params

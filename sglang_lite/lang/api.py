@@ -11,7 +11,6 @@ from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.choices import ChoicesSamplingMethod, method_of, token_length_normalized
 from sglang_lite.lang.expressions import (
     DTYPES,
     GenOptions,
@@ -26,7 +25,13 @@ from sglang_lite.lang.function import SglFunction, takes_what
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import check_limits, gen_params
 from sglang_lite.lang.tools import Toolbox
-from sglang_lite.program.choosing import checked_choices, name_of
+from sglang_lite.program.choosing import (
+    ChoicesSamplingMethod,
+    checked_choices,
+    method_of,
+    name_of,
+    token_length_normalized,
+)
 from sglang_lite.program.nodes import Expression, Expressions, Gen, Select, TurnBegin, TurnEnd, as_expression
 from sglang_lite.protocol import Constraint, Ebnf, JsonSchema, Lark, Number, ParameterError, Regex
 from sglang_lite.protocol.anything import Json, UserValue

@@ -1,27 +1,10 @@
 """Ways to choose, for SGLang's users to import."""
 
-from sglang_lite.program.choosing import (
-    METHODS,
-    ChoicesDecision,
-    ChoicesSamplingMethod,
-    GreedyTokenSelection,
-    TokenLengthNormalized,
-    UnconditionalLikelihoodNormalized,
-    greedy_token_selection,
-    method_of,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-
-__all__ = [
-    "METHODS",
-    "ChoicesDecision",
-    "ChoicesSamplingMethod",
-    "GreedyTokenSelection",
-    "TokenLengthNormalized",
-    "UnconditionalLikelihoodNormalized",
-    "greedy_token_selection",
-    "method_of",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized",
-]
+from sglang_lite.program.choosing import ChoicesDecision as ChoicesDecision
+from sglang_lite.program.choosing import ChoicesSamplingMethod as ChoicesSamplingMethod
+from sglang_lite.program.choosing import GreedyTokenSelection as GreedyTokenSelection
+from sglang_lite.program.choosing import TokenLengthNormalized as TokenLengthNormalized
+from sglang_lite.program.choosing import UnconditionalLikelihoodNormalized as UnconditionalLikelihoodNormalized
+from sglang_lite.program.choosing import greedy_token_selection as greedy_token_selection
+from sglang_lite.program.choosing import token_length_normalized as token_length_normalized
+from sglang_lite.program.choosing import unconditional_likelihood_normalized as unconditional_likelihood_normalized

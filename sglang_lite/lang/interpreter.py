@@ -1,7 +1,12 @@
 """States, their executor and what is done with programs, for SGLang's users to import."""
 
-from sglang_lite.compat.sglang.programs import cache_program
-from sglang_lite.lang.execution.stream_executor import StreamExecutor
-from sglang_lite.lang.state import ProgramState, ProgramStateGroup
+from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.execution.stream_executor import StreamExecutor as StreamExecutor
+from sglang_lite.lang.function import SglFunction
+from sglang_lite.lang.state import ProgramState as ProgramState
+from sglang_lite.lang.state import ProgramStateGroup as ProgramStateGroup
 
-__all__ = ["ProgramState", "ProgramStateGroup", "StreamExecutor", "cache_program"]
+
+def cache_program(program: SglFunction, backend: BaseBackend) -> None:
+    """Tells a backend the constant text that a program starts with: `program.cache(backend)`."""
+    program.cache(backend)

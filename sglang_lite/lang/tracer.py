@@ -76,11 +76,6 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import ChatTemplate
 
-__all__ = [  # with names that were here before they had a file of their own
-    "SglArgument", "SglVariable", "StopTracing", "Symbol", "TraceBranch", "TraceError", "TracerProgramState",
-    "TracingScope", "extract_prefix_by_tracing", "trace_program",
-]  # fmt: skip
-
 _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the same text in every run
 
 

@@ -1,7 +1,7 @@
 """Several answers, with other marks between them and at their end; in branches, too."""
 
 import sglang_lite as sgl
-from sglang_lite.lang.ir import Multi
+from sglang_lite.lang.expressions import Multi
 from tests.conformance.case import Case
 
 SEVERAL = Multi(separator="; ", end=".")
