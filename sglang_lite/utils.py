@@ -1,32 +1,17 @@
 """Helpers, for SGLang's users to import."""
 
-from sglang_lite.compat.sglang.files import download_and_cache_file, dump_state_text, read_jsonl
-from sglang_lite.compat.sglang.lazy_import import LazyImport
-from sglang_lite.compat.sglang.notebook import print_highlight
-from sglang_lite.compat.sglang.servers import http_request, launch_server_cmd, terminate_process, wait_for_server
-from sglang_lite.compat.sglang.texts import (
-    async_stream_and_merge,
-    convert_json_schema_to_str,
-    encode_image_base64,
-    find_printable_text,
-    stream_and_merge,
-    trim_overlap,
-)
-
-__all__ = [
-    "LazyImport",
-    "async_stream_and_merge",
-    "convert_json_schema_to_str",
-    "download_and_cache_file",
-    "dump_state_text",
-    "encode_image_base64",
-    "find_printable_text",
-    "http_request",
-    "launch_server_cmd",
-    "print_highlight",
-    "read_jsonl",
-    "stream_and_merge",
-    "terminate_process",
-    "trim_overlap",
-    "wait_for_server",
-]
+from sglang_lite.compat.sglang.files import download_and_cache_file as download_and_cache_file
+from sglang_lite.compat.sglang.files import dump_state_text as dump_state_text
+from sglang_lite.compat.sglang.files import read_jsonl as read_jsonl
+from sglang_lite.compat.sglang.lazy_import import LazyImport as LazyImport
+from sglang_lite.compat.sglang.notebook import print_highlight as print_highlight
+from sglang_lite.compat.sglang.servers import http_request as http_request
+from sglang_lite.compat.sglang.servers import launch_server_cmd as launch_server_cmd
+from sglang_lite.compat.sglang.servers import terminate_process as terminate_process
+from sglang_lite.compat.sglang.servers import wait_for_server as wait_for_server
+from sglang_lite.compat.sglang.texts import async_stream_and_merge as async_stream_and_merge
+from sglang_lite.compat.sglang.texts import convert_json_schema_to_str as convert_json_schema_to_str
+from sglang_lite.compat.sglang.texts import encode_image_base64 as encode_image_base64
+from sglang_lite.compat.sglang.texts import find_printable_text as find_printable_text
+from sglang_lite.compat.sglang.texts import stream_and_merge as stream_and_merge
+from sglang_lite.compat.sglang.texts import trim_overlap as trim_overlap

@@ -30,6 +30,7 @@ from sglang_lite.program.graph import (
     Way,
 )
 from sglang_lite.program.nodes import (
+    BaseNode,
     Fork,
     Gen,
     GrammarBegin,
@@ -273,6 +274,7 @@ class _Reader:
                 return _replace(node, role=self._plain(role)), ()
             case ScopeBegin(name) | ScopeEnd(name):
                 return _replace(node, name=self._plain(name)), ()
+        assert isinstance(node, BaseNode)
         return node if node.where is not None else _replace(node, where=where), ()
 
     def _name(self, name: str | None) -> str | None:
