@@ -12,6 +12,7 @@ from sglang_lite.lang.expressions import number_as_regex
 from sglang_lite.program.drawing import label
 from sglang_lite.program.graph import GraphNode, GraphRecord, Way
 from sglang_lite.program.nodes import Fork, Gen, GrammarBegin, Path, Rollback, Select
+from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
 from sglang_lite.protocol.record import Record
 
@@ -195,6 +196,6 @@ def _changes(graph: GraphRecord) -> Iterator[Finding]:
 
 def _around(first: str, second: str) -> tuple[str, str]:
     """Excerpts of two texts from where they begin to differ."""
-    same = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    same = common_length(first, second)
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

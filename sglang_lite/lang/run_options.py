@@ -15,10 +15,6 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named, read_params
 
 _PARAMS = named("run", sglang=True)
-_SETTINGS = (
-    *_PARAMS, "stream", "seed", "timeout", "retries", "push_down", "priority", "max_cost", "max_total_tokens",
-    "use_thread",
-)  # fmt: skip
 _PLAIN = RunSettings()
 
 
@@ -61,7 +57,7 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     Raises:
         ParameterError: a bad value.
     """
-    changed = [name for name in _SETTINGS if options[name] is not defaults[name]]
+    changed = [name for name in defaults if name != "backend" and options[name] is not defaults[name]]
     if not changed:
         return _PLAIN
     given = {name: options[name] for name in changed if name in _PARAMS and is_said(options[name], defaults[name])}
@@ -72,14 +68,11 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, numbers.Integral)):
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
     params = read_params(given, _PARAMS) if given else NO_PARAMS
-    seed = None if seed is None else int(seed)
     priority = options["priority"]
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ParameterError("priority", f"{priority!r:.60} is not a whole number.")
-    budget = None
-    if options["max_cost"] is not None or options["max_total_tokens"] is not None:
-        budget = Budget(options["max_cost"], options["max_total_tokens"])
-    push_down = options["push_down"]
+    limits = options["max_cost"], options["max_total_tokens"]
     return RunSettings(
-        params, options["stream"], seed, timeout, retries, push_down, int(priority), budget, options["use_thread"]
-    )
+        params, options["stream"], None if seed is None else int(seed), timeout, retries, options["push_down"],
+        int(priority), None if limits == (None, None) else Budget(*limits), options["use_thread"],
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 from sglang_lite.program.graph import GraphNode, GraphRecord, Value
 from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
-from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree, replaced
+from sglang_lite.program.prefixes import Counter, PrefixTree, common_length, prefix_tree, replaced
 from sglang_lite.protocol import Location
 
 LEAST_GAIN: Final = 32  # tokens a run that a move must bring
@@ -53,7 +53,7 @@ def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
     """Place where runs begin to differ before their first generation; None: there is none."""
     starts = [list(_start(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
-    same = min(_common(texts[0], text) for text in texts)
+    same = min(common_length(texts[0], text) for text in texts)
     at = 0
     for text, i in starts[0]:
         node = graphs[0].nodes[i]
@@ -74,10 +74,6 @@ def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
             return
         if isinstance(node.node, Text | Value):
             yield getattr(node.node, "text", ""), i
-
-
-def _common(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,22 +341,9 @@ class Rollback(BaseNode, frozen=True, eq=False):
 
 
 Node: TypeAlias = (
-    Text
-    | Fill
-    | ImagePart
-    | TurnBegin
-    | TurnEnd
-    | ScopeBegin
-    | ScopeEnd
-    | Gen
-    | Select
-    | GrammarBegin
-    | GrammarEnd
-    | Fork
-    | Join
-    | Mark
-    | Rollback
-)
+    Text | Fill | ImagePart | TurnBegin | TurnEnd | ScopeBegin | ScopeEnd | Gen | Select
+    | GrammarBegin | GrammarEnd | Fork | Join | Mark | Rollback
+)  # fmt: skip
 
 
 class Condition(Record, frozen=True):

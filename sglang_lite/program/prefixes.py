@@ -116,7 +116,7 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
     unique = 0
     before: list[int] = []
     for found in longest:
-        same = _common(before, found)
+        same = common_length(before, found)
         unique += sum(item >= 0 for item in itertools.islice(found, same, None))
         before = found
     return PrefixTree(len(graphs), prompts, tokens, unique, _built(longest, 0, counter, 0))
@@ -183,7 +183,7 @@ class _Counted:
         return self._known[key]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Number of items at the beginning of both."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
@@ -195,7 +195,7 @@ def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: in
     """The tree of sorted prompts that are the same up to `start`."""
     if not prompts:
         return Prefix("", 0, 0)
-    end = _common(prompts[0], prompts[-1])
+    end = common_length(prompts[0], prompts[-1])
     text = "".join(
         counter.decode(list(group)) if known else "…"
         for known, group in itertools.groupby(prompts[0][start:end], lambda item: item >= 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -9,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -140,34 +141,32 @@ class Recording(DelegatingBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call = self._begun(RecordedRequest(recorded_prompt(prompt), params, constraint), stream=stream)
-        try:
+        with self._recorded(RecordedRequest(recorded_prompt(prompt), params, constraint), stream=stream) as call:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 call.add(event)
                 yield event
-        except BaseException as error:
-            self._ended(call, error)
-            raise
-        self._ended(call, None)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         request = RecordedRequest(recorded_prompt(prompt), choices=tuple(choices), unconditional=unconditional)
-        call = self._begun(request, stream=False)
-        try:
+        with self._recorded(request, stream=False) as call:
             selection = await self.backend.aselect(prompt, choices, unconditional=unconditional)
-        except BaseException as error:
-            self._ended(call, error)
-            raise
-        call.add(selection)
-        self._ended(call, None)
+            call.add(selection)
         return selection
 
-    def _begun(self, request: RecordedRequest, *, stream: bool) -> _Call:
+    @contextlib.contextmanager
+    def _recorded(self, request: RecordedRequest, *, stream: bool) -> Iterator[_Call]:
+        """Keeps a call, which is made inside, whatever comes of it."""
         if self._file.closed:
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        return _Call(next(self._numbers), request, asked_node(), stream, time.perf_counter())
+        call = _Call(next(self._numbers), request, asked_node(), stream, time.perf_counter())
+        try:
+            yield call
+        except BaseException as error:
+            self._ended(call, error)
+            raise
+        self._ended(call, None)
 
     def _ended(self, call: _Call, error: BaseException | None) -> None:
         ended = time.perf_counter() - call.began

@@ -19,6 +19,7 @@ from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, reque
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
 from sglang_lite.lang.chat_template import ChatTemplateStyle
+from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
     Constraint,
@@ -202,19 +203,11 @@ class Replay(BaseBackend):
         the same for longest."""
         same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
         text = request.prompt.text
-        return max(same or self._calls, key=lambda call: _common(call.request.prompt.text, text), default=None)
+        return max(same or self._calls, key=lambda call: common_length(call.request.prompt.text, text), default=None)
 
 
 def _node_of(call: RecordedCall) -> AskedNode:
     return AskedNode(call.program, call.place, call.name)
-
-
-def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
-    for at, (first, second) in enumerate(zip(one, other)):
-        if first != second:
-            return at
-    return min(len(one), len(other))
 
 
 def told(request: RecordedRequest) -> dict[str, Json]:
@@ -233,7 +226,7 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
         for i, (one, other) in enumerate(zip(before, now)):
             yield from differences(one, other, f"{pointer}/{i}")
     elif isinstance(before, str) and isinstance(now, str) and before != now:
-        start = max(_common(before, now) - _SHOWN, 0)
+        start = max(common_length(before, now) - _SHOWN, 0)
         shown = slice(start, start + 2 * _SHOWN)
         dots = "…" * bool(start)
         yield pointer, f"{dots}{before[shown]!r}", f"{dots}{now[shown]!r}"

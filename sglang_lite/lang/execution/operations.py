@@ -131,21 +131,9 @@ class HookOp:
 
 
 Op: TypeAlias = (
-    Text
-    | ImagePart
-    | TurnBegin
-    | TurnEnd
-    | GrammarBegin
-    | GrammarEnd
-    | GenOp
-    | SelectOp
-    | ScopeOp
-    | ForkOp
-    | JoinOp
-    | MarkOp
-    | ReadOp
-    | HookOp
-)
+    Text | ImagePart | TurnBegin | TurnEnd | GrammarBegin | GrammarEnd | GenOp | SelectOp
+    | ScopeOp | ForkOp | JoinOp | MarkOp | ReadOp | HookOp
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
