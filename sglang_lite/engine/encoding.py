@@ -6,12 +6,12 @@ numpy is imported where it is used, as an engine's process is started before tha
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.encoding.request import Readable, are_ids, reads_no_text, tokenised
 from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
 
@@ -83,7 +83,7 @@ def _native(vectors: NDArray[np.float32], tokens: Sequence[int], seconds: float,
         {
             "embedding": vector,
             "meta_info": {
-                "id": uuid.uuid4().hex, "finish_reason": {"type": "stop"}, "prompt_tokens": count,
+                "id": random_id(), "finish_reason": {"type": "stop"}, "prompt_tokens": count,
                 "e2e_latency": seconds,
             },
         }

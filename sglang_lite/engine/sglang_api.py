@@ -5,7 +5,6 @@ The same fields are used by `Engine.generate` and, as JSON, by a server's `/gene
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +28,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.sampling import named, read_params
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
 
@@ -164,7 +164,7 @@ def _each_ids(value: Any, count: int) -> list[Any]:
 
 def _rids(rid: Any, count: int, is_list: bool) -> list[str]:
     if rid is None:
-        return [uuid.uuid4().hex for _ in range(count)]
+        return [random_id() for _ in range(count)]
     if isinstance(rid, str):
         return [f"{rid}_{i}" for i in range(count)] if is_list else [rid]
     rids = _each("rid", rid, count)

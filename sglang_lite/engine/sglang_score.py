@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from sglang_lite.engine.sglang_api import plain_ids, read_request
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json
     pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
     scores, tokens = encoding.pair_scores(self, pairs, field="prompt")
     return [
-        {"embedding": score, "meta_info": {"id": uuid.uuid4().hex, "prompt_tokens": count}}
+        {"embedding": score, "meta_info": {"id": random_id(), "prompt_tokens": count}}
         for score, count in zip(scores.tolist(), tokens)
     ]
 

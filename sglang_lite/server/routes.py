@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import logging
 import time
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from sglang_lite.protocol import BackendError, SglError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.server.errors import (
     AuthenticationError,
     OriginError,
@@ -201,7 +201,7 @@ async def _never() -> Any:  # the disconnection is watched for already
 
 def _request_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
-    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else uuid.uuid4().hex
+    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
 
 
 def _header_safe(name: str) -> str:

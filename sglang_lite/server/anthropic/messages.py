@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.protocol import Delta, Generation, SglError, Usage
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import Asked, conversation_of
 from sglang_lite.server.async_engine import begun
@@ -116,7 +116,7 @@ class _Message:
 
     def __post_init__(self) -> None:
         self.head = {
-            "id": f"msg_{uuid.uuid4().hex[:24]}",
+            "id": f"msg_{random_id()[:24]}",
             "type": "message",
             "role": "assistant",
             "model": self.service.model_name,

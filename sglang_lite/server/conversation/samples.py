@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.server.conversation.chat_format import AnswerReader, Prepared
 from sglang_lite.server.conversation.tools import input_of
 from sglang_lite.text.tool_calls import CallPiece, Pieces
@@ -151,7 +151,7 @@ class Sample:
         return Parts(reasoning, content, tuple(calls))
 
     def _begin(self, name: str, *, custom: bool) -> CallPart:
-        call = ToolCall(len(self.calls), name, custom, f"{self.prefix}{uuid.uuid4().hex[:24]}")
+        call = ToolCall(len(self.calls), name, custom, f"{self.prefix}{random_id()[:24]}")
         self.calls.append(call)
         return CallPart(call, "", begins=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.responses import Response
 
 from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.chat_format import Prepared
@@ -78,9 +78,7 @@ async def complete(service: Service, call: Call) -> Response:
         priority=body.priority or 0, rid=body.rid,
     )  # fmt: skip
     customs = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
-    asked = _Asked(
-        body, prepared, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name, custom, customs
-    )
+    asked = _Asked(body, prepared, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, customs)
     if body.stream:
         return EventStream(_stream(service, asked, await begun(service.running.generate(request))))
     found = await service.running.results(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun, merged
 from sglang_lite.server.conversation.samples import logprobs_of
@@ -90,7 +90,7 @@ async def complete(service: Service, call: Call) -> Response:
     if body.program is not None:
         return await program.played(service, call, _program(body), "/program")
     requests = _requests(service, body)
-    asked = _Asked(body, f"cmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name, requests)
+    asked = _Asked(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests)
     running = service.running
     if body.stream:
         events = await begun(merged([running.generate(request) for request in requests]))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,7 @@ from sglang_lite.protocol import (
     TemplateError,
     Usage,
 )
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.openai.decisions_request import (
@@ -82,7 +82,7 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
     Raises:
         ParameterError: the input is too long.
     """
-    place = uuid.uuid4().hex
+    place = random_id()
     asked = f"{_TASK}\n\n{place}"
     if messages[-1]["role"] == "user":  # some templates take turns only
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{asked}"}]

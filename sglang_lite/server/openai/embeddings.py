@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from starlette.responses import Response
 from sglang_lite.engine import encoding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.encoding.request import are_ids
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
@@ -125,7 +125,7 @@ async def rerank(service: Service, call: Call) -> Response:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
     return answer({
-        "id": f"rerank-{uuid.uuid4().hex}", "model": service.model_name, "usage": usage_of(tokens), "results": results,
+        "id": f"rerank-{random_id()}", "model": service.model_name, "usage": usage_of(tokens), "results": results,
     })  # fmt: skip
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from starlette.responses import Response
 
 from sglang_lite.engine import encoding
 from sglang_lite.protocol import ParameterError
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.encoding.request import reads_no_text, too_long
 from sglang_lite.runtime.encoding.spec import EncoderSpec
 from sglang_lite.server.conversation.chat_format import Conversation
@@ -149,7 +149,7 @@ def _spec(service: Service) -> EncoderSpec:
 
 def _listed(service: Service, name: str, data: list[dict[str, Any]], tokens: Sequence[int]) -> Response:
     return answer({
-        "id": f"{name}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()),
+        "id": f"{name}-{random_id()}", "object": "list", "created": int(time.time()),
         "model": service.model_name, "data": data, "usage": usage_of(tokens),
     })  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from sglang_lite.protocol import (
     SglError,
     Usage,
 )
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.samples import Sample
@@ -151,7 +151,7 @@ class _Response:
     items: Sequence[Item]
     input_bytes: int
     answer: Answer
-    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}", init=False)
+    id: str = field(default_factory=lambda: f"resp_{random_id()}", init=False)
     content: dict[str, Any] = field(init=False)
     log: EventLog | None = field(default=None, init=False)
 

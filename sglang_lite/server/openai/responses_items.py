@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -10,6 +9,7 @@ import msgspec
 
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.server.conversation.tools import INPUT, arguments_of
 from sglang_lite.server.http.body import convert
 
@@ -129,7 +129,7 @@ _PREFIXES = {
 
 def new_id(kind: str) -> str:
     """An id for an item of a kind."""
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES[kind]}_{random_id()}"
 
 
 def items_of(given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str]) -> list[Item]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +29,7 @@ from sglang_lite.protocol import (
     WireError,
 )
 from sglang_lite.protocol.anything import Json
+from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.server.async_engine import ProgramEvent, begun
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
@@ -254,7 +254,7 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
     if body.open and program.decision is not None:
         raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
     return _Asked(
-        f"prog-{uuid.uuid4().hex}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
+        f"prog-{random_id()}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
         body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
