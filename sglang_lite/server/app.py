@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -155,7 +156,7 @@ def serve(
             server_header=False,
             proxy_headers=False,  # nothing here asks who the client is
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=max(int(settings.drain_s), 1),
+            timeout_graceful_shutdown=math.ceil(settings.drain_s),
             lifespan="on",
         )
         server = _Server(config)

@@ -181,7 +181,6 @@ NATIVE_NEUTRAL = {
     "custom_labels": _GATEWAY,
     "external_trace_header": _GATEWAY,
     "routed_dp_rank": "There is one engine.",
-    "return_prompt_token_ids": "",
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
@@ -195,6 +194,7 @@ NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     "custom_logit_processor": (),
     "require_reasoning": (False,),
     "max_thinking_tokens": (),
+    "return_prompt_token_ids": (False,),
     "return_sampling_mask": (False,),
     "return_flat_raw_top_logprobs": (False,),
     "return_flat_raw_top_logprobs_b64": (False,),

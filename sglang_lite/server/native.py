@@ -20,6 +20,7 @@ from sglang_lite.protocol import (
     ModelError,
     ParameterError,
     Prompt,
+    RequestTimeoutError,
     SamplingParams,
     SglError,
 )
@@ -198,7 +199,12 @@ async def health_generate(service: Service, _: Call) -> Response:
     if service.engine.core.encoder is not None:
         service.check_health()
         return Response(status_code=200)
-    await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+    seconds = service.settings.health_timeout_s
+    try:
+        async with asyncio.timeout(seconds):
+            await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+    except TimeoutError:
+        raise RequestTimeoutError(f"the engine has made no token in {seconds:g} seconds.") from None
     return Response(status_code=200)
 
 
@@ -216,13 +222,10 @@ async def model_info(service: Service, _: Call) -> Response:
     """Describes the model."""
     engine = service.engine
     return answer({
-        "model_path": engine.config.model,
+        **engine.get_model_info(),
         "served_model_name": service.model_name,
         "tokenizer_path": service.tokenizer_path,
-        "is_generation": True,
         "preferred_sampling_params": None,
-        "weight_version": engine.config.weight_version,
-        "load_format": engine.config.load_format,
         "reasoning_parser": service.settings.reasoning_parser,
         "tool_call_parser": service.settings.tool_call_parser,
         "has_image_understanding": False,

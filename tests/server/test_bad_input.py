@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from tests.server.conftest import serving
+from tests.server.scripted import Scripted
 from tests.waiting import until
 
 GREEDY = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -151,6 +152,78 @@ def test_more_than_may_be_open_is_told_to_come_again(engine):
         third, health = asyncio.run(ask())
         assert (third.status_code, third.headers["retry-after"], health.status_code) == (429, "1", 200)
         assert third.json()["error"]["retryable"]
+
+
+def test_one_key_may_have_so_many_requests_open_and_leaves_the_others_theirs(engine):
+    with serving(engine, api_key=("one", "two"), max_open_per_key=1) as url:
+        long = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+        headers = {key: {"x-api-key": key} for key in ("one", "two")}
+        with httpx2.stream("POST", f"{url}/generate", json=long, headers=headers["one"]) as stream:
+            assert stream.status_code == 200
+            body = {"text": "a", "sampling_params": GREEDY}
+            answers = {key: httpx2.post(f"{url}/generate", json=body, headers=headers[key]) for key in headers}
+        assert [answer.status_code for answer in answers.values()] == [429, 200]
+        assert answers["one"].headers["retry-after"] == "1"
+
+
+def test_no_prompt_and_no_key_is_in_the_log(engine, caplog):
+    caplog.set_level("DEBUG")
+    with serving(engine, api_key=("open-sesame",), unknown_fields="report") as url:
+        for key in ("open-sesame", "closed-sesame"):
+            for path, body in (
+                ("/generate", {"text": "my-prompt", "sampling_params": GREEDY}),
+                ("/generate", {"text": "my-prompt", "sampling_params": {"regex": "(my-prompt"}}),
+                ("/generate", {"text": ["my-prompt"], "rid": 3}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "my-prompt"}], "max_tokens": 2, "more": 1}),
+                ("/v1/completions", {"prompt": "my-prompt" * 1000}),
+                ("/v1/messages", {"messages": "my-prompt"}),
+            ):  # fmt: skip
+                httpx2.post(f"{url}{path}", json=body, headers={"authorization": f"Bearer {key}"})
+    told = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
+    lines = [record.getMessage() for record in told]
+    assert sum(line.startswith("POST /") for line in lines) == 12
+    assert any(line.endswith("unused: more") for line in lines)
+    assert not [line for line in caplog.text.splitlines() if "my-prompt" in line or "sesame" in line]
+
+
+def test_a_template_that_loops_fails_its_request_alone(engine, http):
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    body = {"model": "", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with serving(Scripted(engine, ["said"], template=endless)) as url:
+        refused = httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert "template" in refused.json()["error"]["message"]
+        assert httpx2.get(f"{url}/health").status_code == 200
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_reader_that_stops_reading_holds_up_nobody_and_gets_larger_pieces_later(url, http, engine):
+    """All so far with its log-probabilities in each event: more than the buffers of any connection hold."""
+    count = 700
+    body = json.dumps({
+        "text": "a", "stream": True, "return_logprob": True,
+        "sampling_params": {"max_new_tokens": count, "temperature": 0, "ignore_eos": True},
+    }).encode()  # fmt: skip
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect((host, int(port)))
+        head = b"POST /generate HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        first = connection.recv(16)
+        assert http.post("/generate", json={"text": "b", "sampling_params": GREEDY}).status_code == 200
+        until(lambda: not engine.stats()["running"])  # it has ended, though nobody has read that
+        rest = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    lines = (first + rest).split(b"data: ")
+    events = [line for line in lines[1:] if line.startswith(b"{")]
+    assert lines[-1].startswith(b"[DONE]")
+    assert len(events) < count
+    last = json.loads(events[-1].partition(b"\n")[0])
+    assert (
+        last["output_ids"]
+        == engine.generate("a", {"max_new_tokens": count, "temperature": 0, "ignore_eos": True})["output_ids"]
+    )
 
 
 def test_a_name_in_use_is_refused(http, engine):

@@ -1,7 +1,14 @@
 """SGLang's native protocol over HTTP: what the engine answers, as JSON."""
 
 import json
+import re
 from itertools import pairwise
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.server.conftest import serving
 
 GREEDY = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -53,7 +60,10 @@ def test_several_samples_come_with_their_index(http):
 
 def test_what_the_server_is_can_be_asked(http, engine):
     info = http.get("/get_model_info").json()
-    assert info["served_model_name"] == engine.model_name
+    assert (info["served_model_name"], info["is_generation"]) == (engine.model_name, True)
+    assert (Path(info["tokenizer_path"]) / "tokenizer.json").is_file()
+    assert http.get("/model_info").json() == info
+    assert http.get("/ready").status_code == http.get("/health_generate").status_code == 200
     assert http.get("/server_info").json()["sglang_lite"]["program"]
     assert http.get("/v1/models").json()["data"][0]["id"] == engine.model_name
     assert http.get("/health").status_code == http.get("/ping").status_code == 200
@@ -79,6 +89,7 @@ def test_an_error_names_what_is_wrong(http):
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "input_ids": [1]}, "prompt"),
         ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "a", "return_prompt_token_ids": True}, "return_prompt_token_ids"),
         ({"text": 3}, "text"),
         ({"text": "a", "sampling_parms": {}}, "sampling_parms"),
     ):
@@ -103,3 +114,47 @@ def test_fields_that_gateways_add_are_taken(http):
 def test_load_has_the_shape_that_older_gateways_add_up(http):
     (load,) = http.get("/get_load").json()
     assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+
+
+def test_a_stream_may_have_what_is_new_in_each_event(engine):
+    body = {"text": "a quick", "sampling_params": GREEDY, "stream": True, "return_logprob": True}
+    with serving(engine, incremental_streaming_output=True) as url:
+        assert httpx2.get(f"{url}/server_info").json()["incremental_streaming_output"]
+        found = events(httpx2.post(f"{url}/generate", json=body))
+    alone = engine.generate("a quick", GREEDY, return_logprob=True)
+    assert "".join(each["text"] for each in found) == alone["text"]
+    assert [token for each in found for token in each["output_ids"]] == alone["output_ids"]
+    told = [token for each in found for _, token, _ in each["meta_info"]["output_token_logprobs"]]
+    assert told == alone["output_ids"]
+    assert [each["meta_info"]["completion_tokens"] for each in found][-1] == 8
+
+
+def test_answers_are_taken_apart(http):
+    text = 'so<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("e", "f")]
+    asked = {"text": text, "tools": tools, "tool_call_parser": "qwen25"}
+    found = http.post("/parse_function_call", json=asked).json()
+    (call,) = found["calls"]
+    assert (found["normal_text"], call["tool_index"], call["name"]) == ("so", 1, "f")
+    assert json.loads(call["parameters"]) == {"x": 1}
+    asked = {"text": "<think>why</think>so", "reasoning_parser": "qwen3"}
+    assert http.post("/separate_reasoning", json=asked).json() == {"reasoning_text": "why", "text": "so"}
+    for path in ("/separate_reasoning", "/parse_function_call"):
+        refused = http.post(path, json={"text": "a", "tools": [], "tool_call_parser": "no", "reasoning_parser": "no"})
+        assert refused.status_code == 400
+
+
+def test_weights_are_replaced_from_a_folder_or_stay(http, engine, folder, tmp_path):
+    before = http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()["output_ids"]
+    missing = http.post("/update_weights_from_disk", json={"model_path": str(tmp_path / "none")})
+    assert (missing.status_code, missing.json()["success"]) == (400, False)
+    replaced = http.post("/update_weights_from_disk", json={"model_path": folder})
+    assert (replaced.status_code, replaced.json()["success"]) == (200, True)
+    assert http.post("/generate", json={"text": "a quick", "sampling_params": GREEDY}).json()["output_ids"] == before
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "\u00e9", "mine-1"])
+def test_a_request_keeps_its_id_or_is_given_one(http, given):
+    headers = {} if given is None else {"x-request-id": given.encode("latin-1")}
+    found = http.get("/ping", headers=headers).headers["x-request-id"]
+    assert found == given if given == "mine-1" else re.fullmatch("[0-9a-f]{32}", found)

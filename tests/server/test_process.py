@@ -125,16 +125,20 @@ def test_the_death_of_its_engine_is_told_at_once(folder):
 
 
 def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
-    with launched(folder, "--health-timeout-s", "1") as (process, url):
+    """Nor does a request that is open, for longer than `--drain-s`."""
+    with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5") as (process, url):
         (engine,) = children_of(process.pid)
-        os.kill(engine, signal.SIGSTOP)
-        until(lambda: httpx2.get(f"{url}/health").status_code == 503)
-        asked = httpx2.get(f"{url}/v1/loads", timeout=60)
-        assert asked.status_code == 504
-        assert "no sign" in asked.json()["error"]["message"]
-        assert httpx2.get(f"{url}/ping").status_code == 200
-        process.terminate()
-        assert process.wait(60) == 0
+        with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
+            next(stream.iter_lines())
+            os.kill(engine, signal.SIGSTOP)
+            until(lambda: httpx2.get(f"{url}/health").status_code == 503)
+            asked = httpx2.get(f"{url}/v1/loads", timeout=60)
+            assert asked.status_code == 504
+            assert "no sign" in asked.json()["error"]["message"]
+            assert httpx2.get(f"{url}/health_generate", timeout=60).status_code == 504
+            assert httpx2.get(f"{url}/ping").status_code == 200
+            process.terminate()
+            assert process.wait(60) == 0
         gone(engine)
 
 

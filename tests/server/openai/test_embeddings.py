@@ -49,6 +49,12 @@ def test_openais_client_gets_the_engines_embeddings(running, form):
     assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("embed", 14, 14)
 
 
+def test_what_the_model_is_can_be_asked(running):
+    _, url = running["embed"]
+    info = httpx2.get(f"{url}/model_info").json()
+    assert (info["served_model_name"], info["is_generation"]) == ("embed", False)
+
+
 def test_ids_are_read_in_place_of_texts(running):
     engine, url = running["embed"]
     expected = [engine.encode([4, 5])["embedding"], engine.encode([7])["embedding"]]
