@@ -172,8 +172,7 @@ class Scheduler:
         self.store.table.length[slots] += 1
 
     def repeat(self, slots: Ints) -> None:
-        """The next step computes the last token of these slots again, after which none was drawn. It lies in a page of
-        their own: they are of requests that may be repeated."""
+        """Has the last token of these slots, after which none was drawn, computed again: its page is their own."""
         self.store.table.computed[slots] -= 1
 
     def learned(self, slots: Ints, tokens: Ints) -> None:
@@ -415,8 +414,7 @@ class Scheduler:
     def pages_ahead(self, prospect: Prospect) -> int:
         """Pages to keep for what a branch of a program has yet to play; never more than half of all, so that a program
         that may become long holds nobody up for that alone."""
-        pages = -(-self._reserve.of_program(prospect.ahead) // self.store.page_size)
-        return min(pages, self.store.pool.total // 2)
+        return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)
 
     def _hints_yield(self) -> bool:
         """Lets go of a prefix for a request that was refused for long enough. False: it has to wait."""
