@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.blanks import later
+from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
@@ -44,8 +45,7 @@ def use_tools(
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
         raise ParameterError("s", f"{s!r:.60} is no state of a program.", where=where)
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ParameterError("max_steps", f"{max_steps!r} is not a whole number of at least 0.", where=where)
+    check_whole("max_steps", max_steps, 0, where)
     check_name(name, where)
     check_tools(tools, where)
     for tool in tools:

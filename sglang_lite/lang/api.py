@@ -11,6 +11,7 @@ from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
 from sglang_lite.lang.backend.default import BackendLike, as_backend
+from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.expressions import (
     DTYPES,
     GenOptions,
@@ -23,7 +24,7 @@ from sglang_lite.lang.expressions import (
 )
 from sglang_lite.lang.function import SglFunction, takes_what
 from sglang_lite.lang.global_config import global_config
-from sglang_lite.lang.sampling_keywords import check_limits, gen_params
+from sglang_lite.lang.sampling_keywords import gen_params
 from sglang_lite.lang.tools import Toolbox
 from sglang_lite.program.choosing import (
     ChoicesSamplingMethod,

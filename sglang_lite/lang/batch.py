@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from sglang_lite.lang.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.run_options import backend_of, settings_of
-from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import BatchError, ParameterError
 from sglang_lite.protocol.anything import UserValue

@@ -17,6 +17,7 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.call import Call, start_thread
+from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
 from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_run
@@ -25,7 +26,6 @@ from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.pickled import pickled
 from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
-from sglang_lite.lang.sampling_keywords import check_flags
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from sglang_lite.lang.checks import check_whole
 from sglang_lite.protocol import Image, Location, ParameterError
 
 MAX_IMAGE_BYTES = 50 * 2**20
@@ -61,8 +62,7 @@ def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | 
     Raises:
         ParameterError: it can't be read, or OpenCV is not installed.
     """
-    if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-        raise ParameterError("num_frames", f"{num_frames!r} is not a whole number of at least 1.", where=where)
+    check_whole("num_frames", num_frames, 1, where)
     try:
         import cv2
     except ImportError as error:

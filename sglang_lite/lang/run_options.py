@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
+from sglang_lite.lang.checks import check_flags, check_limits, check_whole
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.run import NO_PARAMS, RunSettings, current_run
-from sglang_lite.lang.sampling_keywords import check_flags, check_limits
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import named, read_params
@@ -69,8 +69,7 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
         raise ParameterError("seed", f"{seed!r:.60} is not a whole number.")
     params = read_params(given, _PARAMS) if given else NO_PARAMS
     priority = options["priority"]
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ParameterError("priority", f"{priority!r:.60} is not a whole number.")
+    check_whole("priority", priority)
     limits = options["max_cost"], options["max_total_tokens"]
     return RunSettings(
         params, options["stream"], None if seed is None else int(seed), timeout, retries, options["push_down"],

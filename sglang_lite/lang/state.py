@@ -12,6 +12,7 @@ from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.reading import (
@@ -34,7 +35,6 @@ from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.saved import AbsentBackend, behind, branch_of, same_tokens, saved_run, write
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
-from sglang_lite.lang.state_group import check_size
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.lang.tracebacks import user_location as user_location  # for all that know a state
 from sglang_lite.program.nodes import (
@@ -361,7 +361,7 @@ class ProgramState:
         Args:
             position_ids_offset: SGLang never used it; only None is accepted.
         """
-        check_size(size)
+        check_whole("size", size, 1, user_location())
         _refuse_offset(position_ids_offset)
         children = [ProgramState(child) for child in self.branch.fork(size, user_location())]
         return ProgramStateGroup(children, self)
@@ -423,7 +423,7 @@ class ProgramState:
         Raises:
             ParameterError: no node in the state's text gave that variable its value.
         """
-        check_size(size)
+        check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
         return ProgramStateGroup([ProgramState.made(behind(saved, at, path), backend, named, None) for path in paths])

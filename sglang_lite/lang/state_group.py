@@ -127,9 +127,3 @@ def _see_failure(child: Branch, variable: Variable) -> None:
     node that no variable shows is still to be told.)"""
     if variable.error() is not None:
         child.player.see_failure()
-
-
-def check_size(size: object) -> None:
-    """Raises ParameterError: a group can't have this size."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ParameterError("size", f"{size!r} is not a whole number of at least 1.", where=user_location())

@@ -22,25 +22,25 @@ _SOME_TEXT = Text("…")
 
 
 def planned(
-    parts: Sequence[Expression], paper: TracedBackend, role: str | None, where: Location | None
+    parts: Sequence[Expression], backend: TracedBackend, role: str | None, where: Location | None
 ) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, as `turn_plan.plan` gives them.
 
     Args:
         role: of the turn that is open before it.
     """
-    speculation = paper.speculation
+    speculation = backend.speculation
     ahead = speculation is not None and speculation.on
-    return plan(list(map(_known, parts)), Setting(paper.about, role, paper.params, speculation, ahead, where))
+    return plan(list(map(_known, parts)), Setting(backend.about, role, backend.params, speculation, ahead, where))
 
 
-def may_share_traced(part: Expression, paper: TracedBackend, size: int) -> bool:
+def may_share_traced(part: Expression, backend: TracedBackend, size: int) -> bool:
     """Tells whether a generation may share a call with other branches, as `equal_branches.may_share` does."""
     known = _known(part)
     if not isinstance(known, SglGen):
         return False
-    params = merge(paper.params, known.node.params)
-    return may_share(known, params, known.node.constraint, paper.about, size)
+    params = merge(backend.params, known.node.params)
+    return may_share(known, params, known.node.constraint, backend.about, size)
 
 
 def _known(part: Expression) -> Expression:

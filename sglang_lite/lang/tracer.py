@@ -16,6 +16,7 @@ from typing import Any
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared
@@ -410,8 +411,7 @@ def trace_program(
         state = _tracer(program, arguments, backend)
         _run_traced(program, state)
         return state
-    if isinstance(explore, bool) or not isinstance(explore, int) or explore < 1:
-        raise ParameterError("explore", f"{explore!r:.60} is not a whole number of at least 1.", where=user_location())
+    check_whole("explore", explore, 1, user_location())
     paths, complete = explored(program, arguments, backend, explore)
     for path in paths:
         if isinstance(path.error, TraceError):

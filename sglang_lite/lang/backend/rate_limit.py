@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.lang.checks import check_positive
 
 _LONGEST_PAUSE_S = 600.0  # what a header may ask for at most
 
@@ -86,8 +86,7 @@ class RateLimit:
             limit = getattr(self, name)
             if limit is None:
                 continue
-            if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < float("inf"):
-                raise ParameterError(name, f"{limit!r} is not a number above 0.")
+            check_positive(name, limit)
             bucket.limit(limit, self.now())
 
     async def wait(self, tokens: float) -> float:

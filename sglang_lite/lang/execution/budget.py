@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.checks import check_positive, check_whole
 from sglang_lite.protocol import (
     BudgetError,
     ParameterError,
@@ -44,13 +44,9 @@ class Budget:
 
     def __init__(self, max_cost: float | None, max_total_tokens: int | None) -> None:
         if max_cost is not None:
-            real = isinstance(max_cost, int | float) and not isinstance(max_cost, bool)
-            if not real or not 0 < max_cost < math.inf:
-                raise ParameterError("max_cost", f"{max_cost!r:.60} is not a number of dollars above 0.")
-        if max_total_tokens is not None and (
-            isinstance(max_total_tokens, bool) or not isinstance(max_total_tokens, int) or max_total_tokens < 1
-        ):
-            raise ParameterError("max_total_tokens", f"{max_total_tokens!r:.60} is not a whole number of at least 1.")
+            check_positive("max_cost", max_cost, "dollars")
+        if max_total_tokens is not None:
+            check_whole("max_total_tokens", max_total_tokens, 1)
         self.max_cost, self.max_total_tokens = max_cost, max_total_tokens
         self._lock = threading.Lock()
         self._cost, self._tokens = 0.0, 0  # used, and booked for calls that are under way
