@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.experts_tiled import (
     experts_gate_up,
     experts_sum,
 )
-from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows, quantise_rows
 
 MOST_FEW = 8  # tokens that are multiplied pair by pair
 MOST_FEW_EIGHT = 4  # where weights are in 8 bits
@@ -55,6 +55,8 @@ def apply_experts(
     alpha: float = 1.0,
     limit: float = 0.0,
     base: torch.Tensor | None = None,
+    quantised: Fp8Rows | None = None,
+    parts: bool = False,
 ) -> torch.Tensor:
     """The layer's output [T, H]. Launches only, of a fixed size for T: a graph can hold it.
 
@@ -64,6 +66,8 @@ def apply_experts(
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
         alpha, limit: of "clamped".
         base: [T, H], contiguous, added (what shared experts made), or None.
+        quantised: x in 8 bits, where it has been brought to that, or None.
+        parts: the output of more than a few tokens is left in parts [top, T, H], which whoever reads it adds.
     """
     own, top = matrices, ids.shape[1]
     eight = own.gate_up_scales is not None
@@ -77,11 +81,11 @@ def apply_experts(
         return experts_down_few(hidden, own.down, ids, weights, scales=own.down_scales, bias=own.down_bias, base=base)
     blocks = experts_order(ids, len(own.gate_up), block_rows(len(x), top, len(own.gate_up)))
     hidden = experts_gate_up(
-        quantise_rows(x) if eight else x, own.gate_up, blocks, top, activation,
+        (quantised or quantise_rows(x)) if eight else x, own.gate_up, blocks, top, activation,
         scales=own.gate_up_scales, bias=own.gate_up_bias, alpha=alpha, limit=limit,
     )  # fmt: skip
     y = experts_down(
         quantise_rows(hidden) if eight else hidden, own.down, blocks, weights,
-        scales=own.down_scales, bias=own.down_bias,
+        scales=own.down_scales, bias=own.down_bias, base=base,
     )  # fmt: skip
-    return experts_sum(y, top, base)
+    return y if parts else experts_sum(y)

@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 @triton.jit
 def _route(
-    logits, correction, ids, weights, scale,
+    logits, correction, ids, weights, scale, PARTS: tl.constexpr,
     SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISE: tl.constexpr, TOP: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_TOP: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -33,6 +33,9 @@ def _route(
     there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]
     x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=there, other=float("-inf")).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        later = logits + (part * tl.num_programs(0) + row) * (GROUPS * SIZE)
+        x += tl.load(later + expert, mask=there, other=0.0).to(tl.float32)
     if SIGMOID:
         score = tl.sigmoid(x)
     else:
@@ -94,7 +97,7 @@ def experts_route(
     """Experts of each token and their weights. Reads T E elements, writes 2 T top_k.
 
     Args:
-        logits: [T, E], contiguous, of any floating type.
+        logits: [T, E], contiguous, of any floating type; or parts [P, T, E] that add up to them.
         top_k: experts of a token; at most those in the kept groups.
         scoring: "softmax" or "sigmoid", which makes scores of logits.
         correction: [E], added to scores where experts are chosen, not to weights.
@@ -108,13 +111,13 @@ def experts_route(
         int32 and float32 [T, top_k], the largest choice first. A row whose scores are not all numbers has the first
         experts, and NaN for weights.
     """
-    tokens, experts = logits.shape
+    tokens, experts = logits.shape[-2:]
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     size = experts // groups
     block = triton.next_power_of_2(groups) * triton.next_power_of_2(size)
     _route[(tokens,)](
-        logits, correction, ids, weights, scale,
+        logits, correction, ids, weights, scale, PARTS=len(logits) if logits.dim() == 3 else 1,
         SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
         BLOCK_G=triton.next_power_of_2(groups), BLOCK_S=triton.next_power_of_2(size),

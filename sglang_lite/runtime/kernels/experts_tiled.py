@@ -1,8 +1,9 @@
 """Products by expert of tokens in blocks (`experts_order`), with tiles of weights that the copy engine brings (TMA).
 
     hidden[row] = act(gate[e] x[t]) * (up[e] x[t])          e: the expert of the row's block, t: the token of its pair
-    y[pair] = weights[pair] * (down[e] hidden[row])
-    out[t] = base[t] + sum over j of y[t * top + j]
+    y[j, t] = weights[pair] * (down[e] hidden[row])         j: the place of the expert among the token's
+                                                            plus base[t] where that is 0
+    out[t] = sum over j of y[j, t]
 
 An expert's matrix is read once for each of its blocks, by programs side by side. The grid is for as many blocks as
 there can be; programs of unused ones end at once. Rows are multiplied as columns, so that even a few fill the tensor
@@ -101,8 +102,8 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
-    hidden, hidden_scales, w, scales, bias, weights, pairs, block_experts, out, blocks, count,
-    K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr,
+    hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
+    TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr, EIGHT: tl.constexpr, BIAS: tl.constexpr, BASE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
@@ -127,21 +128,24 @@ def _down(
         pair = tl.load(pairs + m)
         there = pair < count
         acc *= tl.load(weights + pair, mask=there, other=0.0)[None, :]
-        place = out + pair.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(place, acc.to(out.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+        token, part = (pair // TOP).to(tl.int64)[None, :], pair % TOP
+        here = there[None, :] & (n < N)[:, None]
+        if BASE:
+            mask = here & (part == 0)[None, :]
+            acc += tl.load(base + token * N + n[:, None], mask=mask, other=0.0).to(tl.float32)
+        place = out + (part[None, :] * (count // TOP) + token) * N + n[:, None]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def _sum(y, base, out, N, TOP: tl.constexpr, BASE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    if BASE:
-        total += tl.load(base + token * N + n, mask=n < N, other=0.0).to(tl.float32)
     for j in tl.static_range(TOP):
-        total += tl.load(y + (token * TOP + j) * N + n, mask=n < N, other=0.0).to(tl.float32)
+        total += tl.load(y + (token + j * tokens) * N + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -206,9 +210,10 @@ def experts_down(
     *,
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Outputs of experts for the blocks' hidden states, weighted. Reads N K elements of weights and a block of hidden
-    states for each block that is used.
+    """Outputs of experts for the blocks' hidden states, weighted, which whoever reads them adds. Reads N K elements of
+    weights and a block of hidden states for each block that is used.
 
     Args:
         hidden: [blocks * size, K], contiguous; in 8 bits where weights are.
@@ -217,33 +222,35 @@ def experts_down(
         weights: float32 [T, top], contiguous.
         scales: float32 [E, N / 128, K / 128], of weights in 8 bits.
         bias: [E, N] or None.
+        base: [T, N], contiguous, added to each token's first expert's, or None.
 
     Returns:
-        [T * top, N], by pair, in the format of `experts_gate_up`.
+        [top, T, N], in the format of `experts_gate_up`.
     """
     experts, outputs, inputs = weight.shape
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
-    out = torch.empty((pairs, outputs), dtype=dtype, device=values.device)
+    out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
     _down[(count * triton.cdiv(outputs, block_n),)](
         TensorDescriptor(values, list(values.shape), [inputs, 1], [blocks.size, block_k]), row_scales,
         TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [block_n, block_k]), scales,
-        bias, weights, blocks.pairs, blocks.experts, out, count, pairs,
-        K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None,
+        bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
+        TOP=weights.shape[1], K=inputs, N=outputs,
+        EIGHT=scales is not None, BIAS=bias is not None, BASE=base is not None,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=warps, num_stages=stages, **overlapped(out.device),
     )  # fmt: skip
     return out
 
 
-def experts_sum(y: torch.Tensor, top: int, base: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum of y [T * top, N] over each token's pairs, and base [T, N]: [T, N]. Moves (top + 1) T N elements."""
-    tokens, outputs = len(y) // top, y.shape[1]
+def experts_sum(y: torch.Tensor) -> torch.Tensor:
+    """Sum of y [top, T, N] over each token's experts: [T, N]. Moves (top + 1) T N elements."""
+    top, tokens, outputs = y.shape
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
     block = min(1024, triton.next_power_of_2(outputs))
     _sum[(tokens, triton.cdiv(outputs, block))](
-        y, base, out, outputs, TOP=top, BASE=base is not None, BLOCK=block, num_warps=4, **overlapped(y.device)
+        y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **overlapped(y.device)
     )
     return out
 

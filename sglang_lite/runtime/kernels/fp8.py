@@ -22,18 +22,21 @@ class Fp8Rows:
         values: e4m3 [max(M, 16), K]; what is beyond M rows means nothing.
         scales: float32, as many: a row is about its values times its scale.
         rows: M.
+        wide: [M, K], the rows as they were before, for whoever needs them so; or None.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     rows: int
+    wide: torch.Tensor | None = None
 
     @staticmethod
-    def empty(x: torch.Tensor, columns: int) -> Fp8Rows:
-        """Room for as many rows as x has."""
+    def empty(x: torch.Tensor, columns: int, *, wide: bool = False) -> Fp8Rows:
+        """Room for as many rows as x has; with `wide` also in the format of x."""
         rows = max(len(x), _LEAST_ROWS)
         values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
-        return Fp8Rows(values, torch.empty(rows, dtype=torch.float32, device=x.device), len(x))
+        scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+        return Fp8Rows(values, scales, len(x), x.new_empty((len(x), columns)) if wide else None)
 
 
 @dataclass(frozen=True, slots=True)

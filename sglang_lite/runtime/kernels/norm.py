@@ -17,9 +17,9 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 
 @triton.jit
 def _add_norm(
-    x, row_scales, scales, residual, weight, out, out_scales, size, eps,
-    SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, EIGHT: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, PDL: tl.constexpr,
+    x, row_scales, scales, residual, weight, out, eight, eight_scales, size, eps,
+    SCALED: tl.constexpr, ADD: tl.constexpr, CENTRED: tl.constexpr, WIDE: tl.constexpr, EIGHT: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -49,8 +49,8 @@ def _add_norm(
     if CENTRED:
         value += bias
     if EIGHT:
-        store_fp8(value, row, at, size, out, out_scales)
-    else:
+        store_fp8(value, row, at, size, eight, eight_scales)
+    if WIDE:
         tl.store(out + row * size + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -61,7 +61,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | Non
         weight: [H], or [2, H] of a layer norm.
     """
     out = x.new_empty(x.shape)
-    _launch(x, None, weight, out, None, eps, scales)
+    _launch(x, None, weight, eps, scales, out=out)
     return out
 
 
@@ -74,23 +74,28 @@ def add_norm(
         x: [T, H], or parts [P, T, H] that add up to it, of `kernels.tiled.linear_parts`.
     """
     out = residual.new_empty(residual.shape)
-    _launch(x, residual, weight, out, None, eps, scales)
+    _launch(x, residual, weight, eps, scales, out=out)
     return out
 
 
 def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
     """`norm` in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
-    _launch(x, None, weight, eight.values, eight.scales, eps, None)
+    _launch(x, None, weight, eps, None, eight=eight)
     return eight
 
 
 def add_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
-) -> Fp8Rows:
-    """`add_norm` in 8 bits."""
-    eight = Fp8Rows.empty(residual, residual.shape[1])
-    _launch(x, residual, weight, eight.values, eight.scales, eps, scales)
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
+    wide: bool = False,
+) -> Fp8Rows:  # fmt: skip
+    """`add_norm` in 8 bits.
+
+    Args:
+        wide: the rows are kept as they were before, too.
+    """
+    eight = Fp8Rows.empty(residual, residual.shape[1], wide=wide)
+    _launch(x, residual, weight, eps, scales, out=eight.wide, eight=eight)
     return eight
 
 
@@ -98,16 +103,18 @@ def _launch(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
-    out: torch.Tensor,
-    out_scales: torch.Tensor | None,
     eps: float,
     scales: Scales | None,
+    *,
+    out: torch.Tensor | None = None,
+    eight: Fp8Rows | None = None,
 ) -> None:
     rows, size = x.shape[-2:]
     block = triton.next_power_of_2(size)
     _add_norm[(rows,)](
-        x, scales and scales.rows, scales and scales.columns, residual, weight, out, out_scales, size, eps,
+        x, scales and scales.rows, scales and scales.columns, residual, weight, out,
+        eight and eight.values, eight and eight.scales, size, eps,
         SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
-        EIGHT=out_scales is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
+        WIDE=out is not None, EIGHT=eight is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
         num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
     )  # fmt: skip

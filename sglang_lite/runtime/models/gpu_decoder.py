@@ -18,6 +18,7 @@ from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.layers.experts import FeedForward
+from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.latent import made_queries
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -41,6 +42,7 @@ class GpuDecoder(Decoder):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         super().__init__(spec, *args, **kwargs)
         self._plain = spec.norm == "rms" and all(map(_is_plain, spec.layers))
+        self._alone = self._plain and all(map(_norms_in_products, spec.layers))
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
@@ -71,7 +73,7 @@ class GpuDecoder(Decoder):
             Hidden states [T, hidden_size] after the last norm.
         """
         residual = embed(plan, self.embedding, self.embedding_scale)
-        if len(residual) == 1 and self._plain:
+        if len(residual) == 1 and self._alone:
             return self._run_one(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None
@@ -86,7 +88,8 @@ class GpuDecoder(Decoder):
             else:
                 x, scales = self._last(layer.output, seen)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
-                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second)
+                wide = isinstance(layer.feed_forward, GpuExperts)  # whose router takes no 8 bits
+                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, wide=wide)
             x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
@@ -96,7 +99,10 @@ class GpuDecoder(Decoder):
         """Tells whether a layer's attention and feed-forward are as well off with rows in 8 bits."""
         fed = layer.feed_forward
         first = matrix(layer.qkv).takes_fp8 and self._norms_in_kernel(layer.spec.attention)
-        second = isinstance(fed, FeedForward) and matrix(fed.gate_up).takes_fp8
+        if isinstance(fed, GpuExperts):
+            second = fed.takes_fp8 and not layer.spec.parallel
+        else:
+            second = isinstance(fed, FeedForward) and matrix(fed.gate_up).takes_fp8
         both = first and second
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
@@ -108,13 +114,14 @@ class GpuDecoder(Decoder):
 
     def _in_norm(
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
-        eight: bool,
+        eight: bool, wide: bool = False,
     ) -> torch.Tensor | Fp8Rows:  # fmt: skip
         """Input of a product: the residual, to which x is added first, and where there is a weight, its norm.
 
         Args:
             x: None at the first layer.
             eight: in 8 bits, where that is several rows; a single one is as good as it is.
+            wide: as they are besides.
         """
         eight, eps = eight and len(residual) > 1, self.spec.rms_eps
         if weight is None:
@@ -122,7 +129,9 @@ class GpuDecoder(Decoder):
             return residual if x is None else residual.add_(x)
         if x is None:
             return (norm_fp8 if eight else norm)(residual, weight, eps)
-        return (add_norm_fp8 if eight else add_norm)(x, residual, weight, eps, scales)
+        if eight:
+            return add_norm_fp8(x, residual, weight, eps, scales, wide=wide)
+        return add_norm(x, residual, weight, eps, scales)
 
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
@@ -161,9 +170,9 @@ class GpuDecoder(Decoder):
             several: there is more than one row.
         """
         fed = layer.feed_forward
-        if not isinstance(fed, FeedForward):
-            assert isinstance(rows, torch.Tensor), "not in 8 bits"
-            return fed(rows), None
+        if isinstance(fed, GpuExperts):
+            return fed(rows, parts=self._plain), None
+        assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up, down = matrix(fed.gate_up), matrix(fed.down)
         plain = isinstance(fed.spec, DenseSpec) and not fed.spec.gated
         activate = gate_up.ungated if plain else gate_up.gated
@@ -267,9 +276,13 @@ def _held(spec: FeedForwardSpec, hidden: int) -> int:
 
 
 def _is_plain(layer: LayerSpec) -> bool:
-    """True for layers whose norms, activations and sums the products of a single row compute beside."""
+    """True for layers whose outputs an `add_norm` adds to the residual, as they are."""
+    return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
+
+
+def _norms_in_products(layer: LayerSpec) -> bool:
+    """True for plain layers whose norms, activations and sums the products of a single row compute beside."""
     fed, attention = layer.feed_forward, layer.attention
     if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
         return False
-    alone = layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
-    return alone and isinstance(fed, DenseSpec) and fed.gated
+    return isinstance(fed, DenseSpec) and fed.gated

@@ -10,6 +10,7 @@ from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_order import experts_order
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.experts_tiled import block_rows
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference import experts_route as route_twin
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, GPU, close, normal
@@ -174,6 +175,15 @@ def test_weights_in_eight_bits_have_a_scale_for_each_block(tokens):
     expected = plain(x, ids, weights, full, "silu")
     limit = 0.05 if GPU else 0.15  # the interpreter rounds some numbers by twice as much
     assert (out.double() - expected).norm() <= limit * expected.norm()  # tokens are in 8 bits, too
+    assert torch.equal(out, apply_experts(x, ids, weights, own, "silu", quantised=quantise_rows(x)))
+
+
+def test_parts_of_the_output_add_up_to_it():
+    own = layer(4, 32, 16, torch.float32, biases=False)
+    x, base, (ids, weights) = normal(20, 32), normal(20, 32), experts_route(normal(20, 4), 2)
+    parts = apply_experts(x, ids, weights, own, "silu", base=base, parts=True)
+    assert parts.shape == (2, 20, 32)
+    assert torch.equal(parts.sum(0), apply_experts(x, ids, weights, own, "silu", base=base))
 
 
 def test_matrices_whose_rows_are_no_whole_16_bytes_work():

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,10 @@ def add_norm(run):
         for residual in (normal(3, 40),)
         for x in (normal(3, 40) + 1, normal(4, 3, 40))
     ]
+
+
+def add_norm_fp8(run):
+    return [*add_norm(run), *add_norm(partial(run, wide=True))]
 
 
 def gated(run):
@@ -438,6 +443,7 @@ def routed(run):
         run(logits, 3),
         run(logits, 3, scoring="sigmoid", correction=normal(24), groups=4, kept_groups=2, group_top=2, scale=2.5),
         run(logits, 3, groups=4, kept_groups=2, normalise=False),
+        run(normal(3, 4, 24), 3),
     ]
 
 
@@ -518,15 +524,16 @@ def down_by_tiles(run):
         weights = torch.rand(5, 2, device=DEVICE)
         hidden = hidden if by is None else quantise_rows(hidden)
         results.append(run(hidden, down, blocks, weights, scales=by, bias=bias))
+        results.append(run(hidden, down, blocks, weights, scales=by, bias=bias, base=normal(5, down.shape[1])))
     return results
 
 
 def summed(run):
-    return run(normal(6, 70), 2), run(normal(6, 70), 3, normal(2, 70))
+    return run(normal(2, 3, 70)), run(normal(3, 2, 70, dtype=torch.float16))
 
 
 CASES = {
-    "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm,
+    "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
     "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
     "linear_tiled": tiled, "linear_parts": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
@@ -548,7 +555,8 @@ def tensors(result):
         return [result]
     if isinstance(result, Fp8Rows):
         scales = result.scales[: result.rows]
-        return [scales, result.values[: result.rows].float() * scales.unsqueeze(1)]
+        wide = [] if result.wide is None else [result.wide]
+        return [scales, result.values[: result.rows].float() * scales.unsqueeze(1), *wide]
     return [tensor for part in result for tensor in tensors(part)]
 
 

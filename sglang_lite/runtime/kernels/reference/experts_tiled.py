@@ -41,20 +41,23 @@ def experts_down(
     *,
     scales: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     values, dtype = _decoded_rows(hidden)
-    out = torch.empty((weights.numel(), weight.shape[1]), dtype=dtype, device=values.device)
+    out = torch.empty((weights.numel(), weight.shape[1]), device=values.device)  # by pair
     for rows, pairs, expert in _rows(blocks, weights.numel()):
         y = values[rows] @ decoded(weight, scales, expert).T
         if bias is not None:
             y = y + bias[expert].float()
-        out[pairs] = (y * weights.flatten()[pairs].unsqueeze(-1)).to(dtype)
-    return out
+        out[pairs] = y * weights.flatten()[pairs].unsqueeze(-1)
+    parts = out.view(*weights.shape, -1).transpose(0, 1).contiguous()
+    if base is not None:
+        parts[0] += base.float()
+    return parts.to(dtype)
 
 
-def experts_sum(y: torch.Tensor, top: int, base: torch.Tensor | None = None) -> torch.Tensor:
-    total = y.float().view(-1, top, y.shape[1]).sum(1)
-    return (total if base is None else total + base.float()).to(y.dtype)
+def experts_sum(y: torch.Tensor) -> torch.Tensor:
+    return y.float().sum(0).to(y.dtype)
 
 
 def _decoded_rows(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.dtype]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -25,10 +27,12 @@ def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
 
 
 def add_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None
-) -> Fp8Rows:
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
+    wide: bool = False,
+) -> Fp8Rows:  # fmt: skip
     _add(x, residual, scales)
-    return quantise_rows(_normalised(residual.float(), weight, eps))
+    normed = _normalised(residual.float(), weight, eps)
+    return replace(quantise_rows(normed), wide=normed.to(residual.dtype) if wide else None)
 
 
 def _add(x: torch.Tensor, residual: torch.Tensor, scales: Scales | None) -> None:

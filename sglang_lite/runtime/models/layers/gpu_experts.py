@@ -8,6 +8,7 @@ import torch
 
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
+from sglang_lite.runtime.kernels.fp8 import Fp8Rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -30,10 +31,19 @@ class GpuExperts:
     shared: FeedForward | None
     shared_gate: Linear | None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def takes_fp8(self) -> bool:
+        """Rows in 8 bits are welcome to it, if they are there as they were before, too."""
+        return self.matrices.gate_up_scales is not None
+
+    def __call__(self, rows: torch.Tensor | Fp8Rows, *, parts: bool = False) -> torch.Tensor:
+        """The layer's output [T, H]; with `parts` maybe [P, T, H], which add up to it."""
+        x, eight = (rows.wide, rows) if isinstance(rows, Fp8Rows) else (rows, None)
+        assert x is not None, "the router takes them so"
         spec, base = self.spec, None
+        logits, _ = matrix(self.router).parts(x)
         chosen, weights = experts_route(
-            self.router(x), spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
+            logits, spec.top_k, scoring=spec.scoring, correction=self.correction, groups=spec.groups,
             kept_groups=spec.kept_groups, group_top=spec.group_top, normalise=spec.normalise, scale=spec.scale,
         )  # fmt: skip
         if self.shared is not None:
@@ -43,5 +53,6 @@ class GpuExperts:
             if self.shared_gate is not None:
                 base = base * self.shared_gate(x).sigmoid()
         return apply_experts(
-            x, chosen, weights, self.matrices, spec.activation, alpha=spec.alpha, limit=spec.limit, base=base
-        )
+            x, chosen, weights, self.matrices, spec.activation,
+            alpha=spec.alpha, limit=spec.limit, base=base, quantised=eight, parts=parts,
+        )  # fmt: skip
