@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -168,8 +169,8 @@ class Inbox:
         """True if this is the thread of the loop, which has not ended."""
         return threading.get_ident() == self._thread and not self._ended
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Waits for a command and runs it.
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for a command and runs it. False: none came.
 
         Args:
             seconds: at most; None for as long as it takes.
@@ -177,8 +178,18 @@ class Inbox:
         try:
             command = self._commands.get(timeout=seconds)
         except queue.Empty:
-            return
+            return False
         command()
+        return True
+
+    def gather(self, pause: float, most: float) -> None:
+        """Runs all commands that are there. Where there are any, others may follow: those too, until none has come for
+        `pause` seconds, or `most` seconds are over."""
+        until = time.monotonic() + most
+        more = not self.empty
+        while more and time.monotonic() < until:
+            self.run()
+            more = self.wait(pause) or not self.empty  # the wait may end late, beside a thread that computes
 
     def run(self) -> None:
         """Runs all commands that are there."""

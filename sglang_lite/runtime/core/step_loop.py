@@ -45,6 +45,11 @@ logger = logging.getLogger("sglang_lite")
 # another one. Longer than that the other rows do not wait for it, nor longer than a stream beside it should.
 _PATIENCE = 0.0025
 _MOST_PATIENCE = 0.05
+# Requests that are submitted together start together: where a second one has come before the first has begun, those
+# that follow within a pause are waited for. Else the first few of them have a step of their own, which takes as long to
+# launch as one with them all, and longer beside the thread that submits.
+_BURST_PAUSE_S = 0.0002
+_BURST_S = 0.02  # at most
 _PAUSE_S = 0.002  # between plans where nothing runs, and programs that hold prefixes are expected to come back
 
 
@@ -156,6 +161,7 @@ class StepLoop:
             while True:
                 if not self.busy:
                     self.inbox.wait()
+                    self.inbox.gather(_BURST_PAUSE_S, _BURST_S)
                 elif self.scheduler.waits and self._in_flight is None:
                     self.inbox.wait(_PAUSE_S)
                 self.inbox.run()

@@ -26,6 +26,10 @@ class Reserve:
         """Tokens to keep room for, of nodes that a program has yet to play."""
         return min(ahead.text, _LONGEST) + math.ceil(min(ahead.generated, _LONGEST) * self._share)
 
+    def of_request(self, length: int, limit: int) -> int:
+        """Tokens to keep room for, of a request with so many tokens that may have `limit`."""
+        return math.ceil(min(limit - length, _LONGEST) * self._share)
+
     def growth(self, length: Ints, limit: Ints) -> Ints:
         """Tokens to keep room for, per request.
 

@@ -366,8 +366,7 @@ class Scheduler:
             match = store.match(reusable, request.namespace)
             if store.reuses and _computes(prefilling, table, reusable, len(match.pages) * size, request.namespace):
                 continue
-            own = np.array([len(tokens)], dtype=np.int32)
-            expected = len(tokens) + int(self._reserve.growth(own, np.array([request.limit]))[0])
+            expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
             needed = -(-expected // size) - len(match.pages)
             ahead = 0
             if request.prospect is not None and request.prospect not in under_way:
