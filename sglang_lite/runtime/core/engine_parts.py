@@ -31,4 +31,4 @@ class EngineParts:
     compiler: Compiler
     encoder: Executor
     tokenizer: Tokenizer
-    step_cost: int
+    step_cost: float
