@@ -11,6 +11,7 @@ from sglang_lite.runtime.executor.scoring import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.models.model import DeviceModel
 
 _SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
+MOST_SLOTS = 2**31 - 1  # of a pool, and of its dummy page: kernels number token slots in 32 bits
 
 
 def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int) -> int:
@@ -38,7 +39,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
     room = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = model.token_bytes
-    tokens = int(room // token) // sizes.page_size * sizes.page_size
+    tokens = min(int(room // token), MOST_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(
             f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "

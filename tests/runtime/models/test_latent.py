@@ -242,6 +242,11 @@ def test_a_pool_holds_eight_times_the_tokens_of_expanded_heads(pool_tokens):
     assert pool_tokens() >= 8 * pool_tokens(expanded) > 0
 
 
+def test_a_pool_has_no_more_token_slots_than_kernels_can_number(pool_tokens):
+    one_number = KVLayout(((Plane(1, 1),),))
+    assert 2**31 - 64 < pool_tokens(one_number) < 2**31 - 16
+
+
 @pytest.mark.parametrize(("few", "many", "parts"), [(64, 128, 3), (16, 48, 19)])
 def test_a_pool_keeps_room_for_parts_of_rows_and_of_prefixes_that_are_shared(pool_tokens, few, many, parts):
     """Room for so many heads more: about three parts for each of 2 x 256 rows, and 16 of a prefix beside them."""
