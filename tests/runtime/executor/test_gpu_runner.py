@@ -237,7 +237,7 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is not torch.ops.aten._to_copy.default or result.dtype != args[0].dtype:  # else no kernel runs
+        if "_to_copy" not in str(func) or result.dtype != args[0].dtype:  # else no kernel runs
             self.seen.add((func, *(each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor))))
         return result
 
