@@ -101,14 +101,15 @@ def _scan(
     x = _load(logits + row.to(tl.int64) * row_stride, at, inside, mask_row, has_mask, softcap, SOFTCAP)
     bad = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
     temperature = tl.load(temperatures + slot)
-    score = x
+    highest, where = tl.max(x, 0, return_indices=True)
+    best = highest
     if temperature > 0:
         score = _race(x, temperature, tl.load(seeds + slot), tl.load(positions + row) + 1, block, BLOCK, FAST)
-    best, where = tl.max(score, 0, return_indices=True)
+        best, where = tl.max(score, 0, return_indices=True)
     out = row * blocks + block
     tl.store(block_best + out, best)
     tl.store(block_at + out, block * BLOCK + where)
-    tl.store(block_max + out, tl.max(x, 0))
+    tl.store(block_max + out, highest)
     tl.store(block_bad + out, bad)
 
 
@@ -237,7 +238,7 @@ def draw(
     _scan[(rows, blocks)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows, words, size,
         softcap or 0.0, best, at, block_max, bad, blocks,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, FAST=fast, num_warps=8,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, FAST=fast, num_warps=4,
     )  # fmt: skip
     _pick[(rows,)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
