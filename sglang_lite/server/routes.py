@@ -39,6 +39,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
 UNUSED = "x-unused-fields"  # header that names what a request has and no answer depends on
 _MOST_ITEMS = 2**20
+_QUERY_NEUTRAL = ("beta",)  # Anthropic's client says it of fields that are known by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class Endpoint:
                     request_id,
                     key,
                     Limits(int(service.settings.max_body_mb * 2**20), service.settings.max_depth, _MOST_ITEMS),
+                    unused=[name for name in request.query_params if name not in (*route.query, *_QUERY_NEUTRAL)],
                     reports=service.settings.unknown_fields == "report",
                 )
                 await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)

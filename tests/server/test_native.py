@@ -111,6 +111,13 @@ def test_fields_that_gateways_add_are_taken(http):
     assert response.status_code == 200
 
 
+def test_parameters_of_an_address_that_nothing_depends_on_are_named(http):
+    body = {"prompt": "a"}
+    assert http.post("/tokenize?timeout=5&more=", json=body).headers["x-unused-fields"] == "timeout, more"
+    assert http.get("/v1/models?limit=20").headers["x-unused-fields"] == "limit"
+    assert "x-unused-fields" not in http.post("/tokenize?beta=true", json=body).headers
+
+
 def test_load_has_the_shape_that_older_gateways_add_up(http):
     (load,) = http.get("/get_load").json()
     assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
