@@ -160,12 +160,14 @@ def linear_one(
     total = x if residual is None else x.new_empty(x.shape)
     small = rows * inputs <= _SMALL
     block_n, block_k, warps = _gemv_launch(rows, inputs, weight.element_size(), small=small, alone=norm is None)
+    # With a norm beside them 8 bits count as 16: larger matrices were not measured.
+    early = (weight.nbytes if norm is None else 2 * weight.numel()) <= _TINY
     if gate and small:  # two matrices' worth of registers
         block_n //= 2
     _gemv[(triton.cdiv(outputs, block_n),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        PREFETCH=small, EARLY=weight.nbytes <= _TINY, WHOLE=inputs <= block_k,
+        PREFETCH=small, EARLY=early, WHOLE=inputs <= block_k,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
         # Before and after the head there is little to overlap with.
         **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),
