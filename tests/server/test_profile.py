@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 
 import httpx2
 import pytest
@@ -25,7 +26,7 @@ def client(request, folder):
         yield client
 
 
-def test_a_profile_has_the_spans_of_steps(client, tmp_path):
+def test_a_profile_has_the_spans_of_steps(client, tmp_path, monkeypatch):
     assert client.post("/stop_profile").status_code == 400
     wanted = tmp_path / "traces"
     started = client.post("/start_profile", json={"output_dir": str(wanted)})
@@ -38,8 +39,10 @@ def test_a_profile_has_the_spans_of_steps(client, tmp_path):
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"step", "prefill", "decode", "masks"} <= names
     assert client.post("/stop_profile").status_code == 400
-    assert client.get("/start_profile").status_code == 200  # a folder of its own
-    assert client.get("/stop_profile").status_code == 200
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = client.get("/start_profile").json()["output_dir"]
+    assert own.startswith(str(tmp_path))
+    assert client.get("/stop_profile").json()["path"].startswith(own)
 
 
 def test_a_profile_is_the_administrators(client):

@@ -6,10 +6,12 @@ each kernel by all of that.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
+import stat
 import struct
 import tempfile
 from pathlib import Path
@@ -25,11 +27,10 @@ _AT_SECTIONS = 58
 
 def prepare_cache() -> Path:
     """The folder, once kernels can be read from there and written. Damaged ones are removed; where nothing can be
-    written, a folder for this process takes its place, which has what was there. Both are said in the log."""
+    written, the user's folder of temporary files takes its place, with links to what was there. Both are said in the
+    log."""
     folder = Path(triton.knobs.cache.dir)
-    damaged = [entry for entry in _entries(folder) if _is_damaged(entry)]
-    if damaged:
-        logger.warning("%d damaged kernels in %s are compiled anew.", len(damaged), folder)
+    damaged = _damaged(folder)
     try:
         for entry in damaged:
             shutil.rmtree(entry)
@@ -37,16 +38,46 @@ def prepare_cache() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        own = Path(tempfile.mkdtemp(prefix="sglang_lite-kernels-"))
+        own = _users_folder()
         logger.warning(
-            "kernels can't be kept in %s (%s): what is not there is compiled at each start. Set TRITON_CACHE_DIR to a "
-            "folder that can be written.", folder, error,
+            "kernels can't be kept in %s (%s): what is not there is compiled into %s. Set TRITON_CACHE_DIR to a folder "
+            "that can be written.", folder, error, own,
         )  # fmt: skip
-        for entry in _entries(folder):
-            if entry not in damaged:
-                (own / entry.name).symlink_to(entry)
+        for entry in _damaged(own):
+            entry.unlink() if entry.is_symlink() else shutil.rmtree(entry)
+        _link(set(_entries(folder)) - set(damaged), own)
         os.environ["TRITON_CACHE_DIR"] = os.fspath(own)
         return own
+
+
+def _users_folder() -> Path:
+    """Folder that this user alone can read and write, the same at each start: an engine's process, which may be killed,
+    need not remove it. A new one where the name is another's."""
+    folder = Path(tempfile.gettempdir(), f"sglang_lite-kernels-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return folder
+    return Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
+
+
+def _link(entries: set[Path], own: Path) -> None:
+    """Links `entries` into `own`, where links of an earlier start may have lost their targets."""
+    for link in list(own.iterdir()):
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
+    for entry in entries:
+        with contextlib.suppress(FileExistsError):  # of an earlier start, or of one beside this
+            (own / entry.name).symlink_to(entry)
+
+
+def _damaged(folder: Path) -> list[Path]:
+    """Damaged kernels, which the log is told of."""
+    damaged = [entry for entry in _entries(folder) if _is_damaged(entry)]
+    if damaged:
+        logger.warning("%d damaged kernels in %s are compiled anew.", len(damaged), folder)
+    return damaged
 
 
 def _entries(folder: Path) -> list[Path]:
