@@ -169,11 +169,13 @@ def test_a_program_that_takes_too_long_ends(http):
 
 
 def test_a_client_that_leaves_ends_its_program(url, engine):
-    program = Program((Gen("a", SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)),))
+    params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+    program = Program((Fork(tuple((Gen(f"a{i}", params),) for i in range(64))), Join()))
+    before = engine.stats()["steps"]
     with httpx2.stream("POST", f"{url}/program", json=body(program, stream=True)) as response:
         next(response.iter_bytes())
-        until(lambda: engine.stats()["running"] == 1)
-    until(lambda: engine.stats()["running"] == 0)
+    until(lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
+    assert engine.stats()["steps"] - before < 64 // 8 * 1900  # of eight branches at a time
 
 
 def test_a_program_is_a_field_of_completions(http, engine):
