@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.engine import switch_interval
-from sglang_lite.engine.child_process import PATIENCE_S
+from sglang_lite.engine import child_process, switch_interval
 from sglang_lite.engine.core import ProgramSink
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.events import Events, OpenEntry
@@ -97,7 +96,6 @@ E = TypeVar("E")
 
 MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
-_EXIT_S = 2 * PATIENCE_S  # that Python's end waits for a sink
 
 
 class ChildCore:
@@ -566,4 +564,4 @@ def _end_all() -> None:
     for core in running:
         core.hang_up()
     for core in running:
-        core.close(_EXIT_S)
+        core.close(2 * child_process.PATIENCE_S)  # for a sink

@@ -83,14 +83,14 @@ class ChildProcess:
                 with contextlib.suppress(Exception):  # the caller's handlers
                     logger.info("%s", text)
 
-    def end(self, patience_s: float = PATIENCE_S) -> str:
-        """Waits for the process, which was told to end, and kills it when it does not.
+    def end(self) -> str:
+        """Waits `PATIENCE_S` for the process, which was told to end, and kills it when it does not.
 
         Returns:
             How it ended, and the last lines that it printed.
         """
         try:
-            code = self._process.wait(patience_s)
+            code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()

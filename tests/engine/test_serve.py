@@ -76,7 +76,8 @@ def test_a_start_by_a_process_that_is_gone_ends_it(process):
 
 def test_what_it_prints_is_kept_for_who_asks_why():
     child = ChildProcess("tests.engine.printing", "the process")
-    said = child.end(60)
+    processes.ended(child.pid)
+    said = child.end()
     child.connection.release()
     assert said.startswith("ended with status 7. Its last output:\n")
     assert said.endswith("\nlast words")

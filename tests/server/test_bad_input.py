@@ -7,7 +7,8 @@ import socket
 import httpx2
 import pytest
 
-from tests.server.conftest import serving
+import sglang_lite as sgl
+from tests.server.conftest import SETTINGS, TEMPLATE, serving
 from tests.server.scripted import Scripted
 from tests.waiting import until
 
@@ -49,7 +50,7 @@ def test_what_is_no_request_is_a_4xx_that_says_why(http, route, body):
     assert "Traceback" not in response.text
 
 
-def test_a_schema_that_explodes_fails_alone(http):
+def test_a_schema_that_explodes_fails_alone(folder):
     deep: dict = {
         "type": "object",
         "properties": {"a": {"type": "array", "items": {"type": "string", "maxLength": 10**9}}},
@@ -58,9 +59,14 @@ def test_a_schema_that_explodes_fails_alone(http):
         deep = {"anyOf": [{"type": "array", "items": deep, "minItems": 50, "maxItems": 10**6}, deep]}
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
     format = {"type": "json_schema", "json_schema": {"name": "bomb", "schema": deep}}
-    response = http.post("/v1/chat/completions", json={**body, "response_format": format})
-    assert response.status_code in (200, 400)
-    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    with (
+        sgl.Engine(folder, **SETTINGS, chat_template=TEMPLATE, compile_timeout_s=1, in_process=True) as engine,
+        serving(engine) as url,
+        httpx2.Client(base_url=url, timeout=60) as http,
+    ):
+        response = http.post("/v1/chat/completions", json={**body, "response_format": format})
+        assert response.status_code in (200, 400)
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_a_body_that_is_too_large_is_not_read(engine):

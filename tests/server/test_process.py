@@ -20,10 +20,14 @@ LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500,
 
 
 @contextlib.contextmanager
-def launched(folder, *flags, module="sglang_lite.launch_server", ready=True):
-    """A server in a process of its own, and its address."""
+def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run=("-m",)):
+    """A server in a process of its own, and its address.
+
+    Args:
+        run: Python's arguments before `module`.
+    """
     command = [
-        sys.executable, "-m", module, *(["serve"] if module == "sglang_lite" else []), "--model-path", folder,
+        sys.executable, *run, module, *(["serve"] if module == "sglang_lite" else []), "--model-path", folder,
         "--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192", "--chat-template", TEMPLATE,
         "--port", "0", "--tp-size", "1", *flags,
     ]  # fmt: skip
@@ -40,6 +44,16 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True):
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+# Runs a module in a process that waits little for an engine that was told to end.
+HASTY = """
+import runpy, sys
+from sglang_lite.engine import child_process
+child_process.PATIENCE_S = 0.2
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
 
 
 def children_of(pid):
@@ -126,7 +140,7 @@ def test_the_death_of_its_engine_is_told_at_once(folder):
 
 def test_an_engine_that_stands_still_is_unhealthy_and_holds_up_no_end(folder):
     """Nor does a request that is open, for longer than `--drain-s`."""
-    with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5") as (process, url):
+    with launched(folder, "--health-timeout-s", "1", "--drain-s", "0.5", run=("-c", HASTY)) as (process, url):
         (engine,) = children_of(process.pid)
         with httpx2.stream("POST", f"{url}/generate", json=LONG, timeout=60) as stream:
             next(stream.iter_lines())
