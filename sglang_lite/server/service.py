@@ -140,6 +140,7 @@ class Service:
 
     async def start(self) -> None:
         """Begins to watch the engine, and makes a first token."""
+        self._beat = time.monotonic()  # it is silent from now on
         for work in (self._watch(), self._warm_up()):
             task = asyncio.ensure_future(work)
             self._tasks.add(task)

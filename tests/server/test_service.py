@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from sglang_lite.protocol import EngineClosedError
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
@@ -27,3 +28,24 @@ def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine, monkeypatch)
             await task
 
     asyncio.run(lookup())
+
+
+def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no_sign(engine, monkeypatch):
+    """`/health` may be asked before the engine's loop has given its first sign."""
+
+    async def started():
+        service = Service(engine, ServerSettings())
+        signs = asyncio.Event()
+
+        async def ask(call, **_):
+            await signs.wait()
+
+        monkeypatch.setattr(service, "ask", ask)
+        monkeypatch.setattr(service, "_warm_up", signs.wait)
+        await service.start()
+        service.check_health()
+        await service.stop()
+        with pytest.raises(EngineClosedError, match="no sign"):  # that has not been started
+            Service(engine, ServerSettings()).check_health()
+
+    asyncio.run(started())
