@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 
 import httpx2
@@ -13,6 +14,7 @@ from tests.server.scripted import Scripted
 from tests.waiting import until
 
 GREEDY = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
+LEAVING = int(os.environ.get("SGLANG_LITE_LEAVING", "100"))
 ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions")
 
 
@@ -274,11 +276,11 @@ def test_clients_that_leave_take_their_requests_along(url, engine):
                 pass
 
     async def run():
-        limits = httpx2.Limits(max_connections=200)
+        limits = httpx2.Limits(max_connections=2 * LEAVING)
         async with httpx2.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
             engine.flush_cache()
             before = engine.stats()["free_tokens"]
-            await asyncio.gather(*(leave(client, i) for i in range(100)))
+            await asyncio.gather(*(leave(client, i) for i in range(LEAVING)))
             await asyncio.to_thread(until, lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
             engine.flush_cache()
             return before, engine.stats()["free_tokens"]
