@@ -7,10 +7,10 @@ import sys
 from sglang_lite.random_ids import random_id
 
 FORKED = """
-import os, sys
+import os
 from sglang_lite.random_ids import random_id
 child = os.fork()
-print(random_id(), flush=True)
+os.write(1, (random_id() + "\\n").encode())  # by one call: the other one writes, too
 if child:
     os.waitpid(child, 0)
 """

@@ -35,10 +35,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
-    most = (memory.MOST_SLOTS // sizes.page_size - 1) * sizes.page_size
-    if pool > most:
-        raise ParameterError("max_total_tokens", f"{pool:,} is too many; the limit is {most:,}.")
-    pages = -(-pool // sizes.page_size)
+    pages = min(-(-pool // sizes.page_size), memory.MOST_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
     parts = {f"{tokens:,} tokens of keys and values": tokens * loaded.model.token_bytes}
