@@ -275,7 +275,12 @@ def interrupted(engine, call):
 
 @sgl.function
 def waits(s):
-    s += "ab" + sgl.gen("x", max_tokens=1500, ignore_eos=True)
+    """A program that has not ended when Ctrl-C is pressed, however late that is."""
+    s += "ab"
+    branches = s.fork(64)
+    branches += sgl.gen("y", max_tokens=1500, ignore_eos=True)
+    branches.join()
+    s += sgl.gen("x", max_tokens=1, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
