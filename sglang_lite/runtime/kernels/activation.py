@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_fp8
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 
 @triton.jit
@@ -38,6 +40,7 @@ def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
     return gate * up
 
 
+@launched
 @triton.jit
 def _activate(
     x, row_scales, scales, out, out_scales, size,
@@ -101,8 +104,8 @@ def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8
 def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> torch.Tensor:
     rows = len(x)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
-    block = min(1024, triton.next_power_of_2(size))
-    _activate[(rows, triton.cdiv(size, block))](
+    block = min(1024, power_of_2(size))
+    _activate[(rows, cdiv(size, block))](
         x, scales and scales.rows, scales and scales.columns, out, None, size,
         GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=False, KIND=activation, BLOCK=block, num_warps=4,
         **overlapped(x.device),
@@ -112,7 +115,7 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
 
 def _launch_fp8(x: torch.Tensor, size: int, activation: str, scales: Scales | None) -> Fp8Rows:
     eight = Fp8Rows.empty(x, size)
-    block = triton.next_power_of_2(size)
+    block = power_of_2(size)
     _activate[(len(x), 1)](
         x, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,
         GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=True, KIND=activation,

@@ -15,7 +15,9 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPre
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Launch, attention_launch, padded
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 _ITEMS = 16  # that one program of _split makes
@@ -23,6 +25,7 @@ _LONG = 1024  # tokens: more are worth another program, even if it has to wait, 
 _WARP = 32  # rows at least: fewer are no faster, and each power of two is compiled
 
 
+@launched
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
     positions, slots, shared, work, row_work, rows, items,
@@ -83,10 +86,10 @@ def split_work(
             them have one, unless it has 1,024 tokens.
     """
     rows, items = len(positions), len(work)
-    _split[(triton.cdiv(items, _ITEMS),)](
+    _split[(cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
         LEAST=least, AT_ONCE=at_once, LONG=_LONG, SHARED=shared is not None,
-        BLOCK=max(_WARP, triton.next_power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
+        BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
 
@@ -172,11 +175,12 @@ def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
         group: query heads of a KV head.
         dim: of a head.
     """
-    heads: int = triton.next_power_of_2(group)
+    heads: int = power_of_2(group)
     numbers = 1024 * launch.warps if launch.warps > 1 else 512
     return {"GROUP": heads, "PARTS": max(numbers // (heads * padded(dim)), 1)}
 
 
+@launched
 @triton.jit(do_not_specialize=["most_chunks", "window"])
 def _decode(
     q, q_stride, k, v, v_scales, head_stride, out, work, row_work, positions, page_table, pages_per_slot,

@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import first_of_step, start_next
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 
+@launched
 @triton.jit
 def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -26,8 +29,8 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
     """Rows of table [V, H] for the plan's tokens, times scale: [T, H]. Moves 2 T H elements."""
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
-    block = min(1024, triton.next_power_of_2(size))
-    _embed[(len(out), triton.cdiv(size, block))](
+    block = min(1024, power_of_2(size))
+    _embed[(len(out), cdiv(size, block))](
         plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **first_of_step(out.device)
     )
     return out

@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 SCALED_BLOCK = 128  # rows and columns of weights in 8 bits that have a scale in common
 
@@ -39,6 +41,7 @@ def _scaled(value, scales, left, BLOCK_K: tl.constexpr):
     return tl.reshape(tl.reshape(value, [BLOCK_K // 128, 128]) * factor[:, None], [BLOCK_K])
 
 
+@launched
 @triton.jit
 def _gate_up(
     x, ids, w, scales, bias, out, alpha, limit,
@@ -78,6 +81,7 @@ def _gate_up(
     tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
+@launched
 @triton.jit
 def _down(
     hidden, ids, weights, w, scales, bias, base, out,
@@ -145,7 +149,7 @@ def experts_gate_up_few(
     pairs, outputs, inputs = ids.numel(), weight.shape[1] // 2, weight.shape[2]
     out = torch.empty((pairs, outputs), dtype=x.dtype, device=x.device)
     block_n, block_k, warps = _gate_up_launch(weight)
-    _gate_up[(pairs, triton.cdiv(outputs, block_n))](
+    _gate_up[(pairs, cdiv(outputs, block_n))](
         x, ids, weight, scales, bias, out, alpha, limit,
         TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
         BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
@@ -180,7 +184,7 @@ def experts_down_few(
     tokens, outputs, inputs = len(ids), weight.shape[1], weight.shape[2]
     out = torch.empty((tokens, outputs), dtype=hidden.dtype, device=hidden.device)
     block_n, block_k, warps = _down_launch(weight)
-    _down[(tokens, triton.cdiv(outputs, block_n))](
+    _down[(tokens, cdiv(outputs, block_n))](
         hidden, ids, weights, weight, scales, bias, base, out,
         TOP=ids.shape[1], K=inputs, N=outputs,
         SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
@@ -193,9 +197,9 @@ def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
     """BLOCK_N, BLOCK_K and warps; measured on an H200 with Qwen3-30B-A3B's shape."""
     if weight.element_size() == 1:
         return 4, 256, 1
-    return 4, min(1024, triton.next_power_of_2(weight.shape[2])), 2
+    return 4, min(1024, power_of_2(weight.shape[2])), 2
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
     """Launch parameters, as of `_gate_up_launch`."""
-    return 4, min(1024, triton.next_power_of_2(weight.shape[2])), 4
+    return 4, min(1024, power_of_2(weight.shape[2])), 4

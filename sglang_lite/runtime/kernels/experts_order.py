@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 4096  # pairs that are looked at together
 
@@ -46,6 +48,7 @@ def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
     return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
 
 
+@launched
 @triton.jit(do_not_specialize=["count"])
 def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -55,6 +58,7 @@ def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: 
     tl.store(counts + chunk * BLOCK_E + tl.arange(0, BLOCK_E), tl.histogram(experts, BLOCK_E))
 
 
+@launched
 @triton.jit(do_not_specialize=["count", "most_blocks"])
 def _order(
     ids, counts, pairs, block_experts, count, most_blocks,
@@ -102,9 +106,9 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
         size: rows of a block; a power of two.
     """
     blocks = ExpertBlocks.empty(ids, experts, size)
-    count, bins = ids.numel(), triton.next_power_of_2(experts + 1)
-    chunk = min(_CHUNK, max(128, triton.next_power_of_2(count)))
-    warps, chunks = min(max(chunk // 256, 1), 8), triton.cdiv(count, chunk)
+    count, bins = ids.numel(), power_of_2(experts + 1)
+    chunk = min(_CHUNK, max(128, power_of_2(count)))
+    warps, chunks = min(max(chunk // 256, 1), 8), cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
     if chunks > 1:
         _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **overlapped(ids.device))

@@ -15,9 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
+@launched
 @triton.jit
 def _route(
     logits, correction, ids, weights, scale, PARTS: tl.constexpr,
@@ -115,13 +118,13 @@ def experts_route(
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     size = experts // groups
-    block = triton.next_power_of_2(groups) * triton.next_power_of_2(size)
+    block = power_of_2(groups) * power_of_2(size)
     _route[(tokens,)](
         logits, correction, ids, weights, scale, PARTS=len(logits) if logits.dim() == 3 else 1,
         SIGMOID=scoring == "sigmoid", CORRECTED=correction is not None, NORMALISE=normalise, TOP=top_k,
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
-        BLOCK_G=triton.next_power_of_2(groups), BLOCK_S=triton.next_power_of_2(size),
-        BLOCK_K=triton.next_power_of_2(top_k),
+        BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),
+        BLOCK_K=power_of_2(top_k),
         num_warps=min(max(block // 256, 1), 8), **overlapped(logits.device),
     )  # fmt: skip
     return ids, weights

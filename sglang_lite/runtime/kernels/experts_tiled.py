@@ -24,7 +24,9 @@ from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows
 from sglang_lite.runtime.kernels.launch import tile_stages
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs follow each other for a tile of outputs
 
@@ -48,6 +50,7 @@ def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
     return tl.dot(weights, columns, acc, input_precision="ieee")
 
 
+@launched
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _gate_up(
     x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
@@ -100,6 +103,7 @@ def _gate_up(
         tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
 
 
+@launched
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
     hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
@@ -137,6 +141,7 @@ def _down(
         tl.store(place, acc.to(out.dtype.element_ty), mask=here)
 
 
+@launched
 @triton.jit
 def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -192,7 +197,7 @@ def experts_gate_up(
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = gate_up_launch(card_of(out.device), blocks.size, values.element_size())
-    _gate_up[(count * triton.cdiv(outputs, block_n),)](
+    _gate_up[(count * cdiv(outputs, block_n),)](
         values, row_scales, TensorDescriptor(weight, [experts * both, inputs], [inputs, 1], [block_n, block_k]),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
         TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
@@ -232,7 +237,7 @@ def experts_down(
     _, values, row_scales, dtype = _parts(hidden)
     out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
-    _down[(count * triton.cdiv(outputs, block_n),)](
+    _down[(count * cdiv(outputs, block_n),)](
         TensorDescriptor(values, list(values.shape), [inputs, 1], [blocks.size, block_k]), row_scales,
         TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [block_n, block_k]), scales,
         bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
@@ -248,8 +253,8 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     """Sum of y [top, T, N] over each token's experts: [T, N]. Moves (top + 1) T N elements."""
     top, tokens, outputs = y.shape
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
-    block = min(1024, triton.next_power_of_2(outputs))
-    _sum[(tokens, triton.cdiv(outputs, block))](
+    block = min(1024, power_of_2(outputs))
+    _sum[(tokens, cdiv(outputs, block))](
         y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **overlapped(y.device)
     )
     return out

@@ -8,7 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 LARGEST: tl.constexpr = tl.constexpr(448.0)  # of e4m3
 _LEAST_ROWS = 16  # of a product in 8 bits
@@ -52,6 +54,7 @@ class Scales:
     columns: torch.Tensor
 
 
+@launched
 @triton.jit
 def _quantise(x, out, scales, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -73,7 +76,7 @@ def store_fp8(value, row, at, size, out, scales):
 def quantise_rows(x: torch.Tensor) -> Fp8Rows:
     """x [M, K] in 8 bits. Moves 1.5 M K elements."""
     eight = Fp8Rows.empty(x, x.shape[1])
-    block = triton.next_power_of_2(x.shape[1])
+    block = power_of_2(x.shape[1])
     _quantise[(len(x),)](
         x,
         eight.values,

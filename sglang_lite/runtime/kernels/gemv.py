@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import activated
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
@@ -20,6 +22,7 @@ _SMALL = 1 << 24  # elements of a matrix whose first weights are worth fetching 
 _TINY = 1 << 24  # bytes of a matrix all of whose programs find room beside those of the next
 
 
+@launched
 @triton.jit
 def _gemv(
     x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
@@ -91,6 +94,7 @@ def _gemv(
     tl.store(y + n, total.to(y.dtype.element_ty), mask=n < N)
 
 
+@launched
 @triton.jit(do_not_specialize=["M"])
 def _few(
     x, w, bias, y, partials, counters, M, N, K,
@@ -164,7 +168,7 @@ def linear_one(
     early = (weight.nbytes if norm is None else 2 * weight.numel()) <= _TINY
     if gate and small:  # two matrices' worth of registers
         block_n //= 2
-    _gemv[(triton.cdiv(outputs, block_n),)](
+    _gemv[(cdiv(outputs, block_n),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         PREFETCH=small, EARLY=early, WHOLE=inputs <= block_k,
@@ -183,7 +187,7 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, small: bool, a
         alone: the row is multiplied as it is.
     """
     if small:
-        whole = max(1024, triton.next_power_of_2(inputs))  # all of a row is fetched early
+        whole = max(1024, power_of_2(inputs))  # all of a row is fetched early
         if element_size == 1 and alone and 4096 <= whole <= 8192:
             return 16384 // whole, whole, 4
         if inputs >= 4096 and outputs <= 4096:
@@ -217,7 +221,7 @@ class FewRows:
         """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N]."""
         rows, inputs = x.shape
         outputs = weight.shape[0]
-        tiles = triton.cdiv(outputs, self.BLOCK_N)
+        tiles = cdiv(outputs, self.BLOCK_N)
         # Few tiles leave multiprocessors idle; a short sum is not worth splitting.
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)

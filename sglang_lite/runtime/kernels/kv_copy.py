@@ -7,8 +7,11 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
+@launched
 @triton.jit
 def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     tensor = tl.load(pointers + tl.program_id(1)).to(like.dtype)
@@ -40,5 +43,5 @@ class KVCopy:
         for like, pointers in self._alike:
             heads, slots, dim = like.shape
             _copy[(len(source), len(pointers), heads)](
-                pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1
+                pointers, like, source, target, slots * dim, DIM=dim, BLOCK_D=power_of_2(dim), num_warps=1
             )

@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
+@launched
 @triton.jit
 def _kv_store(
     k, v, at, k_cache, v_cache, k_token, k_head, v_token, v_head, cache_head,
@@ -34,6 +37,6 @@ def kv_store(k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: KVCache,
     tokens, heads, dim = k.shape
     _kv_store[(tokens,)](
         k, v, at, cache.k[layer], cache.v[layer], k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        cache.k[layer].stride(0), HEADS=heads, DIM=dim, BLOCK_H=triton.next_power_of_2(heads),
-        BLOCK_D=triton.next_power_of_2(dim), num_warps=2, **overlapped(k.device),
+        cache.k[layer].stride(0), HEADS=heads, DIM=dim, BLOCK_H=power_of_2(heads),
+        BLOCK_D=power_of_2(dim), num_warps=2, **overlapped(k.device),
     )  # fmt: skip

@@ -26,7 +26,9 @@ from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Launch, latent_launch, padded
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.softmax import page_of
 
 PAIRS = 64  # of a new token and a head, of a program
@@ -156,6 +158,7 @@ def _attend_all(
     return m, total, tl.trans(acc) if ACROSS else acc
 
 
+@launched
 @triton.jit
 def _prefix(
     q, plane, scales, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale,
@@ -188,6 +191,7 @@ def _prefix(
     tl.store(ml_buffer + part * 2 + 1, total, mask=real)
 
 
+@launched
 @triton.jit(do_not_specialize=["most_chunks"])
 def _decode(
     q, plane, scales, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
@@ -244,6 +248,7 @@ def _decode(
         tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _prefill(
     q, plane, scales, out, blocks, page_table, pages_per_slot, scale,
@@ -333,7 +338,7 @@ def latent_decode(
         return
     launch, partials, shared = _launch(q, head_block(heads)), work.partials, plan.shared
     block = launch.queries
-    blocks = triton.cdiv(heads, block)
+    blocks = cdiv(heads, block)
     assert rows * blocks <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
     _decode[(blocks, len(work.items))](
@@ -363,7 +368,7 @@ def latent_prefix(
     shared, partials, launch = plan.shared, work.partials, _launch(q, PAIRS)
     assert shared is not None
     assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
-    _prefix[(triton.cdiv(PAIRS, launch.queries), len(shared.items))](
+    _prefix[(cdiv(PAIRS, launch.queries), len(shared.items))](
         q, cache.k[layer], cache.scales and cache.scales.k[layer], shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale,
         HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
@@ -388,7 +393,7 @@ def latent_prefill(
         hopper.latent_prefill_hopper(q, cache, layer, plan, out, rank=rank, scale=scale)
         return
     launch = _launch(q, PAIRS)
-    parts = triton.cdiv(plan.block_size * heads, launch.queries)
+    parts = cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
         q, cache.k[layer], cache.scales and cache.scales.k[layer], out, plan.blocks, plan.page_table,
         plan.page_table.shape[1], scale,

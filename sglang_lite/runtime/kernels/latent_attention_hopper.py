@@ -9,7 +9,6 @@ memory once, as keys and as values. FlashMLA (DeepSeek, 2025) cuts the sums so.
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,6 +22,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.sizes import cdiv
 
 _QUERIES = gl.constexpr(64)  # of a program: heads, or pairs of a new token and a head
 _TOKENS = gl.constexpr(64)  # of a block
@@ -397,6 +398,7 @@ def _attend(
     ], [4, 1], [208, 40])  # fmt: skip
 
 
+@launched
 @gluon.jit(do_not_specialize=["most_chunks"])
 def latent_decode_kernel(
     q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
@@ -425,6 +427,7 @@ def latent_decode_kernel(
     )  # fmt: skip
 
 
+@launched
 @gluon.jit(do_not_specialize=["most_chunks"])
 def latent_prefix_kernel(
     q, latents, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale, heads,
@@ -443,6 +446,7 @@ def latent_prefix_kernel(
     )  # fmt: skip
 
 
+@launched
 @gluon.jit
 def latent_prefill_kernel(
     q, latents, out, plan_blocks, page_table, pages_per_slot, scale, heads, parts,
@@ -486,7 +490,7 @@ def latent_decode_hopper(
     Reads each latent once for 64 heads. Shared memory: 225 KB.
     """
     heads = q.shape[1]
-    blocks = triton.cdiv(heads, _QUERIES.value)
+    blocks = cdiv(heads, _QUERIES.value)
     partials, shared = work.partials, plan.shared
     assert plan.decoding * blocks * 2 <= partials.counters.numel()
     assert len(work.items) * heads * rank <= partials.acc.numel()
@@ -525,7 +529,7 @@ def latent_prefill_hopper(
 ) -> None:
     """Causal attention of the plan's blocks of new tokens. Arguments as `latent_prefill`."""
     heads = q.shape[1]
-    parts = triton.cdiv(plan.block_size * heads, _QUERIES.value)
+    parts = cdiv(plan.block_size * heads, _QUERIES.value)
     latent_prefill_kernel[(len(plan.blocks) * parts,)](
         q, _described(cache, layer, plan), out, plan.blocks, plan.page_table, plan.page_table.shape[1],
         scale * 1.4426950408889634, heads, parts, PAGE=plan.page_size, num_warps=4,

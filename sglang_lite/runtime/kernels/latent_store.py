@@ -13,11 +13,14 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _BLOCK_H = 16  # heads of a program
 
 
+@launched
 @triton.jit
 def _latent_store(
     product, width, q, q_token, q_head, out, out_token, out_head, norm, cos, sin, slots, positions, page_table,
@@ -86,11 +89,11 @@ def latent_store(
     """
     (cos, sin), heads, rank = rope, q.shape[1], len(norm)
     turned = cos.shape[1]
-    _latent_store[(len(product), 1 + triton.cdiv(heads, _BLOCK_H))](
+    _latent_store[(len(product), 1 + cdiv(heads, _BLOCK_H))](
         product, product.shape[1], q, q.stride(0), q.stride(1), out, out.stride(0), out.stride(1), norm, cos, sin,
         plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1], cache.k[layer],
         cache.scales and cache.scales.k[layer], eps,
         HEADS=heads, RANK=rank, TURNED=turned, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        BLOCK_H=_BLOCK_H, BLOCK_R=triton.next_power_of_2(rank), BLOCK_T=triton.next_power_of_2(turned),
+        BLOCK_H=_BLOCK_H, BLOCK_R=power_of_2(rank), BLOCK_T=power_of_2(turned),
         num_warps=4, **overlapped(product.device),
     )  # fmt: skip

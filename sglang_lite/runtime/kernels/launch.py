@@ -6,9 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-import triton
-
 from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 Kernel = Literal["decode", "prefill", "prefix"]
 
@@ -94,7 +93,7 @@ def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch |
 
 def padded(dim: int) -> int:
     """Size of a head as kernels pad it."""
-    power: int = triton.next_power_of_2(dim)
+    power: int = power_of_2(dim)
     return max(_LEAST, power)
 
 

@@ -12,9 +12,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, store_fp8
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
+@launched
 @triton.jit
 def _add_norm(
     x, row_scales, scales, residual, weight, out, eight, eight_scales, size, eps,
@@ -110,7 +113,7 @@ def _launch(
     eight: Fp8Rows | None = None,
 ) -> None:
     rows, size = x.shape[-2:]
-    block = triton.next_power_of_2(size)
+    block = power_of_2(size)
     _add_norm[(rows,)](
         x, scales and scales.rows, scales and scales.columns, residual, weight, out,
         eight and eight.values, eight and eight.scales, size, eps,

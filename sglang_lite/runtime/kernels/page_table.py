@@ -6,7 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.sizes import cdiv
 
+
+@launched
 @triton.jit(do_not_specialize=["count"])
 def _update(table, at, values, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -16,4 +20,4 @@ def _update(table, at, values, count, BLOCK: tl.constexpr):
 def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
     """table.view(-1)[at] = values, int32 [N] each."""
     if len(at):
-        _update[(triton.cdiv(len(at), 256),)](table, at, values, len(at), BLOCK=256, num_warps=4)
+        _update[(cdiv(len(at), 256),)](table, at, values, len(at), BLOCK=256, num_warps=4)

@@ -11,9 +11,11 @@ from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 
+@launched
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
     q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,

@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
 
 _QUERIES = gl.constexpr(64)  # of a warp group
 _TOKENS = gl.constexpr(128)  # of a block
@@ -181,6 +182,7 @@ def _compute(
     gl.store(target, (acc / total[:, None]).to(dtype), mask=(row < count)[:, None])
 
 
+@launched
 @gluon.jit(do_not_specialize=["token_slots", "before"])
 def prefill_kernel(
     q, q_stride, keys, rests, rest_column, values, token_slots, out, plan_blocks, page_table, pages_per_slot, before,

@@ -10,6 +10,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
@@ -26,6 +27,7 @@ def block_queries(group: int, item: int) -> int:
     return 64 if item < 4 else padded(group)
 
 
+@launched
 @triton.jit
 def _prefix(
     q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks,

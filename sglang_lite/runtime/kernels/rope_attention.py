@@ -17,6 +17,7 @@ from sglang_lite.runtime.kernels.decode_attention import finish, merging
 from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import turn_heads
 from sglang_lite.runtime.kernels.softmax import add_block, add_token, attend_more, load_block, page_of
@@ -96,6 +97,7 @@ def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constex
     tl.store(v + at, value, mask=d < DIM)
 
 
+@launched
 @triton.jit(do_not_specialize=["window"])
 def _rope_attention(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, eps, k, v, k_scales, v_scales, head_stride, out, work, row_work,

@@ -11,7 +11,9 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
@@ -33,6 +35,7 @@ def turn_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
     return (x.to(tl.float32) * c + y.to(tl.float32) * s).to(x.dtype)
 
 
+@launched
 @triton.jit
 def _rope_store(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
@@ -114,15 +117,15 @@ def rope_store(
     kv_heads, cache_slots, dim = cache.k[layer].shape
     total = qkv.shape[1] // dim
     heads = total - 2 * kv_heads
-    block = min(_LAUNCH["BLOCK_H"], triton.next_power_of_2(total))
+    block = min(_LAUNCH["BLOCK_H"], power_of_2(total))
     of_cache = cache.scales
-    _rope_store[(len(qkv), triton.cdiv(total, block))](
+    _rope_store[(len(qkv), cdiv(total, block))](
         qkv, scales and scales.rows, scales and scales.columns, q_norm, k_norm, cos, sin,
         plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
         cache.k[layer], cache.v[layer], of_cache and of_cache.k[layer], of_cache and of_cache.v[layer],
         cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
+        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

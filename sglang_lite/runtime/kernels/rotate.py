@@ -6,11 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _HEADS = 8  # of a program
 
 
+@launched
 @triton.jit
 def _rotate(
     q, k, cos, sin, q_out, k_out, q_head, q_token, k_head, k_token, cos_token, sin_token,
@@ -44,10 +47,10 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     _, heads, tokens, dim = q.shape
     kv_heads = k.shape[1]
     q_out, k_out = (torch.empty((1, tokens, n, dim), dtype=q.dtype, device=q.device) for n in (heads, kv_heads))
-    block = min(_HEADS, triton.next_power_of_2(heads + kv_heads))
-    _rotate[(tokens, triton.cdiv(heads + kv_heads, block))](
+    block = min(_HEADS, power_of_2(heads + kv_heads))
+    _rotate[(tokens, cdiv(heads + kv_heads, block))](
         q, k, cos, sin, q_out, k_out, q.stride(1), q.stride(2), k.stride(1), k.stride(2), cos.stride(1), sin.stride(1),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_H=block, BLOCK_D=triton.next_power_of_2(dim), num_warps=2,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=2,
         **overlapped(q.device),
     )  # fmt: skip
     return q_out.transpose(1, 2), k_out.transpose(1, 2)

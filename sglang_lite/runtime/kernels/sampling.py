@@ -12,6 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
+
 BLOCK = 4096  # logits that a program of the first pass reads
 NOT_FINITE, NOTHING_ALLOWED = -1, -2  # in place of a token
 
@@ -81,6 +84,7 @@ def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.c
     return x * (1.0 / temperature) - 0.69314718 * tl.reshape(_log2(e, FAST), [BLOCK])
 
 
+@launched
 @triton.jit(do_not_specialize=["words", "blocks"])
 def _scan(
     logits, row_stride, slots, positions, temperatures, seeds, masks, mask_rows, words, size, softcap,
@@ -126,6 +130,7 @@ def _unkey(key):
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
+@launched
 @triton.jit(do_not_specialize=["words", "blocks"])
 def _pick(
     logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, masks, mask_rows, words, size,
@@ -227,7 +232,7 @@ def draw(
     least `min_p` of the largest probability; of equal logits at the border all are kept.
     """
     rows, size = logits.shape
-    blocks = triton.cdiv(size, BLOCK)
+    blocks = cdiv(size, BLOCK)
     room = -(-rows * blocks // 4) * 4  # aligned: else Triton compiles a version for some numbers of rows
     best, block_max = torch.empty((2, room), dtype=torch.float32, device=logits.device).unbind(0)
     at, bad = torch.empty((2, room), dtype=torch.int32, device=logits.device).unbind(0)
@@ -244,6 +249,6 @@ def draw(
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
         sampling.top_p, sampling.min_p, masks, mask_rows, words, size, softcap or 0.0, best, at, block_max, bad, blocks,
         drawn, tokens,
-        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(blocks), FAST=fast,
+        SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=power_of_2(blocks), FAST=fast,
         num_warps=16,
     )  # fmt: skip

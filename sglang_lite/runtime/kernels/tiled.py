@@ -14,7 +14,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from sglang_lite.runtime.kernels.activation import activated
 from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.launch import tile_stages
+from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MOST_ROWS = 64
 _BLOCK_K = 128
@@ -22,6 +24,7 @@ _MOST_PARTS = 2
 _SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
+@launched
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
     x, w, bias, y, M, N, K,
@@ -87,7 +90,7 @@ def parts_of(weight: torch.Tensor) -> int:
     Each program reads all rows x, and a matrix of few outputs has few programs: they wait for that, not for weights.
     """
     outputs, inputs = weight.shape
-    programs = triton.cdiv(outputs, _outputs(weight))
+    programs = cdiv(outputs, _outputs(weight))
     most = min(_MOST_PARTS, card_of(weight.device).multiprocessors // programs)
     return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
@@ -109,8 +112,8 @@ def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, gate: str, *, parts: int
 ) -> None:
     (rows, inputs), outputs = x.shape, y.shape[-1]
-    block_m, block_n = max(16, triton.next_power_of_2(rows)), _outputs(weight)
-    card, programs = card_of(x.device), triton.cdiv(outputs, block_n)
+    block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
+    card, programs = card_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
         TensorDescriptor(x, [rows, inputs], [inputs, 1], [block_m, _BLOCK_K]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [block_n, _BLOCK_K]),

@@ -1,0 +1,95 @@
+"""Launches of kernels that cost the host little.
+
+Triton works out anew at each launch which of a kernel's variants its arguments want, which takes it 20 µs and more.
+What decides that is kept here beside the variant: formats and alignment of tensors, Triton's own word on numbers, and
+constants as they are. Whatever is not known yet Triton launches itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.backends.compiler import BaseBackend
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+try:
+    from triton._C.libtriton import native_specialize_impl as _specialized
+except ImportError:  # Triton 3.5
+    _specialized = None
+
+
+class Launched:
+    """A kernel of Triton, launched as such: `kernel[grid](*arguments, **constants_and_options)`. Hooks of profilers are
+    told of a variant's first launch alone.
+
+    Args:
+        function: whose constants come last.
+    """
+
+    def __init__(self, function: Any) -> None:  # of Triton
+        self.function = function
+        constant = [parameter.is_constexpr for parameter in function.params]
+        self._arguments = constant.index(True) if True in constant else len(constant)
+        assert all(constant[self._arguments :]), "constants come last"
+        self._rest = (None,) * (len(constant) - self._arguments)  # in place of constants, which are compiled in
+        self._known: dict[tuple[Any, ...], CompiledKernel] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        key, values = kinds(arguments)
+        device = torch._C._cuda_getDevice() if key else -1  # noqa: SLF001 # torch.cuda's function takes 1 µs longer
+        key += device, *options, *options.values()
+        kernel = self._known.get(key)
+        if kernel is None:
+            kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
+            if device >= 0 and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
+                self._known[key] = kernel
+            return
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 # as Triton does
+        kernel.run(
+            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._rest
+        )  # fmt: skip
+
+
+def launched(function: Any) -> Any:  # of Triton
+    """Decorator of kernels that the host launches. The interpreter's stay as they are."""
+    return Launched(function) if isinstance(function, JITFunction) and _specialized is not None else function
+
+
+def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+    """All by which Triton tells variants of a kernel apart, or more; and the arguments as the driver takes them.
+
+    Nothing where a tensor has no memory: there is nothing to launch then.
+    """
+    found: list[Any] = []
+    values: list[Any] = []
+    for argument in arguments:
+        of = type(argument)
+        if of is torch.Tensor:
+            address = argument.data_ptr()
+            if not address:
+                return (), []
+            found.append((argument.dtype, address % 16) if address % 16 else argument.dtype)
+            values.append(address)
+        else:
+            if argument is None:
+                found.append(None)
+            elif of is int or of is float or of is bool:
+                found.append(_kind(argument))
+            else:
+                found.append(_specialized(BaseBackend, argument, False, True, True))
+            values.append(argument)
+    return tuple(found), values
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # 1, 1.0 and True are of three kinds
+def _kind(number: float) -> Any:
+    """Triton's word on a number: its type, whether it is 1, which is compiled in, or divisible by 16."""
+    return _specialized(BaseBackend, number, False, True, True)
