@@ -17,10 +17,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8 import Fp8Rows
 from sglang_lite.runtime.kernels.launch import tile_stages
@@ -192,13 +192,13 @@ def experts_gate_up(
     Returns:
         [blocks * size, N], of x in 8 bits in bfloat16. Rows without a pair mean nothing.
     """
-    experts, both, inputs = weight.shape
+    _, both, inputs = weight.shape
     outputs, count = both // 2, len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = gate_up_launch(card_of(out.device), blocks.size, values.element_size())
     _gate_up[(count * cdiv(outputs, block_n),)](
-        values, row_scales, TensorDescriptor(weight, [experts * both, inputs], [inputs, 1], [block_n, block_k]),
+        values, row_scales, described(weight, inputs, (block_n, block_k)),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
         TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
@@ -232,14 +232,14 @@ def experts_down(
     Returns:
         [top, T, N], in the format of `experts_gate_up`.
     """
-    experts, outputs, inputs = weight.shape
+    _, outputs, inputs = weight.shape
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
     out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
     _down[(count * cdiv(outputs, block_n),)](
-        TensorDescriptor(values, list(values.shape), [inputs, 1], [blocks.size, block_k]), row_scales,
-        TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [block_n, block_k]), scales,
+        described(values, inputs, (blocks.size, block_k)), row_scales,
+        described(weight, inputs, (block_n, block_k)), scales,
         bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
         TOP=weights.shape[1], K=inputs, N=outputs,
         EIGHT=scales is not None, BIAS=bias is not None, BASE=base is not None,

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.sizes import cdiv
@@ -537,5 +538,5 @@ def latent_prefill_hopper(
 
 
 def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
-    plane = cache.k[layer].view(-1, _SIZE.value)
-    return TensorDescriptor.from_tensor(plane, [plan.page_size, _COLUMNS.value], SHARED.value)
+    box = plan.page_size, _COLUMNS.value
+    return described(cache.k[layer], _SIZE.value, box, SHARED.value)

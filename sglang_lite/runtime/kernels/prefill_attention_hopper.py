@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launching import launched
 
@@ -310,15 +311,14 @@ def _launch(
         rests: None: keys and values lie in pages of slots; else side by side.
         before: tokens of the batch that they lack.
     """
-    heads, box = q.shape[1], [page_size, _COLUMNS.value]
-    planes = [x.view(-1, x.shape[2]) for x in (keys, values)]
-    described = [TensorDescriptor.from_tensor(x, box, SHARED.value) for x in planes]
-    rest, of_rests, column = 0, described[0], 0
+    heads, box = q.shape[1], (page_size, _COLUMNS.value)
+    of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))
+    rest, of_rests, column = 0, of_keys, 0
     if rests is not None:
-        rest, of_rests = q.shape[2] - keys.shape[2], TensorDescriptor.from_tensor(rests, box, SHARED.value)
+        rest, of_rests = q.shape[2] - keys.shape[2], TensorDescriptor.from_tensor(rests, [*box], SHARED.value)
         column = rests.shape[1] - rest
     prefill_kernel[(heads, len(blocks))](
-        q, q.stride(0), described[0], of_rests, column, described[1], keys.shape[1], out, blocks, page_table,
+        q, q.stride(0), of_keys, of_rests, column, of_values, keys.shape[1], out, blocks, page_table,
         page_table.shape[1] if rests is None else 0, before, scale * 1.4426950408889634,
         G=heads // len(keys), KEY=keys.shape[2], REST=rest, VALUE=values.shape[2], PAGE=page_size, HEADS=heads,
         OWN=rests is not None, num_warps=4,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_lite.runtime.kernels.activation import activated
 from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.launch import tile_stages
 from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
@@ -115,8 +115,8 @@ def _launch(
     block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
     card, programs = card_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
-        TensorDescriptor(x, [rows, inputs], [inputs, 1], [block_m, _BLOCK_K]),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [block_n, _BLOCK_K]),
+        described(x, inputs, (block_m, _BLOCK_K)),
+        described(weight, inputs, (block_n, _BLOCK_K)),
         bias, y, rows, outputs, inputs,
         BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= card.multiprocessors,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
