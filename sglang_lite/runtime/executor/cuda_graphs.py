@@ -77,20 +77,24 @@ class CudaGraphs:
         """Rows of the smallest graph for so many; `rows` where there is none."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
+    def can_run(self, batch: Batch) -> bool:
+        """True where a graph can run the batch, if all its tokens are decoded: it gives logits of last tokens alone."""
+        scored = any(request.score_from is not None for request in batch.requests[batch.decoding :])
+        return not scored and self.padded(len(batch.slots)) in self.sizes
+
     def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
-        """A captured graph that can run the batch.
+        """A captured graph that runs the batch; None: its tokens are not all decoded.
 
         Args:
             compute: what is captured; not kept.
+            batch: that `can_run`.
             inputs: of the batch.
             shared: whether rows share prefixes.
         """
         tokens, rows = len(inputs.ids), len(batch.slots)
-        if inputs.decoding < tokens or any(r.score_from is not None for r in batch.requests[batch.decoding :]):
+        if inputs.decoding < tokens:
             return None
         size, several = self.padded(rows), tokens > rows
-        if size not in self.sizes:
-            return None
         if several:
             size = next(most for most in _token_sizes(self._most_tokens) if most >= tokens)
         key = size, several, shared

@@ -199,12 +199,13 @@ class GpuRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> GpuForward:
         """Launches the computation of the batch's tokens."""
-        inputs = build_gpu_inputs(batch, self._table, self._most_decoded)
+        captured = self.graphs.can_run(batch)
+        inputs = build_gpu_inputs(batch, self._table, self._most_decoded, captured=captured)
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._slots.send_changes(batch)
         shared = None if self._prefixes is None else self._prefixes.find(batch, self.graphs.padded)
-        graph = self.graphs.find(self._compute, batch, inputs, shared is not None)
+        graph = self.graphs.find(self._compute, batch, inputs, shared is not None) if captured else None
         if graph is not None:
             logits = graph.run(inputs, shared)
             if graph.draws is None:
@@ -382,9 +383,10 @@ class GpuRunner:
             forward = self.forward(_one_row(slots, start, count))
             self.sample(forward, row, {}).read()
             self.sample(forward, row, special, masks).read()
-            if (hidden := forward.hidden) is not None:  # no graph ran
-                rows = [Scoring(1, tokens[: len(hidden)], hidden)]
-                score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
+        prompt = _one_row(slots, 0, count)
+        inputs = build_gpu_inputs(prompt, self._table, self._most_decoded, captured=False)
+        rows = [Scoring(1, tokens, self._run(self._plan(prompt, inputs, None)))]
+        score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
     def _try(

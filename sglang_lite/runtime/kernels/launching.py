@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from triton.backends.compiler import BaseBackend
 from triton.compiler import CompiledKernel
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 try:
@@ -43,16 +44,16 @@ class Launched:
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         key, values = kinds(arguments)
-        device = torch._C._cuda_getDevice() if key else -1  # noqa: SLF001 # torch.cuda's function takes 1 µs longer
+        device = driver.active.get_current_device() if key else None
         key += device, *options, *options.values()
         kernel = self._known.get(key)
         if kernel is None:
             kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
-            if device >= 0 and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
+            if device is not None and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
                 self._known[key] = kernel
             return
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 # as Triton does
+        stream = driver.active.get_current_stream(device)
         kernel.run(
             x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._rest
         )  # fmt: skip
@@ -63,7 +64,7 @@ def launched(function: Any) -> Any:  # of Triton
     return Launched(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
-def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # whatever kernels take
     """All by which Triton tells variants of a kernel apart, or more; and the arguments as the driver takes them.
 
     Nothing where a tensor has no memory: there is nothing to launch then.

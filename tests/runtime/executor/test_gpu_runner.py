@@ -119,6 +119,20 @@ def test_captured_steps_of_rows_with_one_token_and_with_several(with_graphs, on_
     assert kinds == {False, True}
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on_cpu):
+    engine = with_graphs(max_running=20, page_size=4)
+    asked = [[*range(2, 27)], [*range(30, 40)]]
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
+    assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
+    assert (40, True, False) in engine.core.runner.graphs.captured
+    scored = answers(
+        engine, [[*range(41, 60)]], greedy(max_tokens=1, return_logprob=True, logprob_start_len=0)
+    )  # by no graph
+    assert len(scored[0].prompt_logprobs) == 18
+
+
 def prompts(count, *, shared=0, own=20, seed=0):
     rng = random.Random(seed)
     prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]

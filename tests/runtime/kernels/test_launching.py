@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend
 from triton.compiler import CompiledKernel
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglang_lite.runtime.kernels.launching import Launched, kinds, launched
@@ -74,15 +75,21 @@ class Triton:
     def run(self, *arguments, grid, warmup, **options):
         self.asked.append((arguments[1:], options))
         kernel = object.__new__(CompiledKernel)
-        kernel.module, kernel.function, kernel.packed_metadata = None, len(self.asked), (4, 1, 0)
-        kernel._run = lambda *launch: self.launches.append(launch)
+        vars(kernel).update(
+            module=None, function=len(self.asked), packed_metadata=(4, 1, 0),
+            _run=lambda *launch: self.launches.append(launch),
+        )  # fmt: skip
         return kernel
+
+
+def set_device(monkeypatch, device):
+    active = SimpleNamespace(get_current_device=lambda: device, get_current_stream=lambda device: 77)
+    monkeypatch.setattr(driver, "_active", active)
 
 
 @pytest.fixture
 def triton_(monkeypatch):
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    set_device(monkeypatch, 0)
     return Triton()
 
 
@@ -118,7 +125,7 @@ def test_nothing_is_kept_of_launches_on_tensors_without_memory(triton_):
 def test_each_device_has_variants_of_its_own(triton_, monkeypatch):
     kernel, x = Launched(triton_), torch.empty(64)
     kernel[(1,)](x, 5, SIZE=8)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1)
+    set_device(monkeypatch, 1)
     kernel[(1,)](x, 5, SIZE=8)
     assert len(triton_.asked) == 2
 
