@@ -16,7 +16,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.engine import child_core
-from sglang_lite.program.nodes import Gen, Program
+from sglang_lite.program.nodes import Fork, Gen, Join, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
 from tests.counts import some
 from tests.engine import load, processes, processors
@@ -30,6 +30,9 @@ KILLS = int(os.environ.get("SGLANG_LITE_KILLS", "1"))
 ENGINES = int(os.environ.get("SGLANG_LITE_ENGINES", "4"))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+# These have not ended when Ctrl-C comes, however late.
+SAMPLED = {"max_new_tokens": 1500, "ignore_eos": True, "n": 64}
+FORKED = Program((Fork(tuple((Gen(f"x{i}", LONG),) for i in range(64))), Join()))
 
 
 @pytest.fixture
@@ -287,10 +290,10 @@ def waits(s):
     "call",
     [
         lambda e: e.complete("ab", LONG),
-        lambda e: e.play("ab", Program((Gen("x", LONG),))),
-        lambda e: e.generate("ab", {"max_new_tokens": 1500, "ignore_eos": True}),
-        lambda e: e.generate(["ab"] * 9, {"max_new_tokens": 1500, "ignore_eos": True}),
-        lambda e: list(e.generate("ab", {"max_new_tokens": 1500, "ignore_eos": True}, stream=True)),
+        lambda e: e.play("ab", FORKED),
+        lambda e: e.generate("ab", SAMPLED),
+        lambda e: e.generate(["ab", "ba"], SAMPLED),
+        lambda e: list(e.generate("ab", SAMPLED, stream=True)),
     ],
     ids=["complete", "play", "generate", "batch", "stream"],
 )

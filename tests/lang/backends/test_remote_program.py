@@ -188,18 +188,19 @@ def test_programs_whose_connections_are_cut_come_to_the_same():
 
 
 def test_a_program_that_is_cancelled_ends_at_the_server():
-    with Engine.of(model(), deterministic=True) as engine, serving(engine) as url:
+    with Engine.of(model(), deterministic=True, max_running=4) as engine, serving(engine) as url:
         remote = sgl.RuntimeEndpoint(url)
 
         @sgl.function
         async def program(s):
-            s += "ab" + sgl.gen("x", max_tokens=900, ignore_eos=True)
+            s += "ab" + sgl.gen(
+                "x", max_tokens=900, ignore_eos=True, n=64
+            )  # has not ended, however late it is looked for
             await s.get("x")
 
         async def cancel():
             task = asyncio.ensure_future(program.arun(backend=remote))
-            while not engine.stats()["running"]:
-                await asyncio.sleep(0)
+            await asyncio.to_thread(until, lambda: engine.stats()["running"])
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -16,6 +16,16 @@ def planned(engine):
     return batches
 
 
+def check_scores(engine, prompt, choices, selection):
+    """Each choice has the log-probabilities that the model gives its tokens."""
+    for choice, score in zip(choices, selection.scores, strict=True):
+        tokens = engine.tokenizer.encode(prompt + choice)
+        logprobs = torch.from_numpy(logits_of(hashes(tokens))).log_softmax(-1)
+        assert score.token_ids == tuple(tokens[len(prompt) :])
+        expected = [float(logprobs[i - 1, tokens[i]]) for i in range(len(prompt), len(tokens))]
+        assert score.logprobs == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"retract_every": 1}, {"step_tokens": 8}, {"page_size": 4}, {"overlap": False}]
 )
@@ -25,11 +35,7 @@ def test_the_last_token_of_a_choice_is_scored_and_not_computed(options):
     engine.submit_select(PROMPT, CHOICES, sink=events.append)
     engine.drain()
     (selection,) = events
-    for choice, score in zip(CHOICES, selection.scores):
-        tokens = engine.tokenizer.encode(PROMPT + choice)
-        logprobs = torch.from_numpy(logits_of(hashes(tokens))).log_softmax(-1)
-        assert score.token_ids == tuple(tokens[len(PROMPT) :])
-        assert score.logprobs == pytest.approx([float(logprobs[i - 1, tokens[i]]) for i in range(3, len(tokens))])
+    check_scores(engine, PROMPT, CHOICES, selection)
     if "retract_every" not in options:
         assert sum(batch.tokens for batch in batches if batch is not None) == len("abc") + len("abcef")
     engine.check_empty()
@@ -47,12 +53,7 @@ def test_a_long_prompt_is_computed_before_its_choices_with_what_their_first_toke
     engine.submit_select(LONG, MORE, sink=events.append)
     engine.drain()
     (selection,) = events
-    for choice, score in zip(MORE, selection.scores):
-        tokens = engine.tokenizer.encode(LONG + choice)
-        logprobs = torch.from_numpy(logits_of(hashes(tokens))).log_softmax(-1)
-        assert score.token_ids == tuple(tokens[len(LONG) :])
-        expected = [float(logprobs[i - 1, tokens[i]]) for i in range(len(LONG), len(tokens))]
-        assert score.logprobs == pytest.approx(expected)
+    check_scores(engine, LONG, MORE, selection)
     computed = sum(batch.tokens for batch in batches if batch is not None)
     assert selection.usage.prompt_tokens == sum(len(LONG + choice) for choice in MORE)
     if not options.keys() & {"retract_every", "page_size"}:

@@ -163,7 +163,7 @@ def write(s, question):
     s += question + sgl.gen("a", ignore_eos=True)
 
 
-LONG = [{"question": "a"}] * 24
+LONG = [{"question": "a"}] * 400  # have not ended when something comes while they run, however late that is
 
 
 def when_running(engine, call):
