@@ -1,15 +1,15 @@
 """Which rows with several tokens are decoded, so that a captured graph runs the step."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from sglang_lite.runtime.executor.gpu_inputs import build_gpu_inputs
+from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 MOST = 512
-TABLE = SimpleNamespace(tokens=np.arange(4 * 20_000, dtype=np.int32).reshape(4, -1))
+TABLE = SlotTable(4, 20_000, 16)
+TABLE.tokens[:] = np.arange(TABLE.tokens.size).reshape(TABLE.tokens.shape)
 
 
 def batch(*rows):
