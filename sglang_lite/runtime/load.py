@@ -295,7 +295,8 @@ def precision(
         if dtype == "int8":
             raise ParameterError("dtype", "int8 is for CPUs.", hint="Use bfloat16.")
         dtype = "bfloat16" if dtype == "auto" else dtype
-    if dtype == "auto":
+    automatic = dtype == "auto"
+    if automatic:
         dtype = "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"  # noqa: SLF001 # torch has no other name for it
     if dtype == "int8":
         if not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
@@ -306,5 +307,6 @@ def precision(
         raise ParameterError("quantization", f"fp8 goes with dtype bfloat16, not {dtype}.")
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8,
+        blocks=device.type == "cpu" and not one_path and (automatic or kind == torch.bfloat16),
         keep_fp8=kind == torch.bfloat16 and _computes_in_eight_bits(device),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """C++ files of ours as libraries, compiled for this processor where there is a compiler.
 
-None is needed: whoever has none runs torch's operators, which is slower for a single row.
+None is needed: whoever has none runs torch's operators, which is slower for few rows.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _TIMEOUT_S = 60
 
 
 @functools.cache
-def cpu_library(source: Path, folder: Path) -> ctypes.PyDLL | None:
+def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
     """The library of a C++ file, compiled at the first use on this machine, by `CXX` or the compiler that is found.
 
     Args:
         folder: where libraries are kept.
+        kind: `PyDLL` for functions that take so few microseconds that they keep Python's lock.
 
     Returns:
         None where there is no compiler, or it fails, which the log says.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform == "win32":
-        logger.info("there is no C++ compiler: a single row on a CPU is decoded by torch's operators, which is slower.")
+        logger.info("there is no C++ compiler: few rows on a CPU are decoded by torch's operators, which is slower.")
         return None
     digest = hashlib.sha256(source.read_bytes())
     digest.update(repr((_FLAGS, os.path.realpath(compiler), _processor())).encode())
@@ -48,7 +49,7 @@ def cpu_library(source: Path, folder: Path) -> ctypes.PyDLL | None:
         if not library.exists():
             folder.mkdir(parents=True, exist_ok=True)
             _compile(compiler, source, library)
-        return ctypes.PyDLL(os.fspath(library))  # its functions take microseconds: they keep Python's lock
+        return kind(os.fspath(library))
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("%s: can't be compiled to %s, torch's operators run instead: %s", source.name, library, error)
         return None

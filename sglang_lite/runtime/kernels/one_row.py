@@ -29,7 +29,7 @@ class OneRow:
         activations, cache: formats, of `FORMATS`.
     """
 
-    def __init__(self, library: ctypes.PyDLL, activations: torch.dtype, cache: torch.dtype) -> None:
+    def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
         one, both = _name(activations), f"{_name(activations)}_{_name(cache)}"
         self._add_norm, self._silu_mul = library[f"add_norm_{one}"], library[f"silu_mul_{one}"]
         self._turn_store, self._attend = library[f"turn_store_{both}"], library[f"attend_{both}"]

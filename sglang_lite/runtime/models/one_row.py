@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
@@ -80,7 +82,7 @@ def one_row_step(
     formats = precision.compute, precision.cache
     if device.type != "cpu" or not common or precision.one_path or formats not in FORMATS:
         return None
-    library = cpu_library(SOURCE, cache_folder() / "compiled")
+    library = cpu_library(SOURCE, cache_folder() / "compiled", ctypes.PyDLL)
     return None if library is None else OneRowStep(OneRow(library, *formats), layers, norm, spec.rms_eps)
 
 

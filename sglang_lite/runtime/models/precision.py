@@ -15,6 +15,7 @@ class Precision:
         compute: activations between layers.
         weights: of matrices that are not quantised.
         cache: keys and values.
+        blocks: products may be with a checkpoint's own blocks, of activations in 16-bit integers (CPU).
         int8: matrices in 8 bits (CPU).
         fp8: the layers' matrices in 8-bit floating point (GPU).
         keep_fp8: those of them that a checkpoint has in 8-bit floating point (GPU).
@@ -24,6 +25,7 @@ class Precision:
     compute: torch.dtype
     weights: torch.dtype
     cache: torch.dtype
+    blocks: bool = False
     int8: bool = False
     fp8: bool = False
     keep_fp8: bool = False

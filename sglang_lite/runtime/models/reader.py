@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.layers.linear import (
     Linear,
     PairedLinear,
     RowByRow,
+    block_head,
     has_one_path,
     make_head,
     make_linear,
@@ -106,7 +107,8 @@ class WeightReader:
     def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
         """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
         p = self.precision
-        embedding = stacked([self._take(self._of_model["embedding"])], p.weights, self.device)
+        kept = self._take(self._of_model["embedding"])
+        embedding = stacked([kept], p.weights, self.device)
         bias = self._vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
             return embedding, self._head(self._take(self._of_model["head"]), bias)
@@ -115,7 +117,7 @@ class WeightReader:
             shape = (self.spec.vocab_size, self.spec.hidden_size)
             table = stacked([self.source.take(name, shape)], p.weights, self.device)
             return embedding, self._head(embedding if torch.equal(table, embedding) else table, bias)
-        return embedding, self._head(embedding, bias)
+        return embedding, self._head(embedding, bias, kept)
 
     def embedding_alone(self) -> torch.Tensor:
         """The table of token embeddings, of a model whose head is not wanted."""
@@ -344,8 +346,15 @@ class WeightReader:
                 at = end
         return whole, scales
 
-    def _head(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+    def _head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
+        """The product that gives logits.
+
+        Args:
+            kept: the weight as the checkpoint has it, where that is another format.
+        """
         p = self.precision
+        if p.blocks and bias is None and (head := block_head(weight if kept is None else kept)) is not None:
+            return head
         if self.fused or p.int8 or p.weights == torch.float32 or bias is not None:
             return self._make([weight], bias, quantise=False)
         return self._steady(make_head([weight], one_path=p.one_path), *stacked_shape([weight]))
@@ -370,6 +379,7 @@ class WeightReader:
             dtype=p.weights,
             device=self.device,
             one_path=p.one_path,
+            blocks=p.blocks,
         )
         return self._steady(linear, *stacked_shape(parts))
 

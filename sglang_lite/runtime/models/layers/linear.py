@@ -11,7 +11,10 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.models.weights.source import Blocks4, Weight
+from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
+from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.models.resolve import cache_folder
+from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -26,31 +29,47 @@ class DenseLinear:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-# Up to this many rows a product only waits for weights, and half-size ones win although they are unpacked on the way.
-_FEW_ROWS = 5
-
-
 class Bf16Linear:
     """bf16 weights in oneDNN's own layout: torch's plain linear re-orders them at every call, which costs three times
-    the product at M = 1. For few rows the checkpoint's own 4-bit blocks are read instead, where it has them: the same
-    values, a quarter of the bytes.
+    the product at M = 1. For few rows, where a product only waits for weights, the checkpoint's own blocks are read
+    instead, where it has them: the same values, a quarter or half of the bytes.
 
     Args:
         parts: matrices [N_i, K] that are stacked along N.
         bias: [N] or None.
-        one_path: never the 4-bit path, so that a row is computed the same way at every M.
+        blocks: for few rows; without, a row is computed the same way at every M.
     """
 
-    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, one_path: bool = False) -> None:
-        self.blocks = None if one_path else _pack_blocks(parts)
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool = False) -> None:
+        self.few, self.few_rows = _few_rows(parts, bias) if blocks else (None, 0)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(stacked(parts, torch.bfloat16), 1)  # noqa: SLF001 # torch has no other name for it
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.blocks is not None and x.shape[0] <= _FEW_ROWS:
-            y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.blocks[0], 32, self.blocks[1])  # noqa: SLF001 # torch has no other name for it
-            return y if self.bias is None else y.add_(self.bias)
+        if self.few is not None and len(x) <= self.few_rows:
+            return self.few(x)
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return] # noqa: SLF001 # torch.ops is untyped; torch has no other name for it
+
+
+class TorchBlocks:
+    """4-bit blocks through torch, of bf16 activations; for where there is no compiler.
+
+    Args:
+        blocks: stacked along N.
+        bias: [N] or None.
+    """
+
+    def __init__(self, blocks: Sequence[Blocks4], bias: torch.Tensor | None) -> None:
+        # torch's layout stores value = (q - 8) * scale + zero; ours is q * scale + minimum.
+        scale = torch.cat([b.scale for b in blocks])
+        zero = torch.cat([b.minimum for b in blocks]) + 8 * scale
+        self.q = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
+        self.scales = torch.stack((scale, zero), -1).transpose(0, 1).contiguous().bfloat16()
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.q, 32, self.scales)  # noqa: SLF001 # torch has no other name for it
+        return y if self.bias is None else y.add_(self.bias)
 
 
 class Float32Linear:
@@ -166,15 +185,34 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
             at += len(rows)
 
 
-def _pack_blocks(parts: Sequence[Weight]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """torch's 4-bit layout stores value = (q - 8) * scale + zero; ours is q * scale + minimum."""
-    blocks = [part for part in parts if isinstance(part, Blocks4)]
-    if len(blocks) < len(parts):
+def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> BlockProduct | None:
+    """The product with matrices as a checkpoint has them, in blocks of one kind; None for others, and where the
+    processor or a compiler is missing."""
+    four = [part for part in parts if isinstance(part, Blocks4)]
+    eight = [part for part in parts if isinstance(part, Blocks8)]
+    if len(parts) not in (len(four), len(eight)) or not fits(*stacked_shape(parts)) or not is_supported():
         return None
-    scale = torch.cat([b.scale for b in blocks])
-    zero = torch.cat([b.minimum for b in blocks]) + 8 * scale
-    packed = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
-    return packed, torch.stack((scale, zero), -1).transpose(0, 1).contiguous().bfloat16()
+    library = cpu_library(SOURCE, cache_folder() / "compiled")
+    if library is None:
+        return None
+    blocks = four or eight
+    q, scale = torch.cat([b.q for b in blocks]), torch.cat([b.scale for b in blocks])
+    return BlockProduct(library, q, scale, torch.cat([b.minimum for b in four]) if four else None, bias)
+
+
+def block_head(weight: Weight) -> Linear | None:
+    """The product that gives float32 logits, with a matrix in blocks; None as `block_product`."""
+    product = block_product([weight], None)
+    return None if product is None else lambda x: product(x.float())
+
+
+def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linear | None, int]:
+    """A product with blocks, and up to how many rows it is faster than oneDNN's with bf16 weights."""
+    product = block_product(parts, bias)
+    if product is not None:
+        return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it
+    blocks = [part for part in parts if isinstance(part, Blocks4)]
+    return (TorchBlocks(blocks, bias), 5) if len(blocks) == len(parts) else (None, 0)
 
 
 def make_linear(
@@ -185,6 +223,7 @@ def make_linear(
     dtype: torch.dtype,
     device: torch.device,
     one_path: bool = False,
+    blocks: bool = False,
 ) -> Linear:
     """The best linear layer for where it runs.
 
@@ -194,10 +233,13 @@ def make_linear(
         quantise: 8-bit weights and activations (CPU).
         dtype, device: of the weights otherwise.
         one_path: one numeric path for every M.
+        blocks: the checkpoint's own may be used as they are.
     """
     if one_path and not quantise:  # 8-bit products are exact
-        return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True))
-    return Int8Linear(parts, bias) if quantise else _dense_linear(parts, bias, dtype, device, one_path=False)
+        return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True, blocks=False))
+    if quantise:
+        return Int8Linear(parts, bias)
+    return _dense_linear(parts, bias, dtype, device, one_path=False, blocks=blocks)
 
 
 def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
@@ -215,11 +257,19 @@ def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
 
 
 def _dense_linear(
-    parts: Sequence[Weight], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device, *, one_path: bool
+    parts: Sequence[Weight],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    one_path: bool,
+    blocks: bool,
 ) -> Linear:
     bias = None if bias is None else bias.to(device, dtype)
     if device.type == "cpu" and dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 # torch has no other name for it
-        return Bf16Linear(parts, bias, one_path=one_path)
+        return Bf16Linear(parts, bias, blocks=blocks)
+    if blocks and (product := block_product(parts, bias)) is not None:
+        return product
     if device.type == "cpu" and dtype == torch.float32 and one_path:
         return Float32Linear(parts, bias)
     return DenseLinear(stacked(parts, dtype, device), bias)

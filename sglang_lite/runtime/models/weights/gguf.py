@@ -15,7 +15,7 @@ from sglang_lite.runtime.models.parameters import Parameter, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
-from sglang_lite.runtime.models.weights.source import Blocks4, Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8, Encoded, Weight, WeightSource
 
 _FREQUENCIES = "rope_freqs.weight"  # what rotary frequencies are divided by, for all layers
 
@@ -60,6 +60,8 @@ class GgufSource(WeightSource):
             return _Rows(data, tensor).decode(0, 1)[0][order]
         if tensor.kind in ("Q4_0", "Q4_1"):
             return _blocks4(data[order], with_minimum=tensor.kind == "Q4_1")
+        if tensor.kind == "Q8_0":
+            return _blocks8(data[order])
         return _Rows(data[order], tensor)
 
 
@@ -226,3 +228,10 @@ def _blocks4(data: np.ndarray[Any, np.dtype[np.uint8]], *, with_minimum: bool) -
     nibbles = blocks[:, :, header:]
     q = torch.cat((nibbles & 0x0F, nibbles >> 4), dim=-1).reshape(rows, -1)
     return Blocks4(q, scale, minimum)
+
+
+def _blocks8(data: np.ndarray[Any, np.dtype[np.uint8]]) -> Blocks8:
+    """Q8_0: 2 bytes scale d, 32 bytes q, value d*q."""
+    blocks = torch.from_numpy(np.array(data)).view(data.shape[0], -1, 34)
+    scale = blocks[:, :, :2].contiguous().view(torch.float16).float().squeeze(-1)
+    return Blocks8(blocks[:, :, 2:].reshape(data.shape[0], -1).view(torch.int8), scale)

@@ -52,7 +52,7 @@ class Blocks4(Encoded):
 
     Args:
         q: uint8 [rows, columns], each 0 … 15.
-        scale, minimum: float32 [rows, columns / 32].
+        scale, minimum: float32 [rows, columns / 32], of values that float16 holds.
     """
 
     def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> None:
@@ -63,6 +63,23 @@ class Blocks4(Encoded):
         q = self.q[start:end]
         scale, minimum = self.scale[start:end], self.minimum[start:end]
         return torch.addcmul(minimum.unsqueeze(-1), q.view(len(q), -1, 32).float(), scale.unsqueeze(-1)).view(q.shape)
+
+
+class Blocks8(Encoded):
+    """A matrix in 8-bit blocks of 32 along its rows: value = scale * q.
+
+    Args:
+        q: int8 [rows, columns].
+        scale: float32 [rows, columns / 32], of values that float16 holds.
+    """
+
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor) -> None:
+        super().__init__(q.shape)
+        self.q, self.scale = q, scale
+
+    def decode(self, start: int, end: int) -> torch.Tensor:
+        q = self.q[start:end]
+        return (q.view(len(q), -1, 32) * self.scale[start:end].unsqueeze(-1)).view(q.shape)
 
 
 Weight: TypeAlias = torch.Tensor | Encoded

@@ -1,0 +1,248 @@
+// Products with matrices in blocks of 32 along their rows, of 4 bits (value = scale * q + minimum) or 8 (scale * q).
+//
+// Activations become 16-bit integers, with a scale for each 32 of a row, and a block's product is a sum of integers.
+// Blocks are read once for some rows, and lie as registers want them: LANES outputs side by side, of each the next two
+// inputs, which one instruction multiplies and adds. `block_product.py` has what each function does.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+static const int BLOCK = 32;  // inputs with one scale
+
+// What a processor has for vectors of LANES numbers of 32 bits, or twice as many of 16.
+
+#if defined(__AVX512BW__)
+static const int LANES = 16;
+typedef __m512i Ints;
+typedef __m512 Floats;
+static inline Ints load(const void *x) { return _mm512_loadu_si512(x); }
+static inline Ints spread(const int16_t *pair) {
+    int32_t x;
+    std::memcpy(&x, pair, 4);
+    return _mm512_set1_epi32(x);
+}
+template <int PART>
+static inline Ints nibbles(Ints x) {
+    return _mm512_and_si512(_mm512_srli_epi16(x, 4 * PART), _mm512_set1_epi16(15));
+}
+static inline Ints widened(const int8_t *x) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)x)); }
+static inline Ints add_pairs(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(sum, a, b);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+}
+static inline Ints no_ints() { return _mm512_setzero_si512(); }
+static inline Floats no_floats() { return _mm512_setzero_ps(); }
+static inline Floats as_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+static inline Floats halves(const uint16_t *x) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)); }
+static inline Floats all(float x) { return _mm512_set1_ps(x); }
+static inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+static inline void store(float *out, Floats x) { _mm512_storeu_ps(out, x); }
+#else
+static const int LANES = 8;
+typedef __m256i Ints;
+typedef __m256 Floats;
+static inline Ints load(const void *x) { return _mm256_loadu_si256((const __m256i *)x); }
+static inline Ints spread(const int16_t *pair) {
+    int32_t x;
+    std::memcpy(&x, pair, 4);
+    return _mm256_set1_epi32(x);
+}
+template <int PART>
+static inline Ints nibbles(Ints x) {
+    return _mm256_and_si256(_mm256_srli_epi16(x, 4 * PART), _mm256_set1_epi16(15));
+}
+static inline Ints widened(const int8_t *x) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)x)); }
+static inline Ints add_pairs(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+static inline Ints no_ints() { return _mm256_setzero_si256(); }
+static inline Floats no_floats() { return _mm256_setzero_ps(); }
+static inline Floats as_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+static inline Floats halves(const uint16_t *x) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)); }
+static inline Floats all(float x) { return _mm256_set1_ps(x); }
+static inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+static inline void store(float *out, Floats x) { _mm256_storeu_ps(out, x); }
+#endif
+
+// Of LANES outputs. Inputs 8 i + 2 part and the next are pair `part` of four i.
+struct Block4 {
+    uint16_t scale[LANES], minimum[LANES];  // float16
+    uint16_t q[BLOCK / 8][LANES][2];        // four parts of 4 bits
+    template <int PART>
+    Ints pairs(int i) const { return nibbles<PART>(load(q[i])); }
+    Floats least() const { return halves(minimum); }
+    void put(int lane, int i, int j, const uint8_t *x) { q[i][lane][j] = x[0] | x[2] << 4 | x[4] << 8 | x[6] << 12; }
+    void put_minimum(int lane, uint16_t value) { minimum[lane] = value; }
+};
+
+struct Block8 {
+    uint16_t scale[LANES];
+    int8_t q[BLOCK / 8][4][LANES][2];
+    template <int PART>
+    Ints pairs(int i) const { return widened(q[i][PART][0]); }
+    Floats least() const { return no_floats(); }
+    void put(int lane, int i, int j, const uint8_t *x) {
+        for (int part = 0; part < 4; part++) q[i][part][lane][j] = int8_t(x[2 * part]);
+    }
+    void put_minimum(int, uint16_t) {}
+};
+
+struct bf16 {
+    uint16_t bits;
+    operator float() const {
+        uint32_t wide = uint32_t(bits) << 16;
+        float x;
+        std::memcpy(&x, &wide, 4);
+        return x;
+    }
+    bf16() = default;
+    bf16(float x) {
+        uint32_t wide;
+        std::memcpy(&wide, &x, 4);
+        bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
+    }
+};
+
+struct Product {
+    const void *x, *blocks, *bias;  // [rows, inputs], [outputs / LANES, inputs / BLOCK], [outputs] or null
+    void *out;                      // [rows, outputs]
+    int64_t rows, outputs;
+    int inputs;
+    // Of activations [rows, inputs], and of each BLOCK of them.
+    int16_t *integers;
+    float *scale, *sum;
+};
+
+template <class A>
+static void to_integers(const Product &p, int64_t from, int64_t to) {
+    for (int64_t block = from; block < to; block++) {
+        const A *x = static_cast<const A *>(p.x) + block * BLOCK;
+        int16_t *out = p.integers + block * BLOCK;
+        float in[BLOCK], highest = 0, sum = 0;
+        for (int i = 0; i < BLOCK; i++) in[i] = x[i];
+        for (int i = 0; i < BLOCK; i++) highest = std::fabs(in[i]) > highest ? std::fabs(in[i]) : highest;
+        for (int i = 0; i < BLOCK; i++) sum += in[i];
+        float factor = highest > 0 ? 32767 / highest : 0;
+        for (int i = 0; i < BLOCK; i++) out[i] = int16_t(int32_t(in[i] * factor + (in[i] < 0 ? -0.5f : 0.5f)));
+        p.scale[block] = highest / 32767;
+        p.sum[block] = sum;
+    }
+}
+
+// R rows times LANES outputs.
+template <int R, class Block, class A>
+static inline void multiply(const Product &p, int64_t row, int64_t group) {
+    int count = p.inputs / BLOCK;
+    const Block *blocks = static_cast<const Block *>(p.blocks) + group * count;
+    const int16_t *x = p.integers + row * p.inputs;
+    const float *scale = p.scale + row * count, *sum = p.sum + row * count;
+    Floats sums[R];
+    for (int r = 0; r < R; r++) sums[r] = no_floats();
+    for (int b = 0; b < count; b++, x += BLOCK) {
+        const Block &w = blocks[b];
+        Ints products[R];
+        for (int r = 0; r < R; r++) products[r] = no_ints();
+#pragma GCC unroll 1
+        for (int i = 0; i < BLOCK / 8; i++) {
+            Ints w0 = w.template pairs<0>(i), w1 = w.template pairs<1>(i);
+            Ints w2 = w.template pairs<2>(i), w3 = w.template pairs<3>(i);
+            for (int r = 0; r < R; r++) {
+                const int16_t *pairs = x + r * int64_t(p.inputs) + 8 * i;
+                products[r] = add_pairs(products[r], w0, spread(pairs));
+                products[r] = add_pairs(products[r], w1, spread(pairs + 2));
+                products[r] = add_pairs(products[r], w2, spread(pairs + 4));
+                products[r] = add_pairs(products[r], w3, spread(pairs + 6));
+            }
+        }
+        Floats factor = halves(w.scale), least = w.least();
+        for (int r = 0; r < R; r++) {
+            sums[r] = fma(least, all(sum[r * count + b]), sums[r]);
+            sums[r] = fma(as_floats(products[r]) * factor, all(scale[r * count + b]), sums[r]);
+        }
+    }
+    const A *bias = p.bias ? static_cast<const A *>(p.bias) + group * LANES : nullptr;
+    for (int r = 0; r < R; r++) {
+        float y[LANES];
+        store(y, sums[r]);
+        A *out = static_cast<A *>(p.out) + (row + r) * p.outputs + group * LANES;
+        for (int i = 0; i < LANES; i++) out[i] = A(bias ? y[i] + float(bias[i]) : y[i]);
+    }
+}
+extern "C" {
+int omp_get_thread_num();
+int omp_get_num_threads();
+void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags);
+}
+
+template <class A>
+static void share_integers(void *data) {
+    const auto &p = *static_cast<const Product *>(data);
+    int64_t blocks = p.rows * p.inputs / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    to_integers<A>(p, blocks * thread / threads, blocks * (thread + 1) / threads);
+}
+
+template <class Block, class A>
+static void share_outputs(void *data) {
+    const auto &p = *static_cast<const Product *>(data);
+    int64_t groups = p.outputs / LANES, thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; group++) {
+        int64_t row = 0;
+        for (; row + 8 <= p.rows; row += 8) multiply<8, Block, A>(p, row, group);
+        for (; row + 4 <= p.rows; row += 4) multiply<4, Block, A>(p, row, group);
+        for (; row + 2 <= p.rows; row += 2) multiply<2, Block, A>(p, row, group);
+        for (; row < p.rows; row++) multiply<1, Block, A>(p, row, group);
+    }
+}
+
+template <class Block, class A>
+static void product(const A *x, const Block *blocks, const A *bias, A *out, int64_t rows, int inputs, int64_t outputs,
+                    float *room, int threads) {
+    int64_t count = rows * inputs / BLOCK;
+    Product p{x, blocks, bias, out, rows, outputs, inputs, reinterpret_cast<int16_t *>(room + 2 * count), room,
+              room + count};
+    if (rows < 8)
+        to_integers<A>(p, 0, count);
+    else
+        GOMP_parallel(share_integers<A>, &p, threads, 0);
+    GOMP_parallel(share_outputs<Block, A>, &p, threads, 0);
+}
+
+template <class Block>
+static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,
+                 Block *out) {
+    int count = inputs / BLOCK;
+    for (int64_t n = 0; n < outputs; n++)
+        for (int b = 0; b < count; b++) {
+            Block &to = out[n / LANES * count + b];
+            int lane = n % LANES;
+            to.scale[lane] = scale[n * count + b];
+            if (minimum) to.put_minimum(lane, minimum[n * count + b]);
+#pragma GCC unroll 1
+            for (int i = 0; i < BLOCK / 8; i++)
+                for (int j = 0; j < 2; j++) to.put(lane, i, j, q + n * inputs + b * BLOCK + 8 * i + j);
+        }
+}
+
+#define OF(Block, A, name)                                                                                          \
+    void product_##name(const A *x, const Block *blocks, const A *bias, A *out, int64_t rows, int inputs,           \
+                        int64_t outputs, float *room, int threads) {                                                \
+        product(x, blocks, bias, out, rows, inputs, outputs, room, threads);                                        \
+    }
+
+extern "C" {
+void pack_4(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,
+            Block4 *out) {
+    pack(q, scale, minimum, outputs, inputs, out);
+}
+void pack_8(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,
+            Block8 *out) {
+    pack(q, scale, minimum, outputs, inputs, out);
+}
+OF(Block4, float, 4_float32)
+OF(Block4, bf16, 4_bfloat16)
+OF(Block8, float, 8_float32)
+OF(Block8, bf16, 8_bfloat16)
+}

@@ -1,0 +1,75 @@
+"""Products with matrices in a checkpoint's own blocks on a CPU, compiled (`block_product.cpp`). Their twin is torch's
+product with the decoded matrix.
+
+Activations are rounded to 16-bit integers, with a scale for each 32 of a row: what is lost is a hundredth of what
+bfloat16 loses. A row has the same bits beside any others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_OUTPUTS = 16  # of which there must be a multiple: as many as a register holds
+_BLOCK = 32
+_BYTES = {4: 20, 8: 34}  # of a block with its float16 scale, and minimum
+
+
+def is_supported() -> bool:
+    """True where the processor has the instructions."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def fits(outputs: int, inputs: int) -> bool:
+    """True for matrices [outputs, inputs] that can be multiplied."""
+    return outputs % _OUTPUTS == 0 and inputs % _BLOCK == 0
+
+
+class BlockProduct:
+    """
+    Args:
+        library: of `block_product.cpp`.
+        q: uint8 [N, K] 0 … 15, or int8 [N, K]; K is a multiple of 32.
+        scale: [N, K / 32] of a block: values that float16 holds.
+        minimum: likewise, of values 0; with uint8.
+        bias: [N] or None.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        q: torch.Tensor,
+        scale: torch.Tensor,
+        minimum: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> None:
+        bits = 8 if minimum is None else 4
+        self._outputs, self._inputs = q.shape
+        self._blocks = torch.empty(scale.numel() * _BYTES[bits], dtype=torch.uint8)
+        self._bias = bias
+        self._run = {}
+        for dtype in (torch.float32, torch.bfloat16):
+            run = self._run[dtype] = library[f"product_{bits}_{str(dtype).removeprefix('torch.')}"]
+            run.argtypes = [*[_POINTER] * 4, _LONG, _INT, _LONG, _POINTER, _INT]
+        pack = library[f"pack_{bits}"]
+        pack.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
+        halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
+        pack(q.contiguous().data_ptr(), *map(_address, halves), self._outputs, self._inputs, self._blocks.data_ptr())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x, rows = x.contiguous(), len(x)
+        out = x.new_empty((rows, self._outputs))
+        room = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # for integers, scales and sums
+        self._run[x.dtype](
+            x.data_ptr(), self._blocks.data_ptr(), _address(self._bias), out.data_ptr(), rows, self._inputs,
+            self._outputs, room.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+
+def _address(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

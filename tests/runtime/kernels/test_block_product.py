@@ -1,0 +1,92 @@
+"""Compiled products with blocks against float64's with the decoded matrix."""
+
+import pytest
+import torch
+
+from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
+from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8
+
+OUTPUTS, INPUTS = 48, 160
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 4e-3}  # of the error, as a part of the result
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if not is_supported():
+        pytest.skip("the processor lacks AVX2")
+    found = cpu_library(SOURCE, tmp_path_factory.mktemp("compiled"))
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
+
+
+@pytest.fixture(params=[4, 8])
+def blocks(request):
+    torch.manual_seed(0)
+    scale = torch.rand(OUTPUTS, INPUTS // 32).half().float()
+    if request.param == 8:
+        return Blocks8(torch.randint(-128, 128, (OUTPUTS, INPUTS), dtype=torch.int8), scale)
+    minimum = torch.randn(OUTPUTS, INPUTS // 32).mul(8).half().float()
+    return Blocks4(torch.randint(0, 16, (OUTPUTS, INPUTS), dtype=torch.uint8), scale, minimum)
+
+
+def product(library, blocks, bias=None):
+    return BlockProduct(library, blocks.q, blocks.scale, getattr(blocks, "minimum", None), bias)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_are_those_with_the_decoded_matrix(library, blocks, dtype, biased):
+    x = (torch.randn(23, INPUTS) * torch.randn(23, 1).exp()).to(dtype)
+    bias = torch.randn(OUTPUTS).to(dtype) if biased else None
+    expected = x.double() @ blocks.decode(0, OUTPUTS).double().T + (bias.double() if biased else 0)
+    found = product(library, blocks, bias)(x)
+    assert found.dtype == dtype
+    assert (found - expected).norm() <= LIMITS[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_row_has_the_same_bits_beside_others_and_on_any_number_of_threads(library, blocks, threads):
+    x, run, before = torch.randn(31, INPUTS), product(library, blocks), torch.get_num_threads()
+    whole = run(x)
+    try:
+        torch.set_num_threads(threads)
+        for rows in (1, 2, 3, 7, 8, 15, 30):
+            assert run(x[:rows]).equal(whole[:rows])
+    finally:
+        torch.set_num_threads(before)
+    assert run(x[:0]).shape == (0, OUTPUTS)
+
+
+def test_rows_that_do_not_lie_side_by_side(library, blocks):
+    x, run = torch.randn(4, 2 * INPUTS), product(library, blocks)
+    assert run(x[:, ::2]).equal(run(x[:, ::2].contiguous()))
+
+
+def test_largest_integers_do_not_overflow(library, blocks):
+    blocks.q.fill_(blocks.q.max())
+    x = torch.full((2, INPUTS), 3.0)
+    expected = x.double() @ blocks.decode(0, OUTPUTS).double().T
+    assert torch.allclose(product(library, blocks)(x).double(), expected, rtol=1e-4)
+
+
+def test_zeros_stay_zeros(library, blocks):
+    assert not product(library, blocks)(torch.zeros(3, INPUTS)).any()
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so(library, blocks, value, dtype):
+    """In its row alone: the draw looks for it, and names the position."""
+    x = torch.randn(10, INPUTS).to(dtype)
+    x[4, 77] = value
+    found = product(library, blocks)(x)
+    assert not found[4].isfinite().any()
+    assert found[torch.arange(10) != 4].isfinite().all()
+
+
+def test_matrices_that_fit():
+    assert fits(48, 64)
+    assert not fits(40, 64)
+    assert not fits(48, 48)

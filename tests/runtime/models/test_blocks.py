@@ -1,0 +1,72 @@
+"""Where a CPU multiplies with a checkpoint's own blocks."""
+
+import shutil
+
+import pytest
+import torch
+
+from sglang_lite.runtime.kernels.block_product import BlockProduct, is_supported
+from sglang_lite.runtime.load import precision
+from sglang_lite.runtime.models.layers import linear
+from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product, make_linear
+from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(
+    not is_supported() or not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs AVX2 and a C++ compiler"
+)
+
+
+def four(outputs=32, inputs=64):
+    generator = torch.Generator().manual_seed(outputs)
+    q = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
+    return Blocks4(q, torch.full((outputs, inputs // 32), 0.5), torch.full((outputs, inputs // 32), -3.0))
+
+
+def eight(outputs=32, inputs=64):
+    generator = torch.Generator().manual_seed(outputs)
+    q = torch.randint(-128, 128, (outputs, inputs), generator=generator).to(torch.int8)
+    return Blocks8(q, torch.full((outputs, inputs // 32), 0.5))
+
+
+def made(parts, **settings):
+    return make_linear(parts, None, quantise=False, dtype=torch.float32, device=CPU, **settings)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [four, eight])
+def test_matrices_in_blocks_of_one_kind_are_stacked(kind):
+    parts, x = [kind(32), kind(16)], torch.randn(3, 64)
+    found = made(parts, blocks=True)
+    assert isinstance(found, BlockProduct)
+    assert torch.allclose(found(x), made(parts)(x), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[four(), eight()], [four(), torch.ones(32, 64)], [torch.ones(32, 64)], [four(24)]],
+    ids=["of two kinds", "beside a plain one", "plain", "too few outputs"],
+)
+def test_others_are_decoded(parts):
+    assert block_product(parts, None) is None
+    assert isinstance(made(parts, blocks=True), DenseLinear)
+
+
+def test_without_a_compiler_they_are_decoded(monkeypatch):
+    monkeypatch.setattr(linear, "cpu_library", lambda *_: None)
+    assert isinstance(made([four()], blocks=True), DenseLinear)
+    assert block_head(eight()) is None
+
+
+@needs_compiler
+def test_logits_are_float32():
+    head, x = block_head(eight()), torch.randn(3, 64).bfloat16()
+    assert head is not None
+    assert torch.allclose(head(x), made([eight()])(x), rtol=1e-3, atol=1e-2)
+
+
+def test_float32_that_was_asked_for_and_determinism_decode():
+    assert precision("auto", CPU).blocks
+    assert precision("bfloat16", CPU).blocks
+    assert not precision("float32", CPU).blocks
+    assert not precision("auto", CPU, one_path=True).blocks
