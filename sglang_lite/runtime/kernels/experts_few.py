@@ -34,11 +34,11 @@ def _weights(at, there, inside, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _scaled(value, scales, left, BLOCK_K: tl.constexpr):
-    """value [BLOCK_K] times the scales of its blocks of 128, of which `left` numbers have one."""
-    block = tl.arange(0, BLOCK_K // 128)
-    factor = tl.load(scales + block, mask=block * 128 < left, other=0.0)
-    return tl.reshape(tl.reshape(value, [BLOCK_K // 128, 128]) * factor[:, None], [BLOCK_K])
+def _runs(matrix, value, RUN: tl.constexpr):
+    """Products [N, K] summed over runs of numbers: [N, K / RUN]. Of 8 bits 16 lie in one thread: what is added up over
+    experts and columns then takes few registers."""
+    products = matrix * value[None, :]
+    return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1] // RUN, RUN]), 2)
 
 
 @launched
@@ -52,25 +52,28 @@ def _gate_up(
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
+    run: tl.constexpr = 16 if SCALED else 1
+    runs = tl.arange(0, BLOCK_K // run) * run
     expert = tl.load(ids + pair).to(tl.int64)
     gates = w + expert * (2 * N * K) + n[:, None] * K + k[None, :]
     row = x + (pair // TOP).to(tl.int64) * K
-    gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    gate = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
     for at in tl.static_range(0, K, BLOCK_K):
         inside = at + k < K
         gate_weights = _weights(gates + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
         up_weights = _weights(gates + (N * K + at), n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
         value = tl.load(row + at + k, mask=inside, other=0.0).to(tl.float32)
-        gate_value = value
-        up_value = value
+        gate_sums = _runs(gate_weights, value, run)
+        up_sums = _runs(up_weights, value, run)
         if SCALED:  # a program's outputs lie in one row of blocks
-            blocks = scales + expert * ((2 * N // 128) * (K // 128)) + at // 128
             first = tl.program_id(1) * BLOCK_N
-            gate_value = _scaled(value, blocks + first // 128 * (K // 128), K - at, BLOCK_K)
-            up_value = _scaled(value, blocks + (N + first) // 128 * (K // 128), K - at, BLOCK_K)
-        gate += gate_weights * gate_value[None, :]
-        up += up_weights * up_value[None, :]
+            own = scales + expert * ((2 * N // 128) * (K // 128)) + (at + runs) // 128
+            here = at + runs < K
+            gate_sums *= tl.load(own + first // 128 * (K // 128), mask=here, other=0.0)[None, :]
+            up_sums *= tl.load(own + (N + first) // 128 * (K // 128), mask=here, other=0.0)[None, :]
+        gate += gate_sums
+        up += up_sums
     start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
     gates = tl.sum(gate, 1)
     ups = tl.sum(up, 1)
@@ -91,11 +94,13 @@ def _down(
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
+    run: tl.constexpr = 16 if SCALED else 1
+    runs = tl.arange(0, BLOCK_K // run) * run
     # The ids are older than the kernel before, and nobody writes weights: the first ones are under way meanwhile.
     first = w + tl.load(ids + token * TOP).to(tl.int64) * (N * K) + n[:, None] * K + k[None, :]
     matrix = _weights(first, n < N, k < K, N % BLOCK_N == 0 and BLOCK_K <= K)
     wait(PDL)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_K // run), tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
     if BASE:
         total += tl.load(base + token * N + n, mask=n < N, other=0.0).to(tl.float32)
@@ -108,11 +113,12 @@ def _down(
             inside = at + k < K
             if j > 0 or at > 0:
                 matrix = _weights(rows + at, n < N, inside, N % BLOCK_N == 0 and at + BLOCK_K <= K)
-            value = tl.load(hidden + pair * K + at + k, mask=inside, other=0.0).to(tl.float32) * weight
+            value = tl.load(hidden + pair * K + at + k, mask=inside, other=0.0).to(tl.float32)
+            sums = _runs(matrix, value, run) * weight
             if SCALED:
-                blocks = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (K // 128)
-                value = _scaled(value, blocks + at // 128, K - at, BLOCK_K)
-            acc += matrix * value[None, :]
+                own = scales + (expert * (N // 128) + tl.program_id(1) * BLOCK_N // 128) * (K // 128)
+                sums *= tl.load(own + (at + runs) // 128, mask=at + runs < K, other=0.0)[None, :]
+            acc += sums
         if BIAS:
             total += weight * tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)
     start_next(PDL)
