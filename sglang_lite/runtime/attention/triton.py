@@ -17,8 +17,9 @@ from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queri
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
 _LEAST = 64  # tokens in a decoding program's share
+_LEAST_ALONE = 256  # where it has a multiprocessor for itself: to merge shares takes longer than to read so many
 _WIDEST = 256  # head that a program's registers and shared memory have room for
-_MOST_HEADS = 16  # that are taken from their product: with 32 one row and 256 rows take 1 % more, 64 rows 2 % less
+_MOST_HEADS = 16  # of 16 bits, that are taken from their product: with 32 1 and 256 rows take 1 % more, 64 2 % less
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -51,20 +52,30 @@ class TritonAttention:
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
-    def _items(self, rows: int) -> int:
+    def _items(self, rows: int, *, alone: bool = False) -> int:
+        card = card_of(self._needs.device)
         eight_bits = self._needs.cache.itemsize == 1  # programs are small then, and many run at a time
-        programs = card_of(self._needs.device).programs
-        return rows + (4 if eight_bits else 1) * -(-programs // self._needs.kv_heads)
+        programs = card.multiprocessors if alone else (4 if eight_bits else 1) * card.programs
+        return rows + -(-programs // self._needs.kv_heads)
 
     def begin(self, plan: DevicePlan) -> StepAttention:
-        rows, device = plan.decoding, self._needs.device
+        rows, device, needs = plan.decoding, self._needs.device, self._needs
+        launch = attention_launch(
+            card_of(device), "decode", dim=needs.head_dim, item=needs.compute.itemsize, cached=needs.cache.itemsize,
+            queries=padded(needs.heads // needs.kv_heads), rows=rows, heads=needs.kv_heads,
+            shared=plan.shared is not None,
+        )  # fmt: skip
+        assert launch is not None, "refused"
         work = Work(
-            items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
+            items=torch.empty((self._items(rows, alone=launch.alone), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
         if rows:
-            split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=_LEAST)
+            split_work(
+                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows,
+                least=_LEAST_ALONE if launch.alone else _LEAST, up=launch.alone,
+            )  # fmt: skip
 
         def attend(
             q: torch.Tensor,
@@ -85,9 +96,9 @@ class TritonAttention:
             if len(plan.blocks):
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
-        few = self._needs.heads <= _MOST_HEADS
-        alone = few and plan.separate and plan.shared is None and rows == len(plan.ids)
-        return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if alone else None)
+        few = needs.heads <= _MOST_HEADS or launch.alone
+        direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)
+        return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if direct else None)
 
 
 def _no_room(needs: AttentionRequirements) -> str | None:

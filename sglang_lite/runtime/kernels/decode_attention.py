@@ -29,19 +29,21 @@ _WARP = 32  # rows at least: fewer are no faster, and each power of two is compi
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
     positions, slots, shared, work, row_work, rows, items,
-    LEAST: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
-    ITEMS: tl.constexpr,
+    LEAST: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, UP: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK)
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
     if SHARED:
         length -= tl.load(shared + r, mask=r < rows, other=0)
-    # A row is cut evenly, into about so many chunks: no piece is small. All find room, as max(round(x), 1) <= x + 1.
+    # A row is cut evenly, into about so many chunks: no piece is small. All find room, as max(round(x), 1) <= x + 1,
+    # and likewise rounded up.
     tokens = tl.sum(length)
     chunk = tl.maximum(tl.cdiv(tokens, items - rows), LEAST)
     if AT_ONCE > 0:
         chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, AT_ONCE), LONG))
-    about = tl.maximum((2 * length + chunk) // (2 * chunk), 1)
+    about = tl.cdiv(length, chunk) if UP else (2 * length + chunk) // (2 * chunk)
+    about = tl.maximum(about, 1)
     even = tl.maximum(tl.cdiv(tl.cdiv(length, about), 64) * 64, 64)
     splits = tl.cdiv(length, even)
     ends = tl.cumsum(splits, 0)
@@ -73,6 +75,7 @@ def split_work(
     *,
     least: int,
     at_once: int = 0,
+    up: bool = False,
 ) -> None:
     """Cuts the rows' tokens into items.
 
@@ -84,11 +87,12 @@ def split_work(
         least: tokens in an item, unless its row has no more.
         at_once: programs that run at a time, where there are items for more: then an item is only so short that all of
             them have one, unless it has 1,024 tokens.
+        up: rather more items than longer ones: none has more than `least` tokens, where there are items for so many.
     """
     rows, items = len(positions), len(work)
     _split[(cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
-        LEAST=least, AT_ONCE=at_once, LONG=_LONG, SHARED=shared is not None,
+        LEAST=least, AT_ONCE=at_once, LONG=_LONG, UP=up, SHARED=shared is not None,
         BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
@@ -129,6 +133,25 @@ def _first_heads(x, HEADS: tl.constexpr):
 
 
 @triton.jit
+def _complete(
+    m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+    G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """Stores a row's result, of all its items, with that of its prefix."""
+    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    if PREFIX:
+        start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
+        m, total, acc = _merge_all(
+            prefix_acc, prefix_ml, start, KV_HEADS * G, tl.load(prefix_chunks + row), m, total, acc, G, DIM, PARTS
+        )
+    if SCALED:
+        acc *= tl.load(v_scales + kv_head)
+    target = out + ((row * KV_HEADS + kv_head) * G + g).to(tl.int64)[:, None] * DIM + d[None, :]
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(g < G)[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
 def finish(
     m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
     prefix_acc, prefix_ml, prefix_chunks, most_chunks,
@@ -141,31 +164,29 @@ def finish(
     m = tl.reshape(_first_heads(tl.expand_dims(m, 1), GROUP), (GROUP,))
     total = tl.reshape(_first_heads(tl.expand_dims(total, 1), GROUP), (GROUP,))
     acc = _first_heads(acc, GROUP)
-    last = True
     if count > 1:
         part = ((item * KV_HEADS + kv_head) * G + g).to(tl.int64)
         tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
         tl.store(ml_buffer + part * 2, m, mask=g < G)
         tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
         tl.debug_barrier()  # all threads have stored before one tells
-        last = tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1
-        if last:
+        if tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1:
             tl.store(counters + row * KV_HEADS + kv_head, 0)
-            m = tl.where(g < G, float("-inf"), 0.0)
-            total = tl.where(g < G, 0.0, 1.0)
-            acc = tl.zeros(acc.shape, tl.float32)
             start = ((first * KV_HEADS + kv_head) * G).to(tl.int64)
-            m, total, acc = _merge_all(acc_buffer, ml_buffer, start, KV_HEADS * G, count, m, total, acc, G, DIM, PARTS)
-    if last:
-        if PREFIX:
-            start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
-            m, total, acc = _merge_all(
-                prefix_acc, prefix_ml, start, KV_HEADS * G, tl.load(prefix_chunks + row), m, total, acc, G, DIM, PARTS
-            )
-        if SCALED:
-            acc *= tl.load(v_scales + kv_head)
-        target = out + ((row * KV_HEADS + kv_head) * G + g).to(tl.int64)[:, None] * DIM + d[None, :]
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_head)
+            none = tl.where(g < G, float("-inf"), 0.0)
+            own_m, own_total, own_acc = _merge_all(
+                acc_buffer, ml_buffer, start, KV_HEADS * G, count, none, tl.where(g < G, 0.0, 1.0),
+                tl.zeros(acc.shape, tl.float32), G, DIM, PARTS,
+            )  # fmt: skip
+            _complete(
+                own_m, own_total, own_acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks,
+                most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
+            )  # fmt: skip
+    else:
+        _complete(
+            m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+            G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
+        )  # fmt: skip
 
 
 def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
@@ -177,7 +198,8 @@ def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
     """
     heads: int = power_of_2(group)
     numbers = 1024 * launch.warps if launch.warps > 1 else 512
-    return {"GROUP": heads, "PARTS": max(numbers // (heads * padded(dim)), 1)}
+    most = 1 if launch.alone else numbers // (heads * padded(dim))  # to add up parts across many warps takes longer
+    return {"GROUP": heads, "PARTS": max(most, 1)}
 
 
 @launched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_lite.runtime.kernels.card import Card
@@ -25,12 +25,14 @@ class Launch:
         tokens: whose keys and values it takes at a time.
         warps: of a program.
         stages: blocks of tokens that are under way.
+        alone: of "decode": a program has a multiprocessor for itself.
     """
 
     queries: int
     tokens: int
     warps: int
     stages: int
+    alone: bool = False
 
     @property
     def options(self) -> dict[str, int]:
@@ -113,7 +115,8 @@ def _fastest(
     if wide:
         return Launch(queries, 32, 4, 2)
     if cached == 1:
-        return Launch(queries, 32, 1, 3)
+        few = 8 * rows * heads <= card.multiprocessors and not shared
+        return Launch(queries, 256, 8, 1, alone=True) if few else Launch(queries, 32, 1, 3)
     # Small programs, of which a multiprocessor has room for several: while one waits, others work.
     many = rows * heads * 132 >= 1024 * card.multiprocessors
     if not many:
@@ -123,15 +126,15 @@ def _fastest(
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
     """A launch and those that take less, the fastest first."""
-    queries, tokens, warps, stages = launch.queries, launch.tokens, launch.warps, launch.stages
+    queries, tokens = launch.queries, launch.tokens
     tried = [launch]
     while tokens > _LEAST:
         tokens //= 2
-        tried.append(Launch(queries, tokens, warps, stages))
-    tried.append(Launch(queries, tokens, warps, 1))
+        tried.append(replace(launch, tokens=tokens))
+    tried.append(replace(launch, tokens=tokens, stages=1))
     while divisible and queries > _LEAST:
         queries //= 2
-        tried.append(Launch(queries, tokens, warps, 1))
+        tried.append(replace(launch, queries=queries, tokens=tokens, stages=1))
     return tried
 
 

@@ -161,13 +161,14 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
         close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
 
 
-def test_work_is_cut_by_tokens():
+@pytest.mark.parametrize("up", [False, True])
+def test_work_is_cut_by_tokens(up):
     positions = torch.tensor([0, 999, 63, 64, 4000], dtype=torch.int32, device=DEVICE)
     slots = torch.tensor([7, 0, 3, 3, 9], dtype=torch.int32, device=DEVICE)
     for items in (6, 7, 30, 300):
         work = torch.zeros((items, 4), dtype=torch.int32, device=DEVICE)
         row_work = torch.zeros((5, 2), dtype=torch.int32, device=DEVICE)
-        split_work(positions, slots, None, work, row_work, least=64)
+        split_work(positions, slots, None, work, row_work, least=64, up=up)
         covered: dict[int, list[tuple[int, int]]] = {}
         for row, start, end, slot in work.tolist():
             if row >= 0:
@@ -181,7 +182,8 @@ def test_work_is_cut_by_tokens():
             assert [start for start, _ in pieces] == [0] + [end for _, end in pieces[:-1]]
             assert pieces[-1][1] == position + 1
         longest = max(end - start for pieces in covered.values() for start, end in pieces)
-        assert longest <= max(64, 1.5 * -(-5128 // (items - 5)) + 64)
+        share = max(64, -(-5131 // (items - 5)))
+        assert longest <= (-(-share // 64) * 64 if up else 1.5 * share + 64)
 
 
 @pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits

@@ -21,7 +21,8 @@ CHOSEN = {
     ("decode", 128, 2, 2, 16, 127): (16, 64, 2, 2),
     ("decode", 128, 2, 2, 16, 128): (16, 32, 1, 3),
     ("decode", 64, 2, 2, 16, 8): (16, 64, 2, 2),
-    ("decode", 128, 2, 1, 16, 1): (16, 32, 1, 3),
+    ("decode", 128, 2, 1, 16, 2): (16, 256, 8, 1),
+    ("decode", 128, 2, 1, 16, 3): (16, 32, 1, 3),
     ("decode", 128, 2, 1, 16, 256): (16, 32, 1, 3),
     ("decode", 256, 2, 2, 16, 1): (16, 32, 4, 2),
     ("decode", 256, 2, 1, 32, 256): (32, 32, 4, 2),
@@ -52,6 +53,18 @@ def chosen(card, kernel, dim, item, cached, queries, rows):
 @pytest.mark.parametrize("asked", CHOSEN, ids=lambda asked: " ".join(map(str, asked)))
 def test_an_h200_has_what_was_measured_there(asked):
     assert chosen(H200, *asked) == CHOSEN[asked]
+
+
+def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each():
+    asked = {"dim": 128, "item": 2, "cached": 1, "queries": 16, "heads": 4}
+
+    def alone(card, **more):
+        return attention_launch(card, "decode", **asked, **more).alone
+
+    assert [alone(H200, rows=rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
+    assert not alone(H200, rows=1, shared=True)
+    # Two blocks of 256 tokens find no room on others, but programs have them to themselves as well.
+    assert [alone(card, rows=1) for card in (RTX_4090, SMALL)] == [True, False]
 
 
 def test_products_of_experts_on_an_h200_are_what_was_measured_there():

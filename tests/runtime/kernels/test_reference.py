@@ -199,6 +199,10 @@ def split(run):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
         run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, least=32, at_once=5)
         results += [work, row_work]
+    for lengths in ((127, 128, 0), (1499, 899, 699)):
+        work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
+        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, least=128, up=True)
+        results += [work, row_work]
     return results
 
 

@@ -1,8 +1,12 @@
 """Attention from the QKV product gives what its two halves give one after the other."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from sglang_lite.runtime.attention.base import AttentionRequirements
+from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
 from sglang_lite.runtime.kernels.fp8 import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
@@ -56,3 +60,31 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, turned, op
     close(out, expected, near)
     close(cache.k[0].float(), other.k[0].float(), near)
     close(cache.v[0].float(), other.v[0].float(), near)
+
+
+@pytest.mark.parametrize("length", [200, 600])
+def test_one_row_of_8_bits_is_taken_from_its_product(length):
+    torch.manual_seed(length)
+    heads, dim = (32, 1), 32
+    rows = Rows([length], heads, dim)
+    keys, values = (side[0].to(torch.float8_e4m3fn) for side in (rows.cache.k, rows.cache.v))
+    factors = KVScales(*((torch.full((1,), by, device=DEVICE),) for by in (0.5, 2.0)))
+    cache, other = (KVCache((keys.clone(),), (values.clone(),), factors) for _ in range(2))
+    plan = replace(rows.plan(1, [0], [length - 1]), ids=torch.zeros(1, dtype=torch.int32, device=DEVICE), separate=True)
+    needs = AttentionRequirements(
+        heads=heads[0], kv_heads=1, head_dim=dim, compute=torch.float16, cache=torch.float8_e4m3fn, device=DEVICE,
+        most_rows=1, most_chunks=1,
+    )  # fmt: skip
+    qkv = normal(1, (heads[0] + 2) * dim).half()
+    tables = normal(length, dim).half(), normal(length, dim).half()
+    out, expected = (torch.full((1, heads[0], dim), float("nan"), device=DEVICE).half() for _ in range(2))
+    step = TritonAttention(needs).begin(plan)
+    assert step.from_product is not None
+    for _ in range(2):
+        step.from_product(
+            qkv, None, None, 1e-5, tables, cache, 0, out, scales=None, scale=0.3, window=None, softcap=None
+        )
+    q = rope_store(qkv, None, None, 1e-5, tables, plan, other, 0)
+    decode_attention(q, other, 0, plan, rows.work(plan), expected, scale=0.3)
+    close(out.float(), expected.float(), torch.float16)
+    assert torch.equal(cache.k[0].float(), other.k[0].float())

@@ -20,6 +20,7 @@ def split_work(
     *,
     least: int,
     at_once: int = 0,
+    up: bool = False,
 ) -> None:
     starts = [0] * len(positions) if shared is None else shared.lengths.tolist()
     ends = (positions + 1).tolist()
@@ -29,7 +30,8 @@ def split_work(
         chunk = max(chunk, min(-(-tokens // at_once), 1024))
     items: list[tuple[int, int, int, int]] = []
     for row, (slot, start, end) in enumerate(zip(slots.tolist(), starts, ends)):
-        count = max((2 * (end - start) + chunk) // (2 * chunk), 1)
+        half = chunk - 1 if up else chunk // 2
+        count = max((end - start + half) // chunk, 1)
         share = -(-(end - start) // count)
         step = -(-share // 64) * 64  # of whole blocks of 64 tokens
         pieces = [(row, at, min(at + step, end), slot) for at in range(start, end, step)]
