@@ -36,7 +36,7 @@ class GpuInputs:
     fresh: int = 0
 
 
-def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, captured: bool) -> GpuInputs:
+def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, most_read: int, together: int) -> GpuInputs:
     """Rows with one token first, which are decoded; the others' tokens in blocks.
 
     A row with several tokens (a short prompt, or what a grammar forces) can be as many decoding rows of one slot: all
@@ -47,7 +47,8 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, captu
         batch: the step's rows.
         table: the slot table that the batch refers to.
         most_decoded: tokens that can be decoded in one step.
-        captured: steps of such tokens are.
+        most_read: by rows with several tokens that are decoded; 0 where such steps are not captured.
+        together: tokens of a row of more than FEW that read what is before them at once.
     """
     counts = batch.ends - batch.starts
     last = np.cumsum(counts) - 1
@@ -63,7 +64,7 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, captu
     ids = table.tokens[slots, positions]
     ids[last[batch.unknown]] = -1
     longest = int(counts.max())
-    if len(rows) <= most_decoded and (longest <= _FEW or (captured and _read(batch) <= _READ)):
+    if len(rows) <= most_decoded and (longest <= FEW or _read(batch, together) <= most_read):
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(rows))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
@@ -80,14 +81,16 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, captu
     return GpuInputs(ids, slots, positions, np.array(blocks, dtype=np.int32), size, last, batch.singles, fresh)
 
 
-def _read(batch: Batch) -> int:
-    """Tokens that those of rows with several read, each its own and all before it."""
+def _read(batch: Batch, together: int) -> int:
+    """Tokens that those of rows with several read: each its row's new ones up to itself, and what is before those."""
     starts, ends = batch.starts[batch.singles :].astype(np.int64), batch.ends[batch.singles :]
-    return int(((ends - starts) * (starts + ends + 1)).sum()) // 2
+    counts = ends - starts
+    before = np.where(counts > FEW, -(-counts // together), counts) * starts
+    return int((counts * (counts + 1) // 2 + before).sum())
 
 
-_FEW = 16  # tokens of a row that are cheaper decoded, each reading the row's keys and values
-# Tokens that a step of a graph may read for what it spares the host. On an H200 each 100,000 take Qwen3-0.6B 1.2 ms;
-# without a graph the host takes 7 ms to launch a step.
-_READ = 1 << 18
+FEW = 16  # tokens of a row that are cheaper decoded, each reading the row's keys and values
+# Tokens, times KV heads, that rows with several may read in a step of a graph, for what it spares the host: on an H200
+# 500 new tokens read 125,000, which takes Qwen3-0.6B, of 8 heads, 2 ms more; to launch a step takes the host 7.
+READ = 1 << 20
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)

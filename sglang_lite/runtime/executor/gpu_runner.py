@@ -19,7 +19,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs, build_gpu_inputs
+from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, READ, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
 from sglang_lite.runtime.executor.sampler import (
@@ -153,6 +153,8 @@ class GpuRunner:
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
         self._copy = KVCopy(self._cache)
         self._most_decoded = 2 * slots
+        # A latent is read as a few heads for each 16 that attend.
+        self._most_read = READ // (max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads)
         self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
         self._masks = DeviceMasks(device, 0, 0)  # until those are allocated
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
@@ -199,12 +201,16 @@ class GpuRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> GpuForward:
         """Launches the computation of the batch's tokens."""
-        captured = self.graphs.can_run(batch)
-        inputs = build_gpu_inputs(batch, self._table, self._most_decoded, captured=captured)
+        captured, prefixes = self.graphs.can_run(batch), self._prefixes
+        inputs = build_gpu_inputs(
+            batch, self._table, self._most_decoded, most_read=self._most_read if captured else 0,
+            together=1 if prefixes is None else prefixes.rows_per_block,
+        )  # fmt: skip
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._slots.send_changes(batch)
-        shared = None if self._prefixes is None else self._prefixes.find(batch, self.graphs.padded)
+        several = inputs.decoding > batch.singles
+        shared = None if prefixes is None else prefixes.find(batch, self.graphs.padded, several=several)
         graph = self.graphs.find(self._compute, batch, inputs, shared is not None) if captured else None
         if graph is not None:
             logits = graph.run(inputs, shared)
@@ -384,7 +390,7 @@ class GpuRunner:
             self.sample(forward, row, {}).read()
             self.sample(forward, row, special, masks).read()
         prompt = _one_row(slots, 0, count)
-        inputs = build_gpu_inputs(prompt, self._table, self._most_decoded, captured=False)
+        inputs = build_gpu_inputs(prompt, self._table, self._most_decoded, most_read=0, together=1)
         rows = [Scoring(1, tokens, self._run(self._plan(prompt, inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 

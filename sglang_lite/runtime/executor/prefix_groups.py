@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_lite.runtime.executor.gpu_inputs import FEW
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -85,11 +86,21 @@ def shared_work(
         enough: pieces that keep the device busy; more only cost merging.
         worth: tokens that are read in the time of a usual one.
     """
-    groups = find_groups(pages, held)
-    groups = [g for g in groups if (len(g.rows) - 1) * g.pages * page_size >= worth * MIN_SAVED_TOKENS]
+    groups = [g for g in find_groups(pages, held) if _pays(g, page_size, worth)]
+    return _work_of(groups, slots, page_size, rows_per_block=rows_per_block, most_items=most_items, enough=enough)
+
+
+def _pays(group: Group, page_size: int, worth: int) -> bool:
+    return (len(group.rows) - 1) * group.pages * page_size >= worth * MIN_SAVED_TOKENS
+
+
+def _work_of(
+    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
+) -> SharedWork | None:
+    """`shared_work` of groups that are known."""
     if not groups:
         return None
-    count = len(held)
+    count = len(slots)
     lengths, chunks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     blocks = [-(-len(g.rows) // rows_per_block) for g in groups]
     tokens = [g.pages * page_size for g in groups]
@@ -127,28 +138,52 @@ class PrefixGroups:
     """
 
     def __init__(self, table: SlotTable, enough: int, rows_per_block: int, worth: int = 1) -> None:
-        self._table, self._enough, self._rows_per_block, self._worth = table, enough, rows_per_block, worth
+        self._table, self._enough, self.rows_per_block, self._worth = table, enough, rows_per_block, worth
         self._key: bytes = b""  # of the rows of the batch before
+        self._groups: list[Group] = []
         self._work: SharedWork | None = None
 
-    def find(self, batch: Batch, padded: Callable[[int], int]) -> SharedWork | None:
+    def find(self, batch: Batch, padded: Callable[[int], int], *, several: bool) -> SharedWork | None:
         """Work on prefixes that the batch's decoding rows share; found anew only when other rows are decoded.
 
         Args:
             padded: rows of the graph that runs so many.
+            several: rows with several tokens are decoded, too; those of a row share what is before them.
         """
         count = batch.singles
-        if count < 2:
-            return None
         slots = batch.slots[:count]
         key = slots.tobytes() + batch.epochs[:count].tobytes()
         if key != self._key:
-            table = self._table
-            held = batch.starts[:count] // table.page_size
             self._key = key
-            self._work = shared_work(
-                table.pages[slots, : int(held.max())], held, slots, table.page_size,
-                rows_per_block=self._rows_per_block, most_items=padded(count) + self._enough,
-                enough=self._enough, worth=self._worth,
-            )  # fmt: skip
-        return self._work
+            self._groups = self._found(slots, batch.starts[:count]) if count > 1 else []
+            self._work = self._of(self._groups, slots, padded(count))
+        if not several:
+            return self._work
+        own, rows = self._of_rows(batch)
+        return self._of([*self._groups, *own], rows, len(rows)) if own else self._work
+
+    def _of(self, groups: list[Group], slots: Ints, room: int) -> SharedWork | None:
+        return _work_of(
+            groups, slots, self._table.page_size,
+            rows_per_block=self.rows_per_block, most_items=room + self._enough, enough=self._enough,
+        )  # fmt: skip
+
+    def _found(self, slots: Ints, starts: Ints) -> list[Group]:
+        """Groups of rows with one token."""
+        table = self._table
+        held = starts // table.page_size
+        groups = find_groups(table.pages[slots, : int(held.max())], held)
+        return [group for group in groups if _pays(group, table.page_size, self._worth)]
+
+    def _of_rows(self, batch: Batch) -> tuple[list[Group], Ints]:
+        """Groups of the tokens of each row that has more than a few, and the slot of each token of the batch."""
+        counts = batch.ends - batch.starts
+        first = np.cumsum(counts) - counts
+        groups = [
+            Group(
+                np.arange(first[i], first[i] + counts[i], dtype=np.int32), int(batch.starts[i]) // self._table.page_size
+            )
+            for i in np.flatnonzero(counts > FEW)
+        ]
+        own = [group for group in groups if _pays(group, self._table.page_size, self._worth)]
+        return own, np.repeat(batch.slots, counts)

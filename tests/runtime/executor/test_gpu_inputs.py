@@ -1,9 +1,10 @@
-"""Which rows with several tokens are decoded, so that a captured graph runs the step."""
+"""Which rows with several tokens are decoded, so that a captured graph runs the step, and what these read once."""
 
 import numpy as np
 import pytest
 
 from sglang_lite.runtime.executor.gpu_inputs import build_gpu_inputs
+from sglang_lite.runtime.executor.prefix_groups import PrefixGroups
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -25,24 +26,38 @@ def batch(*rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "captured", "decoded"),
+    ("rows", "most_read", "together", "decoded"),
     [
-        ([(0, 512)], True, True),  # a prompt that reads 131,328 tokens
-        ([(0, 513)], True, False),  # more tokens than can be decoded
-        ([(5, 6), (0, 300), (0, 200)], True, True),
-        ([(5, 6), (0, 300), (0, 212)], True, False),
-        ([(1950, 2078)], True, True),  # 257,856 tokens
-        ([(2050, 2178)], True, False),
-        ([(9000, 9001), (0, 100)], True, True),  # what rows with one token read does not count
-        ([(0, 100)], False, False),
-        ([(0, 16)], False, True),
-        ([(9000, 9016)], False, True),
+        ([(0, 512)], 131_328, 1, True),
+        ([(0, 512)], 131_327, 1, False),
+        ([(0, 513)], 1 << 20, 1, False),  # more tokens than can be decoded
+        ([(5, 6), (0, 300), (0, 200)], 100_000, 1, True),
+        ([(5, 6), (0, 300), (0, 212)], 100_000, 1, False),
+        ([(2000, 2128)], 264_256, 1, True),
+        ([(2000, 2128)], 264_255, 1, False),
+        ([(2000, 2128)], 16_256, 32, True),  # what is before them is read four times
+        ([(2000, 2128)], 16_255, 32, False),
+        ([(2000, 2016), (0, 17)], 32_289, 32, True),  # so few read it one by one
+        ([(2000, 2016), (0, 17)], 32_288, 32, False),
+        ([(9000, 9001), (0, 100)], 5050, 1, True),  # what rows with one token read does not count
+        ([(0, 17)], 0, 1, False),
+        ([(0, 16)], 0, 1, True),
+        ([(9000, 9016)], 0, 1, True),
     ],
 )
-def test_short_prompts_are_decoded_where_that_is_captured(rows, captured, decoded):
-    inputs = build_gpu_inputs(batch(*rows), TABLE, MOST, captured=captured)
+def test_short_prompts_are_decoded_where_they_read_little(rows, most_read, together, decoded):
+    inputs = build_gpu_inputs(batch(*rows), TABLE, MOST, most_read=most_read, together=together)
     assert inputs.decoding == (len(inputs.ids) if decoded else sum(end - start == 1 for start, end in rows))
     assert bool(len(inputs.blocks)) != decoded
     expected = [(slot, position) for slot, (start, end) in enumerate(rows) for position in range(start, end)]
     assert list(zip(inputs.slots.tolist(), inputs.positions.tolist())) == expected
     assert inputs.ids.tolist() == [TABLE.tokens[at] for at in expected]
+
+
+def test_tokens_of_a_decoded_row_share_the_full_pages_before_them():
+    groups, rows = PrefixGroups(TABLE, 4, 8), batch((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
+    found = groups.find(rows, int, several=True)
+    assert found.lengths.tolist() == [0] * 11 + [2000] * 20 + [0] * 30  # ten tokens are too few, the last have nothing
+    assert found.order.tolist() == [*range(11, 31)]
+    assert {tuple(item) for item in found.items[:, :3].tolist()} == {(0, 8, 2), (8, 8, 2), (16, 4, 2)}
+    assert groups.find(rows, int, several=False) is None

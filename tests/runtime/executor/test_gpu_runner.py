@@ -133,6 +133,18 @@ def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on
     assert len(scored[0].prompt_logprobs) == 18
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_a_captured_prompt_reads_what_is_before_it_once(with_graphs, on_cpu, monkeypatch):
+    monkeypatch.setattr(shared, "MIN_SAVED_TOKENS", 1)
+    engine = with_graphs(max_running=20, page_size=4)
+    asked = [[*range(2, 23)], [*range(2, 23), *range(40, 58)]]
+    for prompt in asked:  # the second, of which 18 tokens are new, beside a row that decodes behind the same tokens
+        expected = [g.token_ids for g in answers(on_cpu, [prompt, prompt[:-1]], greedy(max_tokens=3))]
+        assert [g.token_ids for g in answers(engine, [prompt, prompt[:-1]], greedy(max_tokens=3))] == expected
+    assert {key[1:] for key in engine.core.runner.graphs.captured} >= {(True, True), (False, True)}
+
+
 def prompts(count, *, shared=0, own=20, seed=0):
     rng = random.Random(seed)
     prefix = [rng.randrange(2, VOCAB) for _ in range(shared)]
