@@ -307,5 +307,6 @@ def _as_outcome(error: BaseException) -> Exception:
 
 
 def outcome_of(state: ProgramState) -> Outcome:
-    failure = state.branch.player.failure
-    return state if failure is None else failure
+    player = state.branch.player
+    player.see_failure()  # the batch tells
+    return state if player.failure is None else player.failure

@@ -444,7 +444,9 @@ class SglFunction(BaseProgram):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise ParameterError(what, f"{self.name}: {error}.", where=user_location()) from error
+                unknown = ", ".join(repr(name) for name in kwargs if name not in self.names)
+                told = f"{error}, and was given {unknown}" if unknown and "missing" in str(error) else error
+                raise ParameterError(what, f"{self.name}: {told}.", where=user_location()) from error
         return kwargs
 
     def _sorted(

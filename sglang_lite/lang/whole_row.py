@@ -173,6 +173,7 @@ class CompiledState(ProgramState):
         if self.row.result.failed or self.row.specialized.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
+                self.branch.player.see_failure()  # the batch tells
                 return raised
         return self
 

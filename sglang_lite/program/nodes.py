@@ -43,6 +43,13 @@ class Expression:
     def __radd__(self, other: str | Expression) -> Expressions:
         return Expressions((*_summands(as_expression(other)), *_summands(self)))
 
+    def __format__(self, spec: str) -> str:
+        """Raises ParameterError: written into a string it would be its name there, and never be played."""
+        raise ParameterError(
+            "+", f"{self!r:.60} can't be written into a string.",
+            hint="Add it: s += \"…\" + sgl.gen(…). What came of it is s[name].",
+        )  # fmt: skip
+
     def walk(self) -> Iterator[Expression]:
         """The parts of it, in order, without the lists."""
         yield self

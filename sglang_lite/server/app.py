@@ -27,7 +27,7 @@ from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program, rows
-from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal
+from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings
 
@@ -114,8 +114,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         refused = MethodError(f"{path!r} takes no {request.method}.")
     elif error.status_code != 404:
         refused = BackendError(str(error.detail))
-    response = refusal(refused, _protocol(path), request.headers.get("x-request-id", "")[:128])
-    response.headers.update(error.headers or {})
+    request_id = request_id_of(request)
+    response = refusal(refused, _protocol(path), request_id)
+    response.headers.update({**(error.headers or {}), "x-request-id": request_id})
     return response
 
 

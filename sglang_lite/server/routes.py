@@ -138,7 +138,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, request = time.perf_counter(), Request(scope, receive)
-        request_id = _request_id(request)
+        request_id = request_id_of(request)
         status = 0
 
         async def noted(message: Any) -> None:
@@ -201,7 +201,8 @@ async def _never() -> Any:  # the disconnection is watched for already
     await asyncio.Event().wait()
 
 
-def _request_id(request: Request) -> str:
+def request_id_of(request: Request) -> str:
+    """A request's `X-Request-Id`, or a fresh one."""
     given = request.headers.get("x-request-id", "")
     return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
 

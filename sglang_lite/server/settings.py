@@ -95,18 +95,24 @@ class ReplicaSettings:
             answers by itself.
         workers: addresses of servers, of other machines say, that are to be behind the gateway, too: separated by
             commas, or said several times.
-        policy: which server the gateway gives a request to: "cache_aware" takes one that has seen its prefix.
+        policy: which server the gateway gives a request to: "cache_aware", the default, takes one that has seen its
+            prefix.
         gateway: the package that is the gateway; "auto" takes the first that is installed.
     """
 
     replicas: int = 0
     workers: tuple[str, ...] = ()
-    policy: Literal["cache_aware", "power_of_two", "round_robin", "random"] = "cache_aware"
+    policy: Literal["cache_aware", "power_of_two", "round_robin", "random"] | None = None
     gateway: Literal["auto", "smg", "sglang-router"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0 <= self.replicas <= 1024:
             raise ParameterError("replicas", f"{self.replicas} is not between 0 and 1,024.")
+        if self.policy is not None and not self.replicas and not self.workers:
+            raise ParameterError(
+                "policy", "there is no gateway without replicas or workers.",
+                hint="The order of an engine's requests is schedule_policy.",
+            )  # fmt: skip
         for url in self.workers:
             if not url.startswith(("http://", "https://")) or url.endswith("/"):
                 raise ParameterError("workers", f"{url[:200]!r} is no address.", hint="As http://10.0.0.2:30000.")

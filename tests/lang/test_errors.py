@@ -208,8 +208,19 @@ def test_arguments_that_do_not_fit_the_program():
         program.run(a=1, b=2, backend=backend)
     with pytest.raises(sgl.ParameterError, match="no parameter for the state"):
         sgl.function(lambda: None)
-    with pytest.raises(sgl.ParameterError, match="a str is no backend"):
+    with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"):
+        program.run(A=1, backend=backend)
+    with pytest.raises(sgl.ParameterError, match=r"a str is no backend.*sgl\.Engine\('gpt-4'\)"):
         program.run(1, backend="gpt-4")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(sgl.ParameterError, match=r"a type is no backend.*ScriptedBackend\(…\)"):
+        program.run(1, backend=sgl.ScriptedBackend)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_node_in_a_string_is_refused():
+    """It would be its name there, and never be played."""
+    for text in (lambda: f"Say {sgl.gen('x')}.", lambda: "{} {}".format("Say", sgl.select("y", ["a"]) + "!")):
+        with pytest.raises(sgl.ParameterError, match=r"can't be written into a string.*s \+="):
+            text()
 
 
 def test_a_backend_without_hooks_says_so():
@@ -230,6 +241,16 @@ def test_a_failure_that_nobody_reads_is_logged(caplog):
         del state
         gc.collect()
     assert "nobody read it" in caplog.text
+
+
+def test_a_failure_that_a_batch_returns_has_been_told(caplog):
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("a", check=lambda text: False)))
+    with caplog.at_level(logging.ERROR, "sglang_lite"):
+        (error,) = program.run_batch([{}], backend=sgl.ScriptedBackend(default="a"), on_error="return")
+        assert isinstance(error, sgl.ValueValidationError)
+        del error
+        gc.collect()
+    assert "nobody read it" not in caplog.text
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -96,9 +96,10 @@ def test_what_is_no_http_closes_its_connection_alone(url, http, data):
 
 def test_routes_and_methods_that_are_not_there(http):
     for path, kind in (("/nope", "not_found_error"), ("/v1/nope", "not_found_error")):
-        response = http.get(path)
+        response = http.get(path, headers={"x-request-id": "mine"})
         assert response.status_code == 404
         assert response.json()["error"]["type"] == kind
+        assert response.headers["x-request-id"] == "mine"
     response = http.get("/generate")
     assert response.status_code == 405
     assert set(response.headers["allow"].split(", ")) == {"POST", "PUT"}

@@ -45,9 +45,12 @@ def as_backend(value: object) -> BaseBackend:
     endpoint = getattr(value, "endpoint", None)  # of a Runtime
     if isinstance(endpoint, BaseBackend):
         return endpoint
-    raise ParameterError(
-        "backend", f"a {type(value).__name__} is no backend.", hint="Give an sgl.Engine or a BaseBackend."
-    )
+    hint = "Give an sgl.Engine or a BaseBackend."
+    if isinstance(value, str):
+        hint = f"An engine runs a model: sgl.Engine({value[:60]!r})."
+    elif isinstance(value, type):
+        hint = f"Make one: {value.__name__}(…)."
+    raise ParameterError("backend", f"a {type(value).__name__} is no backend.", hint=hint)
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:

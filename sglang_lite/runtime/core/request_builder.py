@@ -164,7 +164,7 @@ class RequestBuilder:
             raise ParameterError(
                 "prompt",
                 f"{len(ids):,} tokens long; {self._model_name} takes {self._longest:,}, the answer included.",
-                hint="Shorten it, or raise context_length and max_total_tokens.",
+                hint="Shorten it. Where the model itself takes more, raise context_length and max_total_tokens.",
             )
         if params.return_logprob and params.logprob_start_len > len(ids):
             raise ParameterError(

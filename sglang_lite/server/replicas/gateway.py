@@ -69,7 +69,7 @@ class Gateway:
         self._settings = {
             "host": host,
             "port": port,
-            "policy": replicas.policy,
+            "policy": replicas.policy or "cache_aware",
             "api_key": self._key,
             "control_plane_api_keys": [("sglang-lite", "sglang-lite", self._admin, "admin")],
             "log_level": {"warning": "warn", "error": "error"}.get(settings.log_level, "warn"),

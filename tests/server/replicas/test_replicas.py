@@ -347,6 +347,11 @@ def test_each_server_has_a_gpu_of_its_own(monkeypatch):
         serve(ServerSettings(), {"device": "cuda:1"}, ReplicaSettings(replicas=2), print)
 
 
+def test_a_policy_without_a_gateway_is_refused():
+    with pytest.raises(ParameterError, match=r"policy: .*schedule_policy"):
+        ReplicaSettings(policy="random")
+
+
 @pytest.mark.parametrize("url", ["10.0.0.2:30000", "http://10.0.0.2/"])
 def test_an_address_of_a_worker_has_to_be_whole(url):
     with pytest.raises(ParameterError, match="workers"):
