@@ -444,8 +444,7 @@ class SglFunction(BaseProgram):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                unknown = ", ".join(repr(name) for name in kwargs if name not in self.names)
-                told = f"{error}, and was given {unknown}" if unknown and "missing" in str(error) else error
+                told = _misfit(error, [name for name in kwargs if name not in self.names])
                 raise ParameterError(what, f"{self.name}: {told}.", where=user_location()) from error
         return kwargs
 
@@ -475,6 +474,12 @@ def _handed(
     """Symbol of a run's state, where it is inside a body that is compiled; None elsewhere."""
     said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
     return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
+
+
+def _misfit(error: TypeError, unknown: list[str]) -> str:
+    """The error of arguments that do not fit, with those that may be misspelt."""
+    names = ", ".join(map(repr, unknown))
+    return f"{error}, and was given {names}" if names and "missing" in str(error) else str(error)
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
