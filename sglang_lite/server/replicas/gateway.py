@@ -76,6 +76,10 @@ class Gateway:
             "max_payload_size": int(settings.max_body_mb * 2**20),
             "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),  # smg tries only those again
             "max_concurrent_requests": -1,  # the workers count
+            # A known prefix saves less than it costs to wait for a server that has more than its share: by their own
+            # measure (64 more, and half as many again) one of two got 60 to 84 % of requests that begin alike.
+            "balance_abs_threshold": 8,
+            "balance_rel_threshold": 1.05,
             # Longer than it takes to see that a worker has died, and to tell of it.
             "retry_max_retries": 12,
             "retry_initial_backoff_ms": 50,

@@ -177,6 +177,24 @@ def test_requests_are_answered_through_the_gateway(servers, texts):
 
 
 @pytest.mark.slow
+def test_requests_that_begin_alike_are_shared_out(servers):
+    def counts():
+        return [submitted(url) for url in servers.healthy()]
+
+    before = counts()
+    prompts = [f"{'All of them begin like this. ' * 20}But number {i} ends so." for i in range(128)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        [*pool.map(lambda prompt: httpx2.post(servers.url + "/generate", json=asked(prompt, 4), timeout=120), prompts)]
+    assert min(after - count for after, count in zip(counts(), before)) >= 0.3 * len(prompts)
+
+
+def submitted(url):
+    name = "sglang_lite_requests_submitted_total"
+    lines = httpx2.get(url + "/metrics", timeout=20).text.splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [False, True])
 def test_no_request_is_lost_with_a_server(servers, texts, loaded):
     before = servers.healthy()
