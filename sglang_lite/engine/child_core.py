@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.engine import child_process, switch_interval
-from sglang_lite.engine.core import ProgramSink
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.events import Events, OpenEntry
 from sglang_lite.engine.frames import (
@@ -61,6 +60,7 @@ from sglang_lite.protocol import (
     Constraint,
     EngineClosedError,
     ParameterError,
+    ProgramSink,
     Selection,
     SglError,
 )

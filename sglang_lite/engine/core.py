@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sglang_lite.protocol import Constraint, Played, ProgramResult, Selection, SglError
+from sglang_lite.protocol import Constraint, ProgramSink, Selection, SglError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
 E = TypeVar("E")
 
 

@@ -22,6 +22,7 @@ from sglang_lite.protocol import (
     ParameterError,
     Played,
     ProgramResult,
+    ProgramSink,
     Prompt,
     SamplingParams,
     Selection,
@@ -36,7 +37,7 @@ from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
 
 if TYPE_CHECKING:
-    from sglang_lite.engine.core import Core, OpenProgram, ProgramSink
+    from sglang_lite.engine.core import Core, OpenProgram
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.load import LoadedModel
     from sglang_lite.runtime.output_builder import Sink

@@ -285,6 +285,16 @@ def test_abort_ends_a_request_once_and_frees_its_pages(small_engine):
     assert sum(not isinstance(e, Delta) for e in events) == 1
 
 
+def test_pages_that_a_step_under_way_may_read_are_free(small_engine):
+    store, inbox = small_engine.core.scheduler.store, small_engine.core.loop.inbox
+    small_engine.flush_cache()
+    before = small_engine.stats()["free_tokens"]
+    inbox.call(lambda: store.pool.release(store.allocate(3), 1 << 40))
+    assert small_engine.stats()["free_tokens"] == before
+    inbox.call(lambda: store.pool.settle(1 << 40))
+    assert small_engine.stats()["free_tokens"] == before
+
+
 def test_too_many_requests_are_refused(small_file):
     with sgl.Engine(
         small_file,

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     ChoiceScore,
     Generation,
@@ -145,7 +146,7 @@ class ChoiceScoring:
             raise ParameterError("choices", "an empty one needs text before it.", hint="Add text, or leave it out.")
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
-        start = min(_common_length(tail, ids) for ids in together)
+        start = min(common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
         if start == 0:  # nothing precedes the first token, so a document's start stands there
             before = array("i", [self._document_start()])
@@ -246,8 +247,3 @@ class ChoiceScoring:
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._parts.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    length = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), None)
-    return min(len(a), len(b)) if length is None else length

@@ -26,6 +26,7 @@ from sglang_lite.protocol import (
     ConstraintError,
     EngineClosedError,
     ParameterError,
+    ProgramSink,
     RequestAbortedError,
     Selection,
     SglError,
@@ -37,7 +38,7 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
 from sglang_lite.runtime.core.program_decisions import PreparedPart
-from sglang_lite.runtime.core.program_player import Player, ProgramSink
+from sglang_lite.runtime.core.program_player import Player
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.submission import (
@@ -348,7 +349,7 @@ class EngineCore:
             "waiting": len(scheduler.waiting),
             "running": len(scheduler.prefilling) + len(scheduler.decoding),
             "cached_tokens": store.tree.pages * store.page_size,
-            "free_tokens": store.pool.free * store.page_size,
+            "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # nobody has either
             "total_tokens": store.pool.total * store.page_size,
             "steps": self.loop.steps,
             **self.open.counts(),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
 
 from sglang_lite.program.nodes import Decision, Fork, Gen, GrammarBegin, Node, Path, Rollback
 from sglang_lite.protocol import (
@@ -20,6 +19,7 @@ from sglang_lite.protocol import (
     Played,
     ProgramError,
     ProgramResult,
+    ProgramSink,
     RequestAbortedError,
     Selection,
     SglError,
@@ -35,8 +35,6 @@ from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
-
-ProgramSink: TypeAlias = Callable[["Played | ProgramResult | SglError"], None]
 
 
 class Player:
