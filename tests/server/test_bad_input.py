@@ -1,9 +1,11 @@
 """Requests that a server must refuse: one 4xx each, in the protocol's shape, and the next request is served."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
+import tracemalloc
 
 import httpx2
 import pytest
@@ -75,6 +77,27 @@ def test_a_body_that_is_too_large_is_not_read(engine):
     with serving(engine, max_body_mb=0.1) as url:
         response = httpx2.post(f"{url}/generate", content=b'{"text": "' + b"a" * 200_000 + b'"}')
         assert response.status_code == 413
+        assert httpx2.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_100_mb_takes_no_memory(engine, chunked):
+    length, part = 100_000_000, b"a" * 1_000_000
+    head = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % length
+    before = b"%x\r\n" % len(part) if chunked else b""
+    with serving(engine, max_body_mb=1) as url:
+        port = int(url.rsplit(":", 1)[1])
+        tracemalloc.start()
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n")
+            with contextlib.suppress(OSError):  # it may close before it has all
+                for _ in range(length // len(part)):
+                    client.sendall(before + part + (b"\r\n" if chunked else b""))
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(4096).startswith(b"HTTP/1.1 413")
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 10_000_000
         assert httpx2.get(f"{url}/health").status_code == 200
 
 
