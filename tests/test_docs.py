@@ -57,9 +57,9 @@ def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
     backend = sgl.ScriptedBackend({"Rate the plan.": "3", "Do better.": "a better plan"}, default="a plan")
     sgl.set_default_backend(backend)
     text = next(p.values[0] for p in SNIPPETS if "async def answer" in str(p.values[0]))
-    names = {"sgl": sgl, "better": better, "items": [{"question": "Why?"}]}
+    names = {"sgl": sgl, "better": better}
     exec(compile(str(text), "README.md", "exec"), names)
-    assert [state["better"] for state in names["states"]] == ["a better plan"]
+    assert [state["better"] for state in names["states"]] == ["a better plan"] * 2
 
 
 def test_the_grammar_over_several_nodes_runs(engine):
