@@ -47,9 +47,9 @@ logger = logging.getLogger("sglang_lite")
 
 _MOST_FORKS = 16
 # 4 to 1 s; all others take less.
-_LONGEST = ("prefill_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
+_LONGEST = ("prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
 # What tensors without memory, and kernels of newer cards, import: done while the engine's process finds its card.
-_IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefill_attention_hopper",)
+_IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPre
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.prefix_attention import block_queries
+from sglang_lite.runtime.kernels.prefix_attention import block_queries, prefix_on_hopper
 from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.table import SlotTable
@@ -167,16 +167,24 @@ class GpuRunner:
         self._prefixes: PrefixGroups | None = None
         self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
-            group = heads.heads // heads.kv_heads
-            rows_per_block = block_queries(group, model.precision.compute.itemsize) // group
-            worth = LATENTS if isinstance(heads, LatentSpec) else 1
-            self._prefixes = PrefixGroups(table, self._pieces, rows_per_block, worth)
+            self._prefixes = self._find_prefixes(heads)
         captured = self._attention.captured and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._most_decoded, self._slots, self._staging,
             page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
+
+    def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
+        group, precision = heads.heads // heads.kv_heads, self._model.precision
+        queries = block_queries(group, precision.compute.itemsize)
+        if isinstance(heads, LatentSpec):
+            return PrefixGroups(self._table, self._pieces, queries // group, LATENTS)
+        card, page_size = card_of(self._device), self._table.page_size
+        hopper = prefix_on_hopper(card, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap)
+        if hopper is None:
+            return PrefixGroups(self._table, self._pieces, queries // group)
+        return PrefixGroups(self._table, hopper.programs(card, heads.kv_heads), hopper.MOST_QUERIES // group)
 
     @property
     def model(self) -> DeviceModel:

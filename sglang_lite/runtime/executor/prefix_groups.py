@@ -111,7 +111,7 @@ def _work_of(
     at = 0
     for group, block_count, length in zip(groups, blocks, tokens):
         room = (most_items - sum(blocks)) * length / max(work, 1)
-        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256), max(1, round(enough * length / work))))
+        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256), max(1, enough * length // work)))
         step = -(-length // (pieces * 64)) * 64
         starts = range(0, length, step)
         lengths[group.rows], chunks[group.rows] = length, len(starts)

@@ -26,51 +26,51 @@ from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launching import launched
 
-_QUERIES = gl.constexpr(64)  # of a warp group
+QUERIES = gl.constexpr(64)  # of a warp group
 _TOKENS = gl.constexpr(128)  # of a block
-_COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
-_STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
-_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of _COLUMNS
+COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
+STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
+BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of COLUMNS
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 # Names that Triton has changed between 3.6 and 3.9.
-_sync = getattr(gl, "thread_barrier", None) or gl.barrier
+sync = getattr(gl, "thread_barrier", None) or gl.barrier
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
 
 
 @gluon.jit
 def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexpr):
-    """Starts copies of a block of tokens, a page after another. Those from `end` on come from page 0.
+    """Starts copies of a block of tokens, a page after another. Those from `end` on come from the last one's page.
 
     Shared memory has a block's first columns page by page, then the next."""
-    PAGES: gl.constexpr = _TOKENS // PAGE
-    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
-    parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, _COLUMNS], SHARED)
+    PAGES: gl.constexpr = buffer.shape[0] // PAGE
+    CHUNKS: gl.constexpr = buffer.shape[1] // COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, COLUMNS], SHARED)
     for p in gl.static_range(PAGES):
-        at = token + p * PAGE
-        page = gl.load(pages + at // PAGE, mask=at < end, other=0)
+        page = gl.load(pages + gl.minimum(token + p * PAGE, end - 1) // PAGE)
         for c in gl.static_range(CHUNKS):
-            _load(desc, [row + page * PAGE, column + c * _COLUMNS], ready, parts.index(c * PAGES + p))
+            _load(desc, [row + page * PAGE, column + c * COLUMNS], ready, parts.index(c * PAGES + p))
 
 
 @gluon.jit
-def _produce(
-    keys, rests, values, row, rest_row, rest_column, pages, end, blocks, k_buffers, rest_buffers, v_buffers,
-    k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, REST: gl.constexpr,
+def copy_blocks(
+    keys, rests, values, row, rest_row, rest_column, pages, start, end, blocks, before, k_buffers, rest_buffers,
+    v_buffers, k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: blocks from the last to the first."""
-    for i in range(blocks):
-        stage = i % _STAGES
-        used = (i // _STAGES & 1) ^ 1
-        token = (blocks - 1 - i) * _TOKENS
+    """The copying warp: blocks from the last to the first, after `before` others."""
+    TOKENS: gl.constexpr = k_buffers.shape[1]
+    for i in range(before, before + blocks):
+        stage = i % STAGES
+        used = (i // STAGES & 1) ^ 1
+        token = start + (before + blocks - 1 - i) * TOKENS
         mbarrier.wait(k_free.index(stage), used)
-        mbarrier.expect(k_ready.index(stage), _TOKENS * (k_buffers.shape[2] + REST) * 2)
+        mbarrier.expect(k_ready.index(stage), TOKENS * (k_buffers.shape[2] + REST) * 2)
         _copy(keys, row, 0, pages, token, end, k_buffers.index(stage), k_ready.index(stage), PAGE)
         if REST:
             rest = rest_buffers.index(stage)
             _copy(rests, rest_row, rest_column, pages, token, end, rest, k_ready.index(stage), PAGE)
         mbarrier.wait(v_free.index(stage), used)
-        mbarrier.expect(v_ready.index(stage), _TOKENS * v_buffers.shape[2] * 2)
+        mbarrier.expect(v_ready.index(stage), TOKENS * v_buffers.shape[2] * 2)
         _copy(values, row, 0, pages, token, end, v_buffers.index(stage), v_ready.index(stage), PAGE)
 
 
@@ -85,15 +85,19 @@ def _softmax(scores, m, total, scale):
 
 
 @gluon.jit
-def _take_queries(q, q_stride, count, buffer):
-    """Queries of a head into shared memory, zeros below `count` of them."""
-    i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
-    column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
-    CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
-    parts = _view(buffer, buffer.dtype, [CHUNKS, _QUERIES, _COLUMNS], SHARED)
+def take_queries(rows, real, buffer):
+    """Queries into shared memory, zeros where they are none.
+
+    Args:
+        rows: where they begin [QUERIES].
+        real: bool [QUERIES].
+    """
+    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_ROW))
+    CHUNKS: gl.constexpr = buffer.shape[1] // COLUMNS
+    parts = _view(buffer, buffer.dtype, [CHUNKS, QUERIES, COLUMNS], SHARED)
     for c in gl.static_range(CHUNKS):
-        at = q + i[:, None] * q_stride + (c * _COLUMNS + column)[None, :]
-        parts.index(c).store(gl.load(at, mask=(i < count)[:, None], other=0.0))
+        at = rows[:, None] + (c * COLUMNS + column)[None, :]
+        parts.index(c).store(gl.load(at, mask=real[:, None], other=0.0))
 
 
 @gluon.jit
@@ -106,81 +110,105 @@ def _start_scores(queries, q_rest, keys, rest, nothing, REST: gl.constexpr):
 
 
 @gluon.jit
-def _compute(
-    q, q_stride, out, first, count, position, end, blocks, clear, head, scale,
-    q_buffers, q_rests, k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    GROUP: gl.constexpr, HEADS: gl.constexpr, REST: gl.constexpr,
+def attend_blocks(
+    queries, q_rest, seen_to, start, end, blocks, clear, before, scale,
+    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, REST: gl.constexpr,
 ):  # fmt: skip
-    """A warp group: all blocks for _QUERIES queries."""
+    """A computing warp group: what queries in shared memory see of the blocks that `copy_blocks` brings.
+
+    Args:
+        seen_to: the last token that each sees [QUERIES].
+        start: the first token.
+        clear: blocks that every query sees whole.
+
+    Returns:
+        Highest scores, sums of weights, and weighted values, each divided by nothing yet.
+    """
+    TOKENS: gl.constexpr = k_buffers.shape[1]
     DIM: gl.constexpr = v_buffers.shape[2]
     dtype: gl.constexpr = k_buffers.dtype
     BY_TOKEN: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _TOKENS, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TOKENS, 16]
     )
     BY_COLUMN: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DIM, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=BY_COLUMN, k_width=2)
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
 
-    queries, q_rest = q_buffers.index(GROUP), q_rests.index(GROUP)
-    KEY: gl.constexpr = q_buffers.shape[2]
-    at_queries = q + (first + GROUP * _QUERIES) * q_stride + head * (KEY + REST)
-    _take_queries(at_queries, q_stride, count - GROUP * _QUERIES, queries)
-    if REST:
-        _take_queries(at_queries + KEY, q_stride, count - GROUP * _QUERIES, q_rest)
-    fence_async_shared()
-    _sync()
+    n = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, BY_TOKEN))
+    seen_to = gl.convert_layout(seen_to, gl.SliceLayout(1, BY_TOKEN))
+    m = gl.full([QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, BY_TOKEN))
+    total = gl.full([QUERIES], 0.0, gl.float32, layout=gl.SliceLayout(1, BY_TOKEN))
+    acc = gl.zeros([QUERIES, DIM], gl.float32, layout=BY_COLUMN)
+    nothing = gl.zeros([QUERIES, TOKENS], gl.float32, layout=BY_TOKEN)
 
-    n = gl.arange(0, _TOKENS, layout=gl.SliceLayout(0, BY_TOKEN))
-    seen_to = position + GROUP * _QUERIES + gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, BY_TOKEN))
-    m = gl.full([_QUERIES], float("-inf"), gl.float32, layout=gl.SliceLayout(1, BY_TOKEN))
-    total = gl.full([_QUERIES], 0.0, gl.float32, layout=gl.SliceLayout(1, BY_TOKEN))
-    acc = gl.zeros([_QUERIES, DIM], gl.float32, layout=BY_COLUMN)
-    nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=BY_TOKEN)
-
-    mbarrier.wait(k_ready.index(0), 0)
-    scores = _start_scores(queries, q_rest, k_buffers.index(0), rest_buffers.index(0), nothing, REST)
+    first = before % STAGES
+    mbarrier.wait(k_ready.index(first), before // STAGES & 1)
+    scores = _start_scores(queries, q_rest, k_buffers.index(first), rest_buffers.index(first), nothing, REST)
     scores = warpgroup_mma_wait(0, deps=[scores])
-    mbarrier.arrive(k_free.index(0), count=1)
-    token = (blocks - 1) * _TOKENS + n
+    mbarrier.arrive(k_free.index(first), count=1)
+    token = start + (blocks - 1) * TOKENS + n
     scores = gl.where(token[None, :] <= seen_to[:, None], scores, float("-inf"))
     weights, m, total, shrink = _softmax(scores, m, total, scale)
     operand = gl.convert_layout(weights.to(dtype), OPERAND)
-    mbarrier.wait(v_ready.index(0), 0)
-    if end < blocks * _TOKENS:  # values behind the end may be no numbers, and 0 x NaN is NaN; both groups mend them
-        values = v_buffers.index(0)
-        there = (blocks - 1) * _TOKENS + gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
+    mbarrier.wait(v_ready.index(first), before // STAGES & 1)
+    if end < start + blocks * TOKENS:  # values behind the end may be no numbers, and 0 x NaN is NaN; both groups mend
+        values = v_buffers.index(first)
+        there = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
         found = values.load(ROWS)
-        _sync()
-        values.store(gl.where(there[:, None], found, gl.zeros([_TOKENS, DIM], dtype, layout=ROWS)))
+        sync()
+        values.store(gl.where(there[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
         fence_async_shared()
-        _sync()
-    for i in range(1, blocks):
-        stage = i % _STAGES
-        before = (i - 1) % _STAGES
-        mbarrier.wait(k_ready.index(stage), i // _STAGES & 1)
+        sync()
+    for i in range(before + 1, before + blocks):
+        stage = i % STAGES
+        last = (i - 1) % STAGES
+        mbarrier.wait(k_ready.index(stage), i // STAGES & 1)
         scores = _start_scores(queries, q_rest, k_buffers.index(stage), rest_buffers.index(stage), nothing, REST)
-        mbarrier.wait(v_ready.index(before), (i - 1) // _STAGES & 1)
-        acc = warpgroup_mma(operand, v_buffers.index(before), acc, is_async=True)
+        mbarrier.wait(v_ready.index(last), (i - 1) // STAGES & 1)
+        acc = warpgroup_mma(operand, v_buffers.index(last), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(k_free.index(stage), count=1)
-        if i < blocks - clear:
-            token = (blocks - 1 - i) * _TOKENS + n
+        if i < before + blocks - clear:
+            token = start + (before + blocks - 1 - i) * TOKENS + n
             scores = gl.where(token[None, :] <= seen_to[:, None], scores, float("-inf"))
         weights, m, total, shrink = _softmax(scores, m, total, scale)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(v_free.index(before), count=1)
+        mbarrier.arrive(v_free.index(last), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, BY_COLUMN))[:, None]
         operand = gl.convert_layout(weights.to(dtype), OPERAND)
-    last = (blocks - 1) % _STAGES
-    mbarrier.wait(v_ready.index(last), (blocks - 1) // _STAGES & 1)
-    acc = warpgroup_mma(operand, v_buffers.index(last), acc, is_async=True)
+    at = before + blocks - 1
+    mbarrier.wait(v_ready.index(at % STAGES), at // STAGES & 1)
+    acc = warpgroup_mma(operand, v_buffers.index(at % STAGES), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_free.index(at % STAGES), count=1)
+    return m, total, acc
 
-    total = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, BY_COLUMN))
-    row = GROUP * _QUERIES + gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, BY_COLUMN))
-    column = gl.arange(0, DIM, layout=gl.SliceLayout(0, BY_COLUMN))
-    target = out + ((first + row) * HEADS + head)[:, None] * DIM + column[None, :]
-    gl.store(target, (acc / total[:, None]).to(dtype), mask=(row < count)[:, None])
+
+@gluon.jit
+def _compute(
+    q, q_stride, out, first, count, position, end, blocks, clear, head, scale,
+    q_buffers, q_rests, k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
+    GROUP: gl.constexpr, HEADS: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """A warp group: all blocks for QUERIES queries."""
+    KEY: gl.constexpr = q_buffers.shape[2]
+    queries, q_rest = q_buffers.index(GROUP), q_rests.index(GROUP)
+    i = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, BY_ROW))
+    rows = q + (first + GROUP * QUERIES) * q_stride + head * (KEY + REST) + i * q_stride
+    take_queries(rows, i < count - GROUP * QUERIES, queries)
+    if REST:
+        take_queries(rows + KEY, i < count - GROUP * QUERIES, q_rest)
+    fence_async_shared()
+    sync()
+    _, total, acc = attend_blocks(
+        queries, q_rest, position + GROUP * QUERIES + i, 0, end, blocks, clear, 0, scale,
+        k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, REST,
+    )  # fmt: skip
+    total = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, acc.type.layout))
+    row = GROUP * QUERIES + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, acc.type.layout))
+    column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
+    target = out + ((first + row) * HEADS + head)[:, None] * acc.shape[1] + column[None, :]
+    gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(row < count)[:, None])
 
 
 @launched
@@ -210,31 +238,31 @@ def prefill_kernel(
         row += own
 
     dtype: gl.constexpr = q.dtype.element_ty
-    q_buffers = gl.allocate_shared_memory(dtype, [2, _QUERIES, KEY], SHARED)
-    k_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, KEY], SHARED)
+    q_buffers = gl.allocate_shared_memory(dtype, [2, QUERIES, KEY], SHARED)
+    k_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, KEY], SHARED)
     q_rests, rest_buffers = q_buffers, k_buffers
     if REST:
-        q_rests = gl.allocate_shared_memory(dtype, [2, _QUERIES, REST], SHARED)
-        rest_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, REST], SHARED)
-    v_buffers = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, VALUE], SHARED)
-    k_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(_STAGES):
+        q_rests = gl.allocate_shared_memory(dtype, [2, QUERIES, REST], SHARED)
+        rest_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, REST], SHARED)
+    v_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, VALUE], SHARED)
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)  # by both groups
         mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
-    _sync()
+    sync()
     gl.warp_specialize([
         (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
                     k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, HEADS, REST)),
         (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
                     k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, HEADS, REST)),
-        (_produce, (keys, rests, values, row, own, rest_column, pages, end, blocks, k_buffers, rest_buffers,
-                    v_buffers, k_ready, v_ready, k_free, v_free, PAGE, REST)),
+        (copy_blocks, (keys, rests, values, row, own, rest_column, pages, 0, end, blocks, 0, k_buffers, rest_buffers,
+                       v_buffers, k_ready, v_ready, k_free, v_free, PAGE, REST)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
@@ -242,7 +270,7 @@ def takes(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
     """Tells whether the kernel has a form for these heads, formats and pages. It knows no window and no soft cap."""
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
     pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
-    return sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * _QUERIES.value
+    return sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
 
 
 def prefill_attention_hopper(
@@ -264,8 +292,8 @@ def prefill_attention_hopper(
 def takes_fresh(plan: DevicePlan, dtype: torch.dtype, key: int, rest: int, value: int) -> bool:
     """Tells whether `fresh_attention_hopper` has a form for the plan's blocks, and keys, their rests and values of so
     many numbers."""
-    sizes = key in (64, 128) and rest == _COLUMNS.value and value in (64, 128)
-    return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * _QUERIES.value
+    sizes = key in (64, 128) and rest == COLUMNS.value and value in (64, 128)
+    return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
 
 
 def fresh_attention_hopper(
@@ -311,7 +339,7 @@ def _launch(
         rests: None: keys and values lie in pages of slots; else side by side.
         before: tokens of the batch that they lack.
     """
-    heads, box = q.shape[1], (page_size, _COLUMNS.value)
+    heads, box = q.shape[1], (page_size, COLUMNS.value)
     of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))
     rest, of_rests, column = 0, of_keys, 0
     if rests is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.launching import launched
@@ -25,6 +28,20 @@ def block_queries(group: int, item: int) -> int:
         item: bytes of an element of queries.
     """
     return 64 if item < 4 else padded(group)
+
+
+def prefix_on_hopper(
+    card: Card, dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int, softcap: float | None
+) -> ModuleType | None:
+    """The module of Hopper's own kernel, where it runs instead: its items have more queries.
+
+    Args:
+        dim: of a head.
+        compute, cache: formats of queries, and of keys and values.
+    """
+    hopper = hopper_kernels(card, "prefix_attention_hopper")
+    takes = hopper is not None and softcap is None and hopper.takes(dim, compute, cache, page_size)
+    return hopper if takes else None
 
 
 @launched
@@ -81,7 +98,7 @@ def prefix_attention(
     softcap: float | None = None,
 ) -> None:
     """Computes what the plan's shared prefixes add to its decoding rows, into `work.partials`; `decode_attention`
-    merges it. Not for layers with a window.
+    merges it. Not for layers with a window. Hopper GPUs have a kernel of their own.
 
     Args:
         q: [T, heads, head_dim].
@@ -91,6 +108,10 @@ def prefix_attention(
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, item = len(keys), q.element_size()
+    hopper = prefix_on_hopper(card_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
+    if hopper is not None:
+        hopper.prefix_attention_hopper(q, cache, layer, plan, work, scale=scale)
+        return
     launch = attention_launch(
         card_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
         queries=block_queries(heads // kv_heads, item),

@@ -55,6 +55,7 @@ def test_it_compiles_and_finds_room(compiler, name):
     ("head", "kernel", "name"),
     [
         (128, "prefill 128", "prefill_attention_hopper.prefill_kernel"),
+        (128, "prefix", "prefix_attention_hopper.prefix_kernel"),
         (0, "latents", "latent_attention_hopper.latent_prefill_kernel"),
     ],
 )

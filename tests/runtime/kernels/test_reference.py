@@ -21,6 +21,7 @@ from sglang_lite.runtime.kernels.reference.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_prefix
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_attention
 from tests.runtime.kernels import needs_hopper, needs_kernels
+from tests.runtime.kernels.hopper_prefixes import prefixes_on_hopper
 from tests.runtime.kernels.latents import LATENT_SCALES, Latents
 from tests.runtime.kernels.public_launches import public_launches
 from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows, normal, sampling
@@ -544,6 +545,7 @@ CASES = {
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,
+    "prefix_attention_hopper": prefixes_on_hopper,
     "prefill_attention_hopper": prefilled_on_hopper, "fresh_attention_hopper": fresh_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
