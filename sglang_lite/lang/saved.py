@@ -258,6 +258,9 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
         saved = wire.decode(file.read_bytes(), form="json")
     except OSError as error:
         raise ParameterError("path", f"{str(file)!r} can't be read: {error}") from error
+    except WireError as error:
+        error.hint = f"It is in {str(file)!r}. {error.hint}".strip()
+        raise
     if not isinstance(saved, SavedRun):
         raise WireError(
             f"{str(file)!r} has a {type(saved).__name__}, not a saved state", hint="Save one: state.save(…)"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
@@ -97,6 +97,11 @@ class ProgramState:
             self.branch.submit(other, user_location())
         self._submitted = None
         return self
+
+    def __add__(self, other: object) -> NoReturn:
+        raise ProgramError(
+            "`s + …` makes no new state.", hint="Add to this one: s += …, or fork it.", where=user_location()
+        )
 
     def system(self, expr: str | Expression | None = None) -> UserValue:
         """A system turn: of `expr`, or of what is added inside `with s.system():`."""

@@ -94,9 +94,10 @@ def load_model(
         ModelError: damaged or not supported.
     """
     checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
+    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
+    positions = longest_context(config, spec.max_positions)
     device = pick_device(config)
     _say_unused(config, device)
-    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     if isinstance(spec, FallbackSpec):
         return _load_fallback(config, checkpoint, spec)
     source = _source(checkpoint, spec, config)
@@ -113,7 +114,6 @@ def load_model(
         kv_fp8=config.kv_dtype == "fp8",
     )  # fmt: skip
     eight = formats.int8 or formats.fp8 or formats.keep_fp8
-    positions = min(config.context_length or spec.max_positions, spec.max_positions)
     check_room(
         {
             "weights": weight_bytes(spec, 0.5 if path.is_file() or eight else formats.weights.itemsize),
@@ -216,6 +216,17 @@ def _source(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> We
     _check_format("safetensors" if isinstance(source, SafetensorsSource) else "bin", config, path)
     declared.check(source)
     return source
+
+
+def longest_context(config: EngineConfig, limit: int) -> int:
+    """Tokens of the longest sequence that a config and a model's own limit allow.
+
+    Raises:
+        ParameterError: the config wants more than the model has.
+    """
+    if config.context_length is not None and config.context_length > limit:
+        raise ParameterError("context_length", f"{config.context_length} is more than the model's {limit}.")
+    return config.context_length or limit
 
 
 def pick_device(config: EngineConfig) -> torch.device:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import sglang_lite as sgl
+from sglang_lite.errors import WireError
 from sglang_lite.lang.backend.local import LocalBackend
 
 
@@ -351,6 +352,9 @@ def test_a_damaged_file_is_refused(tmp_path):
         with pytest.raises((sgl.ProgramError, sgl.ParameterError, sgl.SglError)) as caught:
             sgl.load(path, backend=scripted())
         assert isinstance(caught.value, sgl.SglError), content[:200]
+    path.write_bytes(b'{"version":')
+    with pytest.raises(WireError, match=r"truncated .* It is in '.*state\.json'"):
+        sgl.load(path)
     with pytest.raises(sgl.ParameterError, match="can't be read"):
         sgl.load(tmp_path / "none.json")
     path.write_bytes(b" " * (2**26 + 1))

@@ -28,6 +28,7 @@ def image(source):
 
 # What is called, with the state of a program that runs.
 CALLS = [
+    lambda s: s + "text",
     # generations
     lambda s: sgl.gen(["a"]),
     lambda s: sgl.gen("a", "10"),

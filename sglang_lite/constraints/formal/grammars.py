@@ -45,6 +45,18 @@ def pruned(language: Language) -> Language:
     return Language(language.start, kept, language.sealed & kept.keys())
 
 
+def contradiction(language: Language) -> list[str]:
+    """Names of the rules that leave a language without a text: from its start, for as long as one alone is to blame."""
+    rules, productive = language.rules, _productive(language.rules)
+    path = [language.start]
+    while True:
+        missing = references(rules[path[-1]]) - productive
+        to_blame = [name for name in missing if _makes(rules[path[-1]], productive | {name})]
+        if len(to_blame) != 1 or to_blame[0] in path:
+            return path
+        path += to_blame
+
+
 MAX_REGULAR = 20_000  # characters and sets
 
 

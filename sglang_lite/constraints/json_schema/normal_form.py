@@ -91,9 +91,9 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
             ignored=frozenset(checked),
             sets=frozenset(constraint.sets),
         )
+        writer = JsonWriter(reader, style, watches=Watches() if watched else None)
         try:
             with within_limits("json_schema"):
-                writer = JsonWriter(reader, style, watches=Watches() if watched else None)
                 language = writer.language(ValidAt(document.start))
                 places = writer.places(ValidAt(document.start))
             return NormalForm(language, tuple(checked.items()), tuple(writer.open_at), places)
@@ -101,6 +101,8 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
             pointer = error.pointer
             work += reader.algebra.work
             if work > MAX_TRIALS * MAX_WORK:
+                raise
+            if writer.contradicts:
                 raise
             if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
                 raise

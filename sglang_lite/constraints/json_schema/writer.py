@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sglang_lite.constraints.formal.grammars import pruned, regular
+from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
@@ -40,7 +40,7 @@ class _Rules:
         scalars: texts of the scalars of sets, which many places have in common.
     """
 
-    names: dict[Hashable, str] = field(default_factory=dict)
+    names: dict[tuple[bool, Hashable], str] = field(default_factory=dict)
     numbers: dict[ArrayShape | ObjectShape, int] = field(default_factory=dict)
     to_do: deque[tuple[str, Callable[[], Node]]] = field(default_factory=deque)
     open_at: dict[str, None] = field(default_factory=dict)
@@ -56,6 +56,9 @@ class JsonWriter:
         watches: takes what the masks have to watch; None where they don't.
         plain: each number is spelt in one way.
         rules: those of another writer, to which this one's are added.
+
+    Attributes:
+        contradicts: a language was asked for that has no text.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class JsonWriter:
         self.comma, self.any_order = style.comma, style.any_order
         self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
         self.watches, self.plain = watches, plain
+        self.contradicts = False
         self._style, self._rules = style, rules or _Rules()
 
     @property
@@ -99,15 +103,26 @@ class JsonWriter:
             rules[name] = body()
             if len(rules) > MAX_RULES:
                 raise ConstraintError(f"json_schema: too large: its grammar needs more than {MAX_RULES:,} rules.")
-        return pruned(Language(start.name, rules, frozenset(sealed)))
+        language = Language(start.name, rules, frozenset(sealed))
+        try:
+            return pruned(language)
+        except ConstraintError as error:
+            self.contradicts = True
+            raise ConstraintError(error.message, pointer=self._pointer(contradiction(language))) from None
+
+    def _pointer(self, names: Iterable[str]) -> str:
+        """JSON Pointer of the schema that the last of some rules is of."""
+        formulas = {name: key for (_, key), name in self._rules.names.items()}
+        places = [formula.place for name in names if isinstance(formula := formulas[name], ValidAt)]
+        return places[-1].pointer if places else ""
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """A reference to the rule of a key. Its body is worked out later."""
-        key, names = (self.plain, key), self._rules.names
-        if key not in names:
-            names[key] = f"v{len(names)}"
-            self._rules.to_do.append((names[key], body))
-        return Ref(names[key])
+        names, place = self._rules.names, (self.plain, key)
+        if place not in names:
+            names[place] = f"v{len(names)}"
+            self._rules.to_do.append((names[place], body))
+        return Ref(names[place])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
         """Number that stands for a shape in the keys of its rules."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import openmp
 from sglang_lite.runtime.config import Capacity, EngineConfig
 from sglang_lite.runtime.executor import memory
-from sglang_lite.runtime.load import LoadedModel
+from sglang_lite.runtime.load import LoadedModel, longest_context
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
 
@@ -17,14 +16,10 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     """The capacity of an engine around a model that is loaded.
 
     Raises:
-        ParameterError: the config asks for more than the model, or the memory, has.
+        ParameterError: the config asks for longer sequences than the model has.
         ModelError: the memory is not enough.
     """
-    context_length = min(config.context_length or loaded.context_length, loaded.context_length)
-    if config.context_length is not None and config.context_length > loaded.context_length:
-        raise ParameterError(
-            "context_length", f"{config.context_length} is more than the model's {loaded.context_length}."
-        )
+    context_length = longest_context(config, loaded.context_length)
     device = loaded.model.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread: kernels are launched there

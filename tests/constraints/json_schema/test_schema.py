@@ -248,6 +248,25 @@ def test_what_contradicts_itself_is_refused(schema):
         normalise(json_schema(schema))
 
 
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "integer", "minimum": 5, "maximum": 2}, ""),
+        ({"properties": {"b": True, "a": {"const": 1, "type": "string"}}, "type": "object", "required": ["a"]}, "/properties/a"),
+        ({"type": "array", "minItems": 1, "items": {"type": "array", "minItems": 2, "maxItems": 1}}, "/items"),
+        # either alone would do, so neither is to blame
+        ({"type": "array", "minItems": 1, "items": {"anyOf": [{"enum": []}, {"not": {}}]}}, "/items"),
+        # two are to blame, and what need not be there is not
+        ({"type": "object", "required": ["a", "b"], "properties": {"a": False, "b": False, "c": {"not": {}}}}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("enforce", ["strict", "best_effort"])
+def test_a_contradiction_is_told_with_its_place(schema, pointer, enforce):
+    with pytest.raises(ConstraintError, match="contradicts itself") as caught:
+        normalise(json_schema(schema, enforce=enforce))
+    assert caught.value.pointer == pointer
+
+
 def test_large_schemas_are_compiled_or_refused_in_time():
     properties = {f"p{i}": {"type": "integer"} for i in range(3000)}
     grammar = byte_engine().compile(json_schema({"type": "object", "properties": properties}))

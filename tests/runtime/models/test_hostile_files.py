@@ -55,6 +55,12 @@ def load(path, **options):
     return load_model(EngineConfig.make(model=str(path), device="cpu", **options), path)
 
 
+def test_a_context_beyond_the_model_is_refused_before_weights_are_read(folder):
+    write(folder / "model.safetensors", "no weights")
+    with pytest.raises(sgl.ParameterError, match="context_length: 129 is more than the model's 128"):
+        load(folder, context_length=129)
+
+
 def test_the_folder_itself_is_fine(folder):
     assert load(folder).eos_ids == {1}
 
