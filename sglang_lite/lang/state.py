@@ -92,7 +92,7 @@ class ProgramState:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def __iadd__(self, other: str | Expression) -> ProgramState:
+    def __iadd__(self, other: str | Expression) -> ProgramState:  # type: ignore[misc] # a sum is only refused
         if other is None or other is not self._submitted:  # `s += s.user(…)` adds the turn once
             self.branch.submit(other, user_location())
         self._submitted = None
