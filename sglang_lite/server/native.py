@@ -287,7 +287,7 @@ async def abort_request(service: Service, call: Call) -> Response:
 
 
 async def loads(service: Service, _: Call) -> Response:
-    """Tells how busy the engine is."""
+    """Tells how busy the engine is. Sections that `include` asks for and that a load here has not are left out."""
     stats = await service.ask(service.engine.stats)
     load = {
         "dp_rank": 0,
@@ -410,7 +410,7 @@ ROUTES = (
     Route("/version", version, "The version", ("GET",)),
     *(Route(path, model_info, "The model", ("GET",)) for path in ("/model_info", "/get_model_info")),
     *(Route(path, server_info, "Settings and counts", ("GET",)) for path in ("/server_info", "/get_server_info")),
-    Route("/v1/loads", loads, "How busy it is", ("GET",)),
+    Route("/v1/loads", loads, "How busy it is", ("GET",), query=("include",)),
     Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
     Route("/flush_cache", flush_cache, "Drop cached prefixes", _ASK, access="admin", media_type="text/plain"),
     Route("/abort_request", abort_request, "End a request, or all", fields=Fields(Abort, {}, {}), media_type=""),

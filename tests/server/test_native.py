@@ -69,6 +69,9 @@ def test_what_the_server_is_can_be_asked(http, engine):
     assert http.get("/v1/models").json()["data"][0]["id"] == engine.model_name
     assert http.get("/health").status_code == http.get("/ping").status_code == 200
     assert http.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 0
+    asked = http.get("/v1/loads", params={"include": "core,queues"})  # as a gateway does all the time
+    assert asked.json()["loads"][0]["num_total_reqs"] == 0
+    assert "x-unused-fields" not in asked.headers
     assert "sglang_lite_steps" in http.get("/metrics").text
     assert http.post("/flush_cache").status_code == 200
 

@@ -80,6 +80,9 @@ class Gateway:
             # measure (64 more, and half as many again) one of two got 60 to 84 % of requests that begin alike.
             "balance_abs_threshold": 8,
             "balance_rel_threshold": 1.05,
+            # `smg` gives a server whose load it has not asked for yet next to nothing while it has another's; it asks
+            # all at once, by its own measure each 10 s.
+            "load_monitor_interval": 1,
             # Longer than it takes to see that a worker has died, and to tell of it.
             "retry_max_retries": 12,
             "retry_initial_backoff_ms": 50,
