@@ -1,13 +1,14 @@
-"""Soak of the server: valid, invalid, aborted and slow requests of all protocols, mixed.
+"""Soak of the server: valid, invalid, aborted, slow and hostile requests of all protocols, mixed.
 
     python benchmarks/mixed_requests.py [--seconds 600] [--warm 60] [--clients 16] [--seed 0] [--points 2]
 
 The server is `sglang-lite serve` in processes of its own, with the default model. Each client draws one request after
 the other. Printed are the counts of answers by kind and status, and, before, in the middle and after (when all has
 ended and the cache was flushed; `--points` says how often): requests under way, room in use, descriptors, threads and
-memory of the server's processes, all together and by what they are. "Before" is after each request was made once, and
-the same mixture for `--warm` seconds. The exit status is 1 where an answer was a 5xx, a stream ended in an error, a
-connection broke, no answer came within `--patience` seconds, or something is more at the end than in the middle.
+memory of the server's processes, all together and by what they are; and the longest wait for `/health`, which is asked
+all the while. "Before" is after each request was made once, and the same mixture for `--warm` seconds. The exit status
+is 1 where an answer was a 5xx, a stream ended in an error, a connection broke, no answer came within `--patience`
+seconds, or something is more at the end than in the middle.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
+import struct
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 
@@ -32,29 +35,52 @@ from machine import describe
 
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.runtime.config import DEFAULT_MODEL
+from sglang_lite.server.app import ROUTES
 
 WORDS = [
-    "the",
-    "sea",
-    "is",
-    "green",
-    "and",
-    "seven",
-    "old",
-    "ships",
-    "of",
-    "stone",
-    "sleep",
-    "under",
-    "a",
-    "paper",
-    "moon",
+    *(
+        "the",
+        "sea",
+        "is",
+        "green",
+        "and",
+        "seven",
+        "old",
+        "ships",
+        "of",
+        "stone",
+        "sleep",
+        "under",
+        "a",
+        "paper",
+        "moon",
+    ),
 ]
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
+# `/start_profile` would write a folder.
+GET, POST = (
+    [route.path for route in ROUTES if method in route.methods and route.path != "/start_profile"]
+    for method in ("GET", "POST")
+)
+BAD_BODIES = [
+    b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"text": NaN}', b'{"prompt": Infinity}',
+    b'{"text": "a", "text": 1}',
+    b'{"model": "", "messages": [], "model": ""}', b'{"a": ' * 200 + b"1" + b"}" * 200, b"[" * 100_000,
+    b'{"messages": 1e999}', b'{"prompt": "\\ud800"}', b'{"text": ' + b"9" * 10_000 + b"}", b'{"input": {"a": [null]}}',
+    b'{"program": {"nodes": 1}}', b'{"version": 99, "program": {"nodes": []}}',
+    b'{"messages": [{"role": []}], "max_tokens": -1}',
+]  # fmt: skip
+NO_HTTP = [
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 1000,
+    b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 20_000,
+]  # fmt: skip
 KEPT_DESCRIPTORS = 8  # that may be more afterwards: connections that are kept open, files that are read once
 KEPT_MB = 64  # of memory that may be more: allocators keep some
 ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
+_HEALTH_S = 0.25  # between two looks at it
 _DRAIN_S = 30  # for what was left alone to end
 _ROLES = {"sglang_lite.engine.child_main": "engine", "structured_output.worker": "workers"}  # by what they run
 
@@ -135,6 +161,50 @@ class Client:
             await self._http.post(path, content=half())
         return "left"
 
+    async def send_bytes(self, *parts: bytes, then: Literal["wait", "half", "reset"] = "wait") -> str:
+        """Sends bytes as they are, and waits for the end of the connection, or closes its own half of it before, or
+        breaks it off."""
+        url = self._http.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port, limit=1 << 24)
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # it may close before it has all
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            if then == "reset":
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.close()
+                return "left"
+            if then == "half":
+                writer.write_eof()
+            answer = await reader.read(-1)
+        writer.close()
+        return answer.split(b" ", 2)[1].decode() if answer else "closed"
+
+    async def send_any_body(self) -> str:
+        """Sends what is no request to any route."""
+        return await self.post(self._draw.choice(POST).replace("{", "").replace("}", ""), self._draw.choice(BAD_BODIES))
+
+    async def send_no_http(self) -> str:
+        """Sends what is no HTTP."""
+        return await self.send_bytes(self._draw.choice(NO_HTTP), then="half")
+
+    async def send_100_mb(self) -> str:
+        """Sends a body that is too large, in chunks."""
+        chunk = b"%x\r\n" % 1_000_000 + b"a" * 1_000_000 + b"\r\n"
+        return await self.send_bytes(_head("Transfer-Encoding: chunked"), *[chunk] * 100)
+
+    async def send_and_close(self, then: Literal["half", "reset"]) -> str:
+        """Sends a request, and closes the connection before it is answered."""
+        body = json.dumps({"text": self.text(), "sampling_params": {"max_new_tokens": 100}}).encode()
+        return await self.send_bytes(_head(f"Content-Length: {len(body)}"), body, then=then)
+
+    async def look(self) -> str:
+        """Asks for what can be looked at, on any route."""
+        path = self._draw.choice([path for path in GET if "{" not in path])
+        return f"{(await self._http.get(path)).status_code}"
+
     async def abort(self) -> str:
         """Aborts a request by its name."""
         rid = f"r{self._draw.getrandbits(64):x}"
@@ -160,8 +230,26 @@ class Client:
         return ", ".join(str(each.status_code) for each in (answer, again, listed, gone))
 
 
+def _head(field: str) -> bytes:
+    return f"POST /generate HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{field}\r\n\r\n".encode()
+
+
+def _program(client: Client, tokens: int, **more: object) -> dict[str, Any]:
+    gen = {"kind": "Gen", "name": "a", "params": {"max_tokens": tokens}}
+    nodes = [gen, {"kind": "Text", "text": client.text()}, {"kind": "Select", "name": "b", "choices": ["yes", "no"]}]
+    return {"version": 1, "prompt": client.text(), "program": {"nodes": nodes}, **more}
+
+
 def _chat(client: Client, **more: object) -> dict[str, Any]:
     return {"messages": client.turns(), "max_tokens": client.text().count(" ") + 1, **more}
+
+
+def _bomb(client: Client) -> object:
+    """A schema whose grammar is large, another one each time."""
+    deep: object = {"type": "string", "maxLength": 10**6, "description": client.text()}
+    for _ in range(6):
+        deep = {"anyOf": [{"type": "array", "items": deep, "minItems": 20, "maxItems": 10**4}, deep]}
+    return deep
 
 
 def _format(schema: object) -> dict[str, Any]:
@@ -185,7 +273,10 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
             {"model": "", "input": c.text(), "questions": [{"type": "predicate", "instructions": "Is it green?"}]},
         ),
         "score": lambda c: c.post("/v1/score", {"prompt": c.text(), "continuations": [c.text(4), c.text(4)]}),
+        "program": lambda c: c.post("/program", _program(c, 4)),
+        "program, streamed": lambda c: c.post("/program", _program(c, 4, stream=True)),
         "tokenize": lambda c: c.post("/tokenize", {"prompt": c.text()}),
+        "any route": Client.look,
         "information": lambda c: c.post("/flush_cache", {}),
     },
     "invalid": {
@@ -205,6 +296,7 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
     "aborted": {
         "left in a stream": lambda c: c.leave("/v1/chat/completions", _chat(c, max_tokens=300)),
         "left in a response": lambda c: c.leave("/v1/responses", {"input": c.text(), "max_output_tokens": 300}),
+        "left in a program": lambda c: c.leave("/program", _program(c, 300)),
         "left in a body": lambda c: c.send_half("/generate"),
         "aborted by name": Client.abort,
     },
@@ -212,12 +304,23 @@ REQUESTS: dict[str, Mapping[str, Callable[[Client], Awaitable[str]]]] = {
         "reads slowly": lambda c: c.read_slowly("/v1/chat/completions", _chat(c)),
         "sends slowly": lambda c: c.send_slowly("/v1/chat/completions", _chat(c)),
     },
+    "hostile": {
+        "any route, any body": Client.send_any_body,
+        "no HTTP": Client.send_no_http,
+        "100 MB": Client.send_100_mb,
+        "half closed": lambda c: c.send_and_close("half"),
+        "reset": lambda c: c.send_and_close("reset"),
+        "half a body": lambda c: c.send_bytes(_head("Content-Length: 100"), b"{", then="half"),
+        "hostile schema": lambda c: c.post("/v1/chat/completions", _chat(c, response_format=_format(_bomb(c)))),
+    },
 }  # fmt: skip
 
 
 def _is_wrong(status: str) -> bool:
     """Tells whether no server should answer so."""
-    return status != "left" and not all(each[0] in "234" and "error" not in each for each in status.split(", "))
+    return status not in ("left", "closed") and not all(
+        each[0] in "234" and "error" not in each for each in status.split(", ")
+    )
 
 
 def _processes(pid: int) -> list[int]:
@@ -253,6 +356,10 @@ def _held(server: ServerProcess, stats: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+async def _status(http: httpx2.AsyncClient, path: str) -> str:
+    return f"{(await http.get(path)).status_code}"
+
+
 async def _at_rest(http: httpx2.AsyncClient) -> Mapping[str, Any]:
     """Counts of the engine when all has ended, or `_DRAIN_S` seconds are over, and its cache was flushed."""
     deadline = time.monotonic() + _DRAIN_S
@@ -276,6 +383,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
         ]
         for kind, request in requests:
             await clients[0].ask(kind, request)
+        waits: list[float] = []
         draws = [random.Random(f"{options.seed} {i} kinds") for i in range(options.clients)]
 
         async def work(seconds: float) -> None:
@@ -285,7 +393,14 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
                 while time.monotonic() < end:
                     await client.ask(*draw.choice(requests))
 
-            await asyncio.gather(*map(of_one, clients, draws))
+            async def of_health() -> None:
+                while time.monotonic() < end:
+                    began = time.monotonic()
+                    await clients[0].ask("health", lambda _: _status(http, "/health"))
+                    waits.append(time.monotonic() - began)
+                    await asyncio.sleep(_HEALTH_S)
+
+            await asyncio.gather(of_health(), *map(of_one, clients, draws))
 
         await work(options.warm)
         held = [_held(server, await _at_rest(http))]
@@ -296,6 +411,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> int:
     print(f"\n{sum(seen.values())} requests of {options.clients} clients; wrong: {bad}")
     for (kind, status), count in sorted(seen.items()):
         print(f"  {kind:32} {status:24} {count:6}")
+    print(f"\nlongest wait for /health: {max(waits) * 1e3:.0f} ms of {len(waits)}")
     times = [f"{options.seconds * i / options.points:.0f} s" for i in range(1, options.points)]
     print("\n  " + " ".join([f"{'held':32}", *(f"{each:>8}" for each in ("before", *times, "after"))]))
     for name in held[0]:
