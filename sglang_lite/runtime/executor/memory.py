@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import torch
 
 from sglang_lite.protocol import ModelError
@@ -56,6 +58,8 @@ def is_shortage(error: BaseException) -> bool:
     """True for errors that say that memory was not enough: by type, or in the words of a library below torch."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SHORTAGE)
 
 

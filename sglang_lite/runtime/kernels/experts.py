@@ -18,7 +18,8 @@ from sglang_lite.runtime.kernels.experts_tiled import (
     experts_gate_up,
     experts_sum,
 )
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, quantise_rows
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 
 MOST_FEW = 8  # tokens that are multiplied pair by pair
 MOST_FEW_EIGHT = 4  # where weights are in 8 bits

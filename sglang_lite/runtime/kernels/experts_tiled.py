@@ -22,7 +22,7 @@ from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch import tile_stages
 from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from mmap import mmap
 
 import numpy as np
 import torch
@@ -57,8 +58,8 @@ class KVCache:
             shape = (plane.heads, slots, plane.size)
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
-            # numpy's zeros are mapped when they are first touched, torch's are written at once
-            data = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            # Pages that are mapped when they are first touched; the heap of a thread may write zeros at once.
+            data = np.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=np.uint8)
             return torch.from_numpy(data).view(dtype).view(shape)
 
         layers = [[tensor(plane) for plane in planes] for planes in layout.layers]

@@ -10,7 +10,7 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS
 from sglang_lite.runtime.kernels.latent_store import latent_store

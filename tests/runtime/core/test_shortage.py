@@ -1,7 +1,9 @@
 """Memory that ends in a step: its rows are tried alone: none but those that fail alone gets another answer."""
 
+import errno
 import random
 from dataclasses import replace
+from mmap import mmap
 
 import pytest
 import torch
@@ -154,3 +156,7 @@ def test_the_words_of_memory_that_ends():
     assert is_shortage(RuntimeError("Triton Error [CUDA]: out of memory"))
     assert not is_shortage(RuntimeError("an illegal memory access was encountered"))
     assert not is_shortage(ValueError("out of memory"))
+    with pytest.raises(OSError, match="memory") as refused:
+        mmap(-1, 1 << 60)
+    assert is_shortage(refused.value)
+    assert not is_shortage(FileNotFoundError(errno.ENOENT, "no file"))

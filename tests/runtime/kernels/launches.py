@@ -12,7 +12,8 @@ from sglang_lite.runtime.kernels.decode_attention import decode_attention, split
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales

@@ -18,7 +18,8 @@ from sglang_lite.runtime.kernels.attention_metadata import (
 )
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
-from sglang_lite.runtime.kernels.fp8 import Scales, quantise_rows
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy

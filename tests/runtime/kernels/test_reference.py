@@ -13,7 +13,7 @@ import torch
 from sglang_lite.runtime import kernels
 from sglang_lite.runtime.executor import prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.reference.decode_attention import split_work
 from sglang_lite.runtime.kernels.reference.experts_order import experts_order

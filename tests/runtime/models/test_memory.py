@@ -27,6 +27,37 @@ ctypes.CDLL(None).malloc_trim(0)
 print(peak - before, megabytes("VmRSS") - before)
 """
 
+CACHE = """
+from threading import Thread
+import numpy as np, torch
+from sglang_lite.runtime.kernels.kv_cache import KVCache
+from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
+
+def megabytes():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+def measure():
+    for _ in range(3):  # from now on the heap has blocks of this size, and a thread's heap is written when it is new
+        np.ones(30 << 20, np.uint8)
+    before = megabytes()
+    cache = KVCache.allocate(layout, 50_000, torch.float32, torch.device("cpu"))
+    print(sum(plane.nbytes for plane in cache.planes) / 2**20, megabytes() - before, float(cache.k[9].sum()))
+
+layout = KVLayout(((Plane(2, 64), Plane(2, 64)),) * 10)
+thread = Thread(target=measure)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_empty_cache_takes_no_memory():
+    ran = subprocess.run([sys.executable, "-c", CACHE], capture_output=True, text=True, check=True)
+    size, taken, content = map(float, ran.stdout.split())
+    assert size > 450
+    assert taken < 60  # one tensor of twenty was read
+    assert content == 0
+
 
 @pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.reference.activation import gated_pair
 from sglang_lite.runtime.kernels.reference.experts_few import decoded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 
 
 def quantise_rows(x: torch.Tensor) -> Fp8Rows:

@@ -8,7 +8,7 @@ import torch
 
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_linear import matrix
 from sglang_lite.runtime.models.layers.linear import Linear

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
-from sglang_lite.runtime.kernels.fp8 import Fp8Rows, Scales, quantise_rows
+from sglang_lite.runtime.kernels.fp8 import quantise_rows
+from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.gemv import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
