@@ -1,4 +1,5 @@
-// Products with matrices in blocks of 32 along their rows, of 4 bits (value = scale * q + minimum) or 8 (scale * q).
+// Products with matrices in blocks of 32 along their rows, of 4 bits (value = scale * q + minimum) or 8 (scale * q, with
+// a minimum or without, or a scale for each half).
 //
 // Activations become 16-bit integers, with a scale for each 32 of a row, and a block's product is a sum of integers.
 // Blocks are read once for some rows, and lie as registers want them: LANES outputs side by side, of each the next two
@@ -69,8 +70,9 @@ static inline void store(float *out, Floats x) { _mm256_storeu_ps(out, x); }
 
 // Of LANES outputs. Inputs 8 i + 2 part and the next are pair `part` of four i.
 struct Block4 {
-    uint16_t scale[LANES], minimum[LANES];  // float16
-    uint16_t q[BLOCK / 8][LANES][2];        // four parts of 4 bits
+    static const int GROUPS = 1;                    // of inputs with one scale
+    uint16_t scale[GROUPS][LANES], minimum[LANES];  // float16
+    uint16_t q[BLOCK / 8][LANES][2];                // four parts of 4 bits
     template <int PART>
     Ints pairs(int i) const { return nibbles<PART>(load(q[i])); }
     Floats least() const { return halves(minimum); }
@@ -78,8 +80,10 @@ struct Block4 {
     void put_minimum(int lane, uint16_t value) { minimum[lane] = value; }
 };
 
+template <int N>
 struct Block8 {
-    uint16_t scale[LANES];
+    static const int GROUPS = N;
+    uint16_t scale[GROUPS][LANES];
     int8_t q[BLOCK / 8][4][LANES][2];
     template <int PART>
     Ints pairs(int i) const { return widened(q[i][PART][0]); }
@@ -88,6 +92,12 @@ struct Block8 {
         for (int part = 0; part < 4; part++) q[i][part][lane][j] = int8_t(x[2 * part]);
     }
     void put_minimum(int, uint16_t) {}
+};
+
+struct Block8WithMinimum : Block8<1> {
+    uint16_t minimum[LANES];
+    Floats least() const { return halves(minimum); }
+    void put_minimum(int lane, uint16_t value) { minimum[lane] = value; }
 };
 
 struct bf16 {
@@ -143,24 +153,27 @@ static inline void multiply(const Product &p, int64_t row, int64_t group) {
     for (int r = 0; r < R; r++) sums[r] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
         const Block &w = blocks[b];
-        Ints products[R];
-        for (int r = 0; r < R; r++) products[r] = no_ints();
+        Floats least = w.least();
+        for (int r = 0; r < R; r++) sums[r] = fma(least, all(sum[r * count + b]), sums[r]);
 #pragma GCC unroll 1
-        for (int i = 0; i < BLOCK / 8; i++) {
-            Ints w0 = w.template pairs<0>(i), w1 = w.template pairs<1>(i);
-            Ints w2 = w.template pairs<2>(i), w3 = w.template pairs<3>(i);
-            for (int r = 0; r < R; r++) {
-                const int16_t *pairs = x + r * int64_t(p.inputs) + 8 * i;
-                products[r] = add_pairs(products[r], w0, spread(pairs));
-                products[r] = add_pairs(products[r], w1, spread(pairs + 2));
-                products[r] = add_pairs(products[r], w2, spread(pairs + 4));
-                products[r] = add_pairs(products[r], w3, spread(pairs + 6));
+        for (int g = 0; g < Block::GROUPS; g++) {
+            Ints products[R];
+            for (int r = 0; r < R; r++) products[r] = no_ints();
+#pragma GCC unroll 1
+            for (int i = BLOCK / 8 / Block::GROUPS * g; i < BLOCK / 8 / Block::GROUPS * (g + 1); i++) {
+                Ints w0 = w.template pairs<0>(i), w1 = w.template pairs<1>(i);
+                Ints w2 = w.template pairs<2>(i), w3 = w.template pairs<3>(i);
+                for (int r = 0; r < R; r++) {
+                    const int16_t *pairs = x + r * int64_t(p.inputs) + 8 * i;
+                    products[r] = add_pairs(products[r], w0, spread(pairs));
+                    products[r] = add_pairs(products[r], w1, spread(pairs + 2));
+                    products[r] = add_pairs(products[r], w2, spread(pairs + 4));
+                    products[r] = add_pairs(products[r], w3, spread(pairs + 6));
+                }
             }
-        }
-        Floats factor = halves(w.scale), least = w.least();
-        for (int r = 0; r < R; r++) {
-            sums[r] = fma(least, all(sum[r * count + b]), sums[r]);
-            sums[r] = fma(as_floats(products[r]) * factor, all(scale[r * count + b]), sums[r]);
+            Floats factor = halves(w.scale[g]);
+            for (int r = 0; r < R; r++)
+                sums[r] = fma(as_floats(products[r]) * factor, all(scale[r * count + b]), sums[r]);
         }
     }
     const A *bias = p.bias ? static_cast<const A *>(p.bias) + group * LANES : nullptr;
@@ -218,7 +231,7 @@ static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimu
         for (int b = 0; b < count; b++) {
             Block &to = out[n / LANES * count + b];
             int lane = n % LANES;
-            to.scale[lane] = scale[n * count + b];
+            for (int g = 0; g < Block::GROUPS; g++) to.scale[g][lane] = scale[(n * count + b) * Block::GROUPS + g];
             if (minimum) to.put_minimum(lane, minimum[n * count + b]);
 #pragma GCC unroll 1
             for (int i = 0; i < BLOCK / 8; i++)
@@ -226,23 +239,23 @@ static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimu
         }
 }
 
-#define OF(Block, A, name)                                                                                          \
-    void product_##name(const A *x, const Block *blocks, const A *bias, A *out, int64_t rows, int inputs,           \
-                        int64_t outputs, float *room, int threads) {                                                \
+#define OF(Block, name)                                                                                             \
+    void pack_##name(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs, \
+                     Block *out) {                                                                                  \
+        pack(q, scale, minimum, outputs, inputs, out);                                                              \
+    }                                                                                                               \
+    void product_##name##_float32(const float *x, const Block *blocks, const float *bias, float *out, int64_t rows, \
+                                  int inputs, int64_t outputs, float *room, int threads) {                          \
+        product(x, blocks, bias, out, rows, inputs, outputs, room, threads);                                        \
+    }                                                                                                               \
+    void product_##name##_bfloat16(const bf16 *x, const Block *blocks, const bf16 *bias, bf16 *out, int64_t rows,   \
+                                   int inputs, int64_t outputs, float *room, int threads) {                         \
         product(x, blocks, bias, out, rows, inputs, outputs, room, threads);                                        \
     }
 
 extern "C" {
-void pack_4(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,
-            Block4 *out) {
-    pack(q, scale, minimum, outputs, inputs, out);
-}
-void pack_8(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,
-            Block8 *out) {
-    pack(q, scale, minimum, outputs, inputs, out);
-}
-OF(Block4, float, 4_float32)
-OF(Block4, bf16, 4_bfloat16)
-OF(Block8, float, 8_float32)
-OF(Block8, bf16, 8_bfloat16)
+OF(Block4, 4)
+OF(Block8<1>, 8)
+OF(Block8<2>, 8_halves)
+OF(Block8WithMinimum, 8_minimum)
 }

@@ -16,7 +16,6 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _OUTPUTS = 16  # of which there must be a multiple: as many as a register holds
 _BLOCK = 32
-_BYTES = {4: 20, 8: 34}  # of a block with its float16 scale, and minimum
 
 
 def is_supported() -> bool:
@@ -34,8 +33,8 @@ class BlockProduct:
     Args:
         library: of `block_product.cpp`.
         q: uint8 [N, K] 0 … 15, or int8 [N, K]; K is a multiple of 32.
-        scale: [N, K / 32] of a block: values that float16 holds.
-        minimum: likewise, of values 0; with uint8.
+        scale: [N, K / 32] of a block, or, of int8 without a minimum, [N, K / 16] of its halves; rounded to float16.
+        minimum: [N, K / 32] of values 0, rounded likewise; with int8, None: 0.
         bias: [N] or None.
     """
 
@@ -47,17 +46,23 @@ class BlockProduct:
         minimum: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> None:
-        bits = 8 if minimum is None else 4
         self._outputs, self._inputs = q.shape
-        self._blocks = torch.empty(scale.numel() * _BYTES[bits], dtype=torch.uint8)
+        if q.dtype == torch.uint8:
+            kind, numbers = "4", 16
+        elif minimum is not None:
+            kind, numbers = "8_minimum", 32
+        else:
+            kind, numbers = ("8" if scale.shape[1] * _BLOCK == self._inputs else "8_halves"), 32
+        halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
+        size = q.numel() // 32 * numbers + sum(x.nbytes for x in halves if x is not None)
+        self._blocks = torch.empty(size, dtype=torch.uint8)
         self._bias = bias
         self._run = {}
         for dtype in (torch.float32, torch.bfloat16):
-            run = self._run[dtype] = library[f"product_{bits}_{str(dtype).removeprefix('torch.')}"]
+            run = self._run[dtype] = library[f"product_{kind}_{str(dtype).removeprefix('torch.')}"]
             run.argtypes = [*[_POINTER] * 4, _LONG, _INT, _LONG, _POINTER, _INT]
-        pack = library[f"pack_{bits}"]
+        pack = library[f"pack_{kind}"]
         pack.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
-        halves = [None if x is None else x.half().contiguous() for x in (scale, minimum)]
         pack(q.contiguous().data_ptr(), *map(_address, halves), self._outputs, self._inputs, self._blocks.data_ptr())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,7 @@ class GpuDecoder(Decoder):
         Returns:
             Hidden states [T, hidden_size] after the last norm.
         """
+        assert isinstance(self.embedding, torch.Tensor), "blocks stay on a CPU alone"
         residual = embed(plan, self.embedding, self.embedding_scale)
         if len(residual) == 1 and self._alone:
             return self._run_one(residual, plan, cache, attention)

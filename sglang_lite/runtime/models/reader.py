@@ -31,7 +31,7 @@ from sglang_lite.runtime.models.parameters import Parameter, Place, head_name, l
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
-from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import Blocks, Encoded, Weight, WeightSource
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
@@ -104,26 +104,32 @@ class WeightReader:
     def _head_size(self) -> int:
         return self.spec.layers[0].attention.key_size
 
-    def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
+    def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
         """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
-        p = self.precision
         kept = self._take(self._of_model["embedding"])
-        embedding = stacked([kept], p.weights, self.device)
+        embedding = self._embedding(kept)
         bias = self._vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
             return embedding, self._head(self._take(self._of_model["head"]), bias)
         if self.source.has(name := f"{head_name(self.spec)}.weight"):
             # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
-            table = stacked([self.source.take(name, shape)], p.weights, self.device)
-            return embedding, self._head(embedding if torch.equal(table, embedding) else table, bias)
+            again = self.source.take(name, shape)
+            table = stacked([again], self.precision.weights, self.device)
+            same = isinstance(embedding, torch.Tensor) and torch.equal(table, embedding)
+            return embedding, self._head(embedding if same else table, bias, again)
         return embedding, self._head(embedding, bias, kept)
 
-    def embedding_alone(self) -> torch.Tensor:
+    def embedding_alone(self) -> torch.Tensor | Blocks:
         """The table of token embeddings, of a model whose head is not wanted."""
         for kind in ("weight", "bias"):
             self.source.leave_out(f"{head_name(self.spec)}.{kind}")
-        return stacked([self._take(self._of_model["embedding"])], self.precision.weights, self.device)
+        return self._embedding(self._take(self._of_model["embedding"]))
+
+    def _embedding(self, table: Weight) -> torch.Tensor | Blocks:
+        if self.precision.blocks and isinstance(table, Blocks):
+            return table
+        return stacked([table], self.precision.weights, self.device)
 
     def norm(self) -> torch.Tensor:
         """Weight of the norm before the head, as `Layer` has them."""

@@ -5,7 +5,7 @@ import torch
 
 from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8
+from sglang_lite.runtime.models.weights.source import Blocks
 
 OUTPUTS, INPUTS = 48, 160
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 4e-3}  # of the error, as a part of the result
@@ -21,18 +21,23 @@ def library(tmp_path_factory):
     return found
 
 
-@pytest.fixture(params=[4, 8])
+KINDS = [(4, 32, True), (8, 32, False), (8, 32, True), (8, 16, False)]
+
+
+@pytest.fixture(params=KINDS, ids=str)
 def blocks(request):
+    bits, columns, has_minimum = request.param
     torch.manual_seed(0)
-    scale = torch.rand(OUTPUTS, INPUTS // 32).half().float()
-    if request.param == 8:
-        return Blocks8(torch.randint(-128, 128, (OUTPUTS, INPUTS), dtype=torch.int8), scale)
-    minimum = torch.randn(OUTPUTS, INPUTS // 32).mul(8).half().float()
-    return Blocks4(torch.randint(0, 16, (OUTPUTS, INPUTS), dtype=torch.uint8), scale, minimum)
+    scale = torch.rand(OUTPUTS, INPUTS // columns).half().float()
+    minimum = torch.randn(OUTPUTS, INPUTS // columns).mul(8).half().float() if has_minimum else None
+    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    made = Blocks(torch.randint(low, high, (OUTPUTS, INPUTS), dtype=dtype), scale, minimum)
+    assert made.kind == request.param
+    return made
 
 
 def product(library, blocks, bias=None):
-    return BlockProduct(library, blocks.q, blocks.scale, getattr(blocks, "minimum", None), bias)
+    return BlockProduct(library, blocks.q, blocks.scale, blocks.minimum, bias)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

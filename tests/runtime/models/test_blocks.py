@@ -9,7 +9,7 @@ from sglang_lite.runtime.kernels.block_product import BlockProduct, is_supported
 from sglang_lite.runtime.load import precision
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.layers.linear import DenseLinear, block_head, block_product, make_linear
-from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8
+from sglang_lite.runtime.models.weights.source import Blocks
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
@@ -20,13 +20,13 @@ needs_compiler = pytest.mark.skipif(
 def four(outputs=32, inputs=64):
     generator = torch.Generator().manual_seed(outputs)
     q = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=generator)
-    return Blocks4(q, torch.full((outputs, inputs // 32), 0.5), torch.full((outputs, inputs // 32), -3.0))
+    return Blocks(q, torch.full((outputs, inputs // 32), 0.5), torch.full((outputs, inputs // 32), -3.0))
 
 
 def eight(outputs=32, inputs=64):
     generator = torch.Generator().manual_seed(outputs)
     q = torch.randint(-128, 128, (outputs, inputs), generator=generator).to(torch.int8)
-    return Blocks8(q, torch.full((outputs, inputs // 32), 0.5))
+    return Blocks(q, torch.full((outputs, inputs // 32), 0.5))
 
 
 def made(parts, **settings):
@@ -42,10 +42,20 @@ def test_matrices_in_blocks_of_one_kind_are_stacked(kind):
     assert torch.allclose(found(x), made(parts)(x), rtol=1e-3, atol=1e-2)
 
 
+@needs_compiler
+def test_matrices_in_blocks_of_two_kinds_are_multiplied_apart():
+    """As files of some 4 bits a weight have them: values of attention, and half of the matrices down, take more."""
+    parts, x, bias = [four(32), four(16), eight(32)], torch.randn(3, 64), torch.randn(80)
+    found = make_linear(parts, bias, quantise=False, dtype=torch.float32, device=CPU, blocks=True)
+    assert not isinstance(found, DenseLinear)
+    plain = make_linear(parts, bias, quantise=False, dtype=torch.float32, device=CPU)
+    assert torch.allclose(found(x), plain(x), rtol=1e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     "parts",
-    [[four(), eight()], [four(), torch.ones(32, 64)], [torch.ones(32, 64)], [four(24)]],
-    ids=["of two kinds", "beside a plain one", "plain", "too few outputs"],
+    [[four(), torch.ones(32, 64)], [torch.ones(32, 64)], [four(24)], [four(32), eight(24)]],
+    ids=["beside a plain one", "plain", "too few outputs", "too few outputs of a kind"],
 )
 def test_others_are_decoded(parts):
     assert block_product(parts, None) is None
@@ -70,3 +80,10 @@ def test_float32_that_was_asked_for_and_determinism_decode():
     assert precision("bfloat16", CPU).blocks
     assert not precision("float32", CPU).blocks
     assert not precision("auto", CPU, one_path=True).blocks
+
+
+@pytest.mark.parametrize("kind", [four, eight])
+def test_rows_by_their_indices(kind):
+    blocks, ids = kind(32), torch.tensor([3, 31, 0, 3])
+    assert blocks[ids].equal(blocks.decode(0, 32)[ids])
+    assert blocks[ids[:0]].shape == (0, 64)

@@ -5,6 +5,7 @@ Every class answers `linear(x)`: x [M, K] to [M, N]. Weights are packed once, at
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.block_product import SOURCE, BlockProduct, fits, is_supported
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.models.resolve import cache_folder
-from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8, Weight
+from sglang_lite.runtime.models.weights.source import Blocks, Weight
 
 Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,14 +56,16 @@ class TorchBlocks:
     """4-bit blocks through torch, of bf16 activations; for where there is no compiler.
 
     Args:
-        blocks: stacked along N.
+        blocks: of `KIND`, stacked along N.
         bias: [N] or None.
     """
 
-    def __init__(self, blocks: Sequence[Blocks4], bias: torch.Tensor | None) -> None:
+    KIND = (4, 32, True)
+
+    def __init__(self, blocks: Sequence[Blocks], bias: torch.Tensor | None) -> None:
         # torch's layout stores value = (q - 8) * scale + zero; ours is q * scale + minimum.
         scale = torch.cat([b.scale for b in blocks])
-        zero = torch.cat([b.minimum for b in blocks]) + 8 * scale
+        zero = torch.cat([b.minimum for b in blocks if b.minimum is not None]) + 8 * scale
         self.q = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
         self.scales = torch.stack((scale, zero), -1).transpose(0, 1).contiguous().bfloat16()
         self.bias = bias
@@ -185,19 +188,25 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
             at += len(rows)
 
 
-def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> BlockProduct | None:
-    """The product with matrices as a checkpoint has them, in blocks of one kind; None for others, and where the
-    processor or a compiler is missing."""
-    four = [part for part in parts if isinstance(part, Blocks4)]
-    eight = [part for part in parts if isinstance(part, Blocks8)]
-    if len(parts) not in (len(four), len(eight)) or not fits(*stacked_shape(parts)) or not is_supported():
+def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
+    """The product with matrices as a checkpoint has them, in blocks; None for others, and where the processor or a
+    compiler is missing."""
+    blocks = [part for part in parts if isinstance(part, Blocks)]
+    alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
+    if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike) or not is_supported():
         return None
     library = cpu_library(SOURCE, cache_folder() / "compiled")
     if library is None:
         return None
-    blocks = four or eight
-    q, scale = torch.cat([b.q for b in blocks]), torch.cat([b.scale for b in blocks])
-    return BlockProduct(library, q, scale, torch.cat([b.minimum for b in four]) if four else None, bias)
+    products, start = [], 0
+    for run in alike:
+        end = start + stacked_shape(run)[0]
+        q, scale = torch.cat([b.q for b in run]), torch.cat([b.scale for b in run])
+        minima = [b.minimum for b in run if b.minimum is not None]
+        minimum = torch.cat(minima) if minima else None
+        products.append(BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end]))
+        start = end
+    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], 1)
 
 
 def block_head(weight: Weight) -> Linear | None:
@@ -211,7 +220,7 @@ def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linea
     product = block_product(parts, bias)
     if product is not None:
         return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it
-    blocks = [part for part in parts if isinstance(part, Blocks4)]
+    blocks = [part for part in parts if isinstance(part, Blocks) and part.kind == TorchBlocks.KIND]
     return (TorchBlocks(blocks, bias), 5) if len(blocks) == len(parts) else (None, 0)
 
 

@@ -14,8 +14,9 @@ from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.parameters import Parameter, parameters
 from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.weights.gguf_blocks import READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
-from sglang_lite.runtime.models.weights.source import Blocks4, Blocks8, Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
 
 _FREQUENCIES = "rope_freqs.weight"  # what rotary frequencies are divided by, for all layers
 
@@ -58,11 +59,8 @@ class GgufSource(WeightSource):
         data = tensor.data()
         if len(tensor.shape) == 1:
             return _Rows(data, tensor).decode(0, 1)[0][order]
-        if tensor.kind in ("Q4_0", "Q4_1"):
-            return _blocks4(data[order], with_minimum=tensor.kind == "Q4_1")
-        if tensor.kind == "Q8_0":
-            return _blocks8(data[order])
-        return _Rows(data[order], tensor)
+        read = READERS.get(tensor.kind)
+        return _Rows(data[order], tensor) if read is None else read(torch.from_numpy(np.array(data[order])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,24 +212,3 @@ class _ByHead:
         if self.outer:
             return np.arange(rows).reshape(self.heads, -1, self.parts).swapaxes(1, 2).reshape(-1)
         return np.arange(rows).reshape(self.parts, self.heads, -1).swapaxes(0, 1).reshape(-1)
-
-
-def _blocks4(data: np.ndarray[Any, np.dtype[np.uint8]], *, with_minimum: bool) -> Blocks4:
-    """Q4_0: 2 bytes scale d, 16 bytes of nibbles, value d*(q-8). Q4_1: 2 bytes d, 2 bytes m, nibbles, d*q+m.
-    The low nibbles are the block's first 16 values, the high ones its last 16."""
-    header = 4 if with_minimum else 2
-    rows = data.shape[0]
-    blocks = torch.from_numpy(np.array(data)).view(rows, -1, header + 16)
-    head = blocks[:, :, :header].contiguous().view(torch.float16).float()
-    scale = head[:, :, 0].contiguous()
-    minimum = head[:, :, 1].contiguous() if with_minimum else -8.0 * scale
-    nibbles = blocks[:, :, header:]
-    q = torch.cat((nibbles & 0x0F, nibbles >> 4), dim=-1).reshape(rows, -1)
-    return Blocks4(q, scale, minimum)
-
-
-def _blocks8(data: np.ndarray[Any, np.dtype[np.uint8]]) -> Blocks8:
-    """Q8_0: 2 bytes scale d, 32 bytes q, value d*q."""
-    blocks = torch.from_numpy(np.array(data)).view(data.shape[0], -1, 34)
-    scale = blocks[:, :, :2].contiguous().view(torch.float16).float().squeeze(-1)
-    return Blocks8(blocks[:, :, 2:].reshape(data.shape[0], -1).view(torch.int8), scale)

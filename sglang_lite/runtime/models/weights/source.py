@@ -47,39 +47,35 @@ class Encoded(ABC):
         """Rows start to end, or as many of them as there are, as float32."""
 
 
-class Blocks4(Encoded):
-    """A matrix in 4-bit blocks of 32 along its rows: value = scale * q + minimum.
+class Blocks(Encoded):
+    """A matrix in blocks of 32 or 16 along its rows: value = scale * q + minimum.
 
     Args:
-        q: uint8 [rows, columns], each 0 … 15.
-        scale, minimum: float32 [rows, columns / 32], of values that float16 holds.
+        q: [rows, columns] of uint8 0 … 15, which take 4 bits; or of int8.
+        scale: float32 [rows, blocks].
+        minimum: float32 [rows, blocks], or None: 0.
     """
 
-    def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> None:
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None = None) -> None:
         super().__init__(q.shape)
         self.q, self.scale, self.minimum = q, scale, minimum
 
-    def decode(self, start: int, end: int) -> torch.Tensor:
-        q = self.q[start:end]
-        scale, minimum = self.scale[start:end], self.minimum[start:end]
-        return torch.addcmul(minimum.unsqueeze(-1), q.view(len(q), -1, 32).float(), scale.unsqueeze(-1)).view(q.shape)
+    @property
+    def kind(self) -> tuple[int, int, bool]:
+        """Bits of q, columns of a block, and whether it has a minimum."""
+        bits = 4 if self.q.dtype == torch.uint8 else 8
+        return bits, self.shape[1] // self.scale.shape[1], self.minimum is not None
 
-
-class Blocks8(Encoded):
-    """A matrix in 8-bit blocks of 32 along its rows: value = scale * q.
-
-    Args:
-        q: int8 [rows, columns].
-        scale: float32 [rows, columns / 32], of values that float16 holds.
-    """
-
-    def __init__(self, q: torch.Tensor, scale: torch.Tensor) -> None:
-        super().__init__(q.shape)
-        self.q, self.scale = q, scale
+    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
+        """Rows [N, columns], by their indices, as float32."""
+        q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
+        blocks = q.view(*scale.shape[:2], self.kind[1]).float()
+        if self.minimum is None:
+            return blocks.mul_(scale).view(q.shape)
+        return torch.addcmul(self.minimum[rows].unsqueeze(-1), blocks, scale).view(q.shape)
 
     def decode(self, start: int, end: int) -> torch.Tensor:
-        q = self.q[start:end]
-        return (q.view(len(q), -1, 32) * self.scale[start:end].unsqueeze(-1)).view(q.shape)
+        return self[start:end]
 
 
 Weight: TypeAlias = torch.Tensor | Encoded
