@@ -1,10 +1,12 @@
 """Products of few rows with a matrix of weights [N, K], which only wait for the weights.
 
-Weights are read once, at 85 to 100 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). Around the product of a
+Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). Around the product of a
 single row its neighbours are fused: they read little, and a kernel of their own costs as much as a small product.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,8 +20,8 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
 _HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
-_SMALL = 1 << 24  # elements of a matrix whose first weights are worth fetching early
-_TINY = 1 << 24  # bytes of a matrix all of whose programs find room beside those of the next
+_SMALL = 1 << 24  # elements of a matrix that is launched as small ones are
+_TINY = 1 << 24  # bytes of a small matrix whose successor may be set up at once
 
 
 @launched
@@ -45,7 +47,7 @@ def _gemv(
         if GATE != "":
             up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
         if EARLY:
-            start_next(PDL)  # all programs find room, and so do the next one's, which fetch as early
+            start_next(PDL)  # when all programs have begun; the next one's fetch as early
     wait(PDL)
     for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
@@ -162,44 +164,69 @@ def linear_one(
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else x.new_empty(x.shape)
-    small = rows * inputs <= _SMALL
-    block_n, block_k, warps = _gemv_launch(rows, inputs, weight.element_size(), small=small, alone=norm is None)
-    # With a norm beside them 8 bits count as 16: larger matrices were not measured.
-    early = (weight.nbytes if norm is None else 2 * weight.numel()) <= _TINY
-    if gate and small:  # two matrices' worth of registers
-        block_n //= 2
-    _gemv[(cdiv(outputs, block_n),)](
+    launch = _gemv_launch(rows, inputs, weight.element_size(), alone=norm is None, gated=bool(gate))
+    _gemv[(cdiv(outputs, launch.outputs),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
-        PREFETCH=small, EARLY=early, WHOLE=inputs <= block_k,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
+        BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
         # Before and after the head there is little to overlap with.
         **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
 
-def _gemv_launch(outputs: int, inputs: int, element_size: int, *, small: bool, alone: bool) -> tuple[int, int, int]:
-    """BLOCK_N, BLOCK_K and warps; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape, in 8 bits in
-    those of Qwen3-30B-A3B's and in graphs of products (1,024 to 8,192 outputs of 2,048 to 6,144 inputs).
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """
+    Attributes:
+        outputs, inputs: of a program, and of a turn of its loop; of a gated pair so many outputs of each.
+        prefetch: first weights are fetched before the kernels before are through.
+        early: the next kernel is set up before that.
+    """
+
+    outputs: int
+    inputs: int
+    warps: int
+    prefetch: bool = False
+    early: bool = False
+
+
+def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, gated: bool) -> _Launch:
+    """The launch for a matrix; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape, in 8 bits in
+    those of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
 
     Args:
+        outputs: rows of the matrix; with `gated` of both.
         alone: the row is multiplied as it is.
     """
-    if small:
-        whole = max(1024, power_of_2(inputs))  # all of a row is fetched early
-        if element_size == 1 and alone and 4096 <= whole <= 8192:
-            return 16384 // whole, whole, 4
-        if inputs >= 4096 and outputs <= 4096:
-            return 4, 2048, 4
-        if inputs >= 4096:
-            return 8, 512, 4
-        return 8192 // whole, whole, 4
+    whole = power_of_2(inputs)
+    if outputs * inputs <= _SMALL:
+        # With a norm beside them 8 bits count as 16: larger matrices were not measured.
+        early = outputs * inputs * (element_size if alone else 2) <= _TINY
+        rows, columns, warps = _small(outputs, inputs, element_size, alone=alone)
+        return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
     if outputs >= _HEAD:
-        return 4, 1024, 2
-    if outputs > 4096:
-        return (2, 512, 2) if outputs >= 16384 and element_size > 1 else (4, 512, 1)
-    return (4, 512, 4) if inputs >= 8192 else (4, 1024, 2)
+        return _Launch(2, whole, 4) if whole <= 4096 else _Launch(4, 1024, 2)
+    if element_size == 1:
+        if whole == inputs <= 8192 and (gated or alone):
+            return _Launch(2, whole, 4, prefetch=True, early=True)
+        return _Launch(4, 512, 1 if outputs > 4096 else 4)
+    if whole == inputs <= 4096:
+        return _Launch(1 if alone else 2, whole, max(1, whole // 512), prefetch=True, early=not alone)
+    return _Launch(2, 1024, 4, prefetch=True, early=True) if alone else _Launch(2, 512, 2, prefetch=True)
+
+
+def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tuple[int, int, int]:
+    """Outputs, inputs and warps of a program; all of a row is fetched early where it fits."""
+    whole = max(1024, power_of_2(inputs))
+    if element_size == 1 and alone and 4096 <= whole <= 8192:
+        return 16384 // whole, whole, 4
+    if inputs >= 4096 and outputs <= 4096:
+        return 4, 2048, 4
+    if inputs >= 4096:
+        return 8, 512, 4
+    return 8192 // whole, whole, 4
 
 
 class FewRows:

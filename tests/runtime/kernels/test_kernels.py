@@ -20,7 +20,6 @@ from sglang_lite.runtime.kernels.decode_attention import decode_attention, split
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Scales
-from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
@@ -31,7 +30,6 @@ from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, DeviceSampling, draw
-from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
 
 pytestmark = [needs_kernels, pytest.mark.slow]
@@ -287,63 +285,6 @@ def test_norms(size, dtype):
     total = x + residual
     close(add_norm(x, residual, weight, 1e-5), twin(total, (size,), weight, 1e-5), dtype)
     close(residual, total, dtype)  # the interpreter cuts off where it should round
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(130, 48), (70, 2100), (5000 if GPU else 200, 40)])
-@pytest.mark.parametrize("rows", [1, 2, 16])
-def test_products_of_few_rows(rows, outputs, inputs):
-    x, weight, bias = normal(rows, inputs), normal(outputs, inputs), normal(outputs)
-    few = FewRows(DEVICE)
-    for b in (bias, None):
-        expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
-        for _ in range(2):  # the counters are left as they were found
-            close(few(x, weight, b), expected)
-        if rows == 1:
-            close(linear_one(x, weight, b)[0], expected)
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(26, 2100)] + [(4100, 2048)] * GPU)
-def test_a_row_meets_small_matrices_in_eight_bits(outputs, inputs):
-    x, weight, by = normal(1, inputs), normal(outputs, inputs).to(torch.float8_e4m3fn), normal(outputs)
-    close(linear_one(x, weight, None, scales=by)[0], (x.double() @ weight.double().T) * by.double())
-
-
-def test_long_sums_of_many_outputs_are_not_split(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SPLIT_OUTPUTS", FewRows.BLOCK_N)
-    x, weight = normal(2, 2100), normal(FewRows.BLOCK_N + 6, 2100)
-    close(FewRows(DEVICE)(x, weight, None), torch.nn.functional.linear(x.double(), weight.double()))
-
-
-@pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(2, 130, 264), (33, 64, 136), (64, 200, 48)])
-def test_products_by_tiles(rows, outputs, inputs, biased, gate):
-    x, weight = normal(rows, inputs, dtype=torch.float16), normal(outputs, inputs, dtype=torch.float16) * 0.1
-    bias = normal(outputs, dtype=torch.float16) if biased else None
-    assert can_tile(weight)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    close(linear_tiled(x, weight, bias, gate), activated(expected, gate) if gate else expected, torch.float16)
-
-
-@pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_single_row_with_its_norm_and_gate(gate, biased):
-    x, residual, norm, weight = normal(1, 600), normal(1, 600), normal(600), normal(100, 600) * 0.03
-    bias = normal(100) if biased else None
-    y, total = linear_one(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
-    assert torch.equal(total, x + residual)
-    expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
-    close(y, activated(expected, gate) if gate else expected)
-
-
-def test_products_with_weights_in_eight_bits():
-    x, full = normal(1, 256), normal(96, 256)
-    eight = quantise_rows(full)
-    weight, scales = eight.values, eight.scales
-    assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
-    expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
-    close(linear_one(x, weight, None, scales=scales)[0], expected)
-    close(linear_one(x, weight, None, scales=scales, gate="silu")[0], activated(expected, "silu"))
 
 
 def test_scales_of_a_product_are_applied_by_its_reader():
