@@ -289,7 +289,7 @@ def waits(s):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda e: e.complete("ab", LONG),
+        lambda e: [e.complete("ab", LONG) for _ in range(64)],
         lambda e: e.play("ab", FORKED),
         lambda e: e.generate("ab", SAMPLED),
         lambda e: e.generate(["ab", "ba"], SAMPLED),
