@@ -257,21 +257,21 @@ class _Places:
         for places in (queue := [start]):
             if len(seen) > MAX_PLACES:
                 raise _TooMany
-            symbols = self._symbols(places)
-            self._spend(len(symbols) ** 2)
-            following = {name: self._next_characters(self._closed(self._after(places, name))) for name in symbols}
-            for name, other in product(symbols, symbols):
+            after = {name: self._closed(reached) for name, reached in self._after(places).items()}
+            self._spend(len(after) ** 2)
+            following = {name: self._next_characters(reached) for name, reached in after.items()}
+            for name, other in product(after, after):
                 key = name, other, following[name]
                 if key not in checked:
                     checked.add(key)
                     if self._collide(*key):
                         found |= self._larger(name, other)
-            for name in symbols:
-                together = {other for other in symbols if self._overlap(name, other)}
-                after = self._closed(set().union(*(self._after(places, each) for each in together)))
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
+            for name in after:
+                together = frozenset().union(*(after[other] for other in after if self._overlap(name, other)))
+                self._spend(len(together))
+                if together not in seen:
+                    seen.add(together)
+                    queue.append(together)
         return found
 
     # ---------------------------------------------------------------------------------------------- places
@@ -308,9 +308,14 @@ class _Places:
         names = set().union(*(self._automaton.references(state) for _, state in places))
         return sorted(names & self._cut.symbols)
 
-    def _after(self, places: Iterable[_Place], name: str) -> set[_Place]:
-        steps = ((rule, self._automaton.step(state, name)) for rule, state in places)
-        return {place for place in steps if place[1] != DEAD}
+    def _after(self, places: Iterable[_Place]) -> dict[str, set[_Place]]:
+        """Places after each symbol that may come next."""
+        found: dict[str, set[_Place]] = {name: set() for name in self._symbols(places)}
+        for rule, state in places:
+            for name in self._automaton.references(state) & found.keys():
+                if (after := self._automaton.step(state, name)) != DEAD:
+                    found[name].add((rule, after))
+        return found
 
     def _next_characters(self, places: Iterable[_Place]) -> Ranges:
         return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(places)))

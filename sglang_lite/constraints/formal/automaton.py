@@ -67,6 +67,7 @@ class Automaton:
         self._nullable = [False, True]
         self._steps: dict[tuple[State, Symbol], State] = {}
         self._references: dict[State, frozenset[str]] = {}
+        self._nonempty: dict[State, bool] = {}
         self._every = self._repeat(self._set(every), 0, None)
         self.starts = [self._state(node) for node in nodes]
         self._limit = len(self._terms) + MAX_STATES
@@ -145,16 +146,20 @@ class Automaton:
 
     def nonempty(self, state: State) -> bool:
         """Tells whether some text is in the language. Rules count as nothing."""
-        seen = {state}
-        for each in (queue := [state]):
-            if self._nullable[each]:
-                return True
-            for symbol in self.classes:
-                after = self.step(each, symbol)
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
-        return False
+        if state not in self._nonempty:
+            seen = {state}
+            for each in (queue := [state]):
+                if self._nullable[each] or self._nonempty.get(each):
+                    self._nonempty[state] = True
+                    break
+                for symbol in self.classes:
+                    after = self.step(each, symbol)
+                    if after not in seen:
+                        seen.add(after)
+                        queue.append(after)
+            else:
+                self._nonempty |= dict.fromkeys(seen, False)
+        return self._nonempty[state]
 
     def way_out(self, state: State) -> list[int]:
         """The classes of a shortest text from a state from which some text is accepted."""

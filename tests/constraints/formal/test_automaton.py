@@ -40,6 +40,16 @@ def test_emptiness():
     assert not is_empty(intersection(parse("a+"), complement(parse("a{1,300}"))))
 
 
+def test_whether_a_state_leads_to_a_text_is_worked_out_once(monkeypatch):
+    machine = Automaton(intersection(parse("(ab)*c|(abb)*d"), parse("(ab)*|.*d")))
+    states = list(machine.reachable(machine.start))
+    useful = machine.useful(machine.start)
+    assert [machine.nonempty(state) for state in states] == [state in useful for state in states]
+    assert 1 < len(useful) < len(states)
+    monkeypatch.delattr(Automaton, "step")
+    assert [machine.nonempty(state) for state in states] == [state in useful for state in states]
+
+
 def test_a_lone_surrogate_is_in_no_language_and_in_no_complement():
     assert not accepts(ANY_TEXT, "\ud800")
     assert not accepts(complement(literal("a")), "\ud800")
