@@ -5,6 +5,8 @@ import os
 import select
 from pathlib import Path
 
+from tests.waiting import until
+
 MARK = "SGLANG_LITE_MARK"
 
 
@@ -64,15 +66,15 @@ def descriptors():
 
 
 def idle(pid):
-    """Waits until all threads of a process wait, and have computed nothing since the look before."""
-    last = None
-    while True:
+    """Waits until all threads of a process wait, and have computed nothing for ten looks."""
+    looks = []
+
+    def still():
         stats = [file.read_text().rpartition(")")[2].split() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
-        spent = [stat[11:13] for stat in stats] if all(stat[0] == "S" for stat in stats) else None
-        if spent is not None and spent == last:
-            return
-        last = spent
-        sum(range(5_000_000))
+        looks.append([stat[:1] + stat[11:13] for stat in stats])
+        return all(stat[0] == "S" for stat in stats) and looks[-10:] == looks[-1:] * 10
+
+    until(still)
 
 
 def resident(pid):

@@ -205,9 +205,12 @@ def test_a_device_that_is_lost_ends_the_process_and_fails_each_request_once(fold
 
 def answered(engine):
     """The answer of an engine that restarts: what is asked before its end is seen fails with it."""
-    while True:
+
+    def text():
         with contextlib.suppress(EngineClosedError):
             return engine.complete("ab", GREEDY).text
+
+    return until(text)
 
 
 STOPPED = """

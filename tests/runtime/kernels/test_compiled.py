@@ -41,7 +41,7 @@ def compiler(tmp_path_factory):
         yield pool
 
 
-@pytest.mark.sampled(250)
+@pytest.mark.sampled(500)
 @pytest.mark.parametrize("name", COMPILED)
 def test_it_compiles_and_finds_room(compiler, name):
     case = CASES[name]
@@ -50,7 +50,7 @@ def test_it_compiles_and_finds_room(compiler, name):
     assert found.spilled <= case.most_spilled
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("head", "kernel", "name"),
     [
