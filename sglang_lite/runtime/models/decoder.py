@@ -17,10 +17,10 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
+from sglang_lite.runtime.models.few_tokens import few_tokens_step
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import normalised
 from sglang_lite.runtime.models.layers.rope import rotate
-from sglang_lite.runtime.models.one_row import one_row_step
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer, WeightReader
 from sglang_lite.runtime.models.spec import LatentSpec, ModelSpec
@@ -70,7 +70,7 @@ class Decoder:
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.finish(tuple(f"model.layers.{i}." for i in behind))
-        self._one_row = None if self.fused else one_row_step(spec, precision, self.layers, self.norm, device)
+        self._few_tokens = None if self.fused else few_tokens_step(spec, precision, self.layers, self.norm, device)
         self.kv_scales: KVScales | None = None  # of caches in 8 bits; `load` finds them, with this model
 
     @property
@@ -113,8 +113,8 @@ class Decoder:
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         turns = [rope.at(positions) for rope in self.ropes]
-        if self._one_row is not None and len(ids) == 1:
-            return self._one_row(x, turns, plan, cache)
+        if self._few_tokens is not None and self._few_tokens.takes(plan):
+            return self._few_tokens(x, turns, plan, cache)
         for i, layer in enumerate(self.layers):
             taken = self._norm(x, layer.input_norm)
             h = self._attention(i, layer, taken, *turns[layer.rope], plan, cache)

@@ -1,4 +1,4 @@
-"""A single token on a CPU has the hidden states of torch's operators, whichever way it is computed."""
+"""Few tokens on a CPU have the hidden states of torch's operators, whichever way they are computed."""
 
 import shutil
 
@@ -7,9 +7,9 @@ import torch
 
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
-from sglang_lite.runtime.kernels.one_row import OneRow
+from sglang_lite.runtime.kernels.few_tokens import FewTokens
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models import decoder, one_row
+from sglang_lite.runtime.models import decoder, few_tokens
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
 
@@ -36,8 +36,8 @@ def steps(monkeypatch):
         sizes.append(gate_up.shape[1])
         return compiled(self, gate_up)
 
-    compiled = OneRow.silu_mul
-    monkeypatch.setattr(OneRow, "silu_mul", silu_mul)
+    compiled = FewTokens.silu_mul
+    monkeypatch.setattr(FewTokens, "silu_mul", silu_mul)
     return sizes
 
 
@@ -61,23 +61,29 @@ def hidden(folder, dtype, slots, **settings):
 )
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 3e-2), ("int8", 1e-1)])
 @pytest.mark.parametrize("kind", COMMON)
-def test_a_token_has_the_hidden_states_of_torch_operators(folders, steps, monkeypatch, kind, dtype, limit, slots):
+def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkeypatch, kind, dtype, limit, slots):
     if dtype == "int8" and not torch.cpu._is_vnni_supported():  # noqa: SLF001 # torch has no other name for it
         pytest.skip("int8 needs VNNI")
     found = hidden(folders[kind], dtype, slots)
-    assert len(steps) == 4 * 2
-    monkeypatch.setattr(decoder, "one_row_step", lambda *_: None)
+    assert len(steps) == 5 * 2
+    monkeypatch.setattr(decoder, "few_tokens_step", lambda *_: None)
     expected = hidden(folders[kind], dtype, slots)
-    assert len(steps) == 4 * 2
+    assert len(steps) == 5 * 2
     assert (found - expected).norm() <= limit * expected.norm()
 
 
 def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch):
     whole = hidden(folders["qwen3"], "float32", slice(0, SLOTS))
-    monkeypatch.setattr(one_row, "_READ_ALONE", 0)
-    monkeypatch.delattr(OneRow, "attend")
+    monkeypatch.setattr(few_tokens, "_READ_ALONE", 0)
+    monkeypatch.delattr(FewTokens, "attend")
     assert torch.allclose(hidden(folders["qwen3"], "float32", slice(0, SLOTS)), whole, atol=1e-4)
-    assert len(steps) == 2 * 4 * 2
+    assert len(steps) == 2 * 5 * 2
+
+
+def test_many_tokens_have_torch_operators(folders, steps, monkeypatch):
+    monkeypatch.setattr(few_tokens, "_MOST_NUMBERS", 0)
+    hidden(folders["llama"], "float32", slice(0, SLOTS))
+    assert len(steps) == 4 * 2
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -86,6 +92,6 @@ def test_models_of_other_kinds_have_torch_operators(folders, steps, kind):
     assert not steps
 
 
-def test_a_row_that_must_not_depend_on_others_has_torch_operators(folders, steps):
+def test_rows_that_must_not_depend_on_others_have_torch_operators(folders, steps):
     hidden(folders["llama"], "float32", slice(0, SLOTS), deterministic=True)
     assert not steps

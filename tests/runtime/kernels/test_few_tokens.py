@@ -1,4 +1,4 @@
-"""Compiled operators of one row against torch's, and a compiler that is not there or fails."""
+"""Compiled operators of few tokens against torch's, and a compiler that is not there or fails."""
 
 import stat
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
+from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, Reads
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.one_row import FORMATS, SOURCE, OneRow
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
 
@@ -37,69 +37,84 @@ def close(found, expected, dtype):
     return found.dtype == dtype and (found - expected).float().norm() <= limit * expected.float().norm()
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("added", [True, False])
-def test_add_norm(library, formats, added):
-    x, h, weight = (torch.randn(1, 100).to(formats[0]) for _ in range(3))
+def test_add_norm(library, formats, added, tokens):
+    x, h, weight = (torch.randn(tokens, 100).to(formats[0]) for _ in range(3))
     expected = x + h if added else x.clone()
-    found = OneRow(library, *formats).add_norm(x, h if added else None, weight[0], EPS)
+    found = FewTokens(library, *formats).add_norm(x, h if added else None, weight[0], EPS)
     assert x.equal(expected)
     assert close(found, F.rms_norm(expected, (100,), weight[0], EPS), formats[0])
 
 
-def test_silu_mul(library, formats):
-    gate_up = torch.cat((torch.randn(1, 50) * 30, torch.randn(1, 50)), 1).to(formats[0])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_silu_mul(library, formats, tokens):
+    gate_up = torch.cat((torch.randn(tokens, 50) * 30, torch.randn(tokens, 50)), 1).to(formats[0])
     gate_up[0, :4] = torch.tensor([200.0, -200.0, 0.0, -0.0])
     gate, up = gate_up.chunk(2, -1)
-    assert close(OneRow(library, *formats).silu_mul(gate_up), F.silu(gate) * up, formats[0])
+    assert close(FewTokens(library, *formats).silu_mul(gate_up), F.silu(gate) * up, formats[0])
 
 
 @pytest.mark.parametrize("nan", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_so(library, formats, nan):
     """The draw looks for it, and names the position."""
-    row = OneRow(library, *formats)
+    row = FewTokens(library, *formats)
     x, ones = torch.full((1, 40), nan).to(formats[0]), torch.ones(40).to(formats[0])
     assert not row.add_norm(x.clone(), None, ones, EPS).isfinite().any()
     assert not row.silu_mul(x).isfinite().any()
     keys, values = (torch.ones(1, 4, 40).to(formats[1]) for _ in range(2))
     q = x.view(1, 1, 40)
-    assert not row.attend(q, keys, values, ExtendRow(0, 1, slice(0, 4)), 0, 1.0).isfinite().any()
+    reads = Reads.of(AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(0, 4)),)))
+    assert not row.attend(q, keys, values, reads, None, 1.0).isfinite().any()
 
 
 @pytest.mark.parametrize("turned", [DIM, 8])
 @pytest.mark.parametrize("normed", [True, False])
-def test_turn_store(library, formats, normed, turned):
+@pytest.mark.parametrize("slots", [[77], [77, 5, 6]])
+def test_turn_store(library, formats, normed, turned, slots):
     activations, kept = formats
-    qkv = torch.randn(1, (HEADS + 2 * KV_HEADS) * DIM).to(activations)
-    q, k, v = qkv.clone().view(1, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
+    tokens, store_at = len(slots), torch.tensor(slots)
+    qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * DIM).to(activations)
+    q, k, v = qkv.clone().view(tokens, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), 1)
     norms: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     if normed:
         norms = q_norm, k_norm = torch.randn(DIM).to(activations), torch.randn(DIM).to(activations)
         q, k = F.rms_norm(q, (DIM,), q_norm, EPS), F.rms_norm(k, (DIM,), k_norm, EPS)
-    cos, sin = (torch.randn(1, 1, turned).to(activations) for _ in range(2))
+    cos, sin = (torch.randn(tokens, 1, turned).to(activations) for _ in range(2))
     found_k, found_v, expected_k, expected_v = (torch.zeros(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(4))
-    found = OneRow(library, *formats).turn_store(qkv, norms, EPS, (cos, sin), found_k, found_v, 77)
+    found = FewTokens(library, *formats).turn_store(qkv, norms, EPS, (cos, sin), found_k, found_v, store_at)
     expected = rotate(q, cos, sin)
-    store_kv(KVCache((expected_k,), (expected_v,)), 0, torch.tensor([77]), expected, rotate(k, cos, sin), v)
+    store_kv(KVCache((expected_k,), (expected_v,)), 0, store_at, expected, rotate(k, cos, sin), v)
     assert close(found, expected, activations)
     assert found_v.equal(expected_v)
     assert close(found_k, expected_k, kept)
-    assert not found_k[:, :77].any()
-    assert not found_k[:, 78:].any()
+    assert {i for i in range(SLOTS) if found_k[:, i].any()} == set(slots)
+
+
+ROWS = {
+    "side by side": AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(20, 221)),)),
+    "anywhere": AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, ANYWHERE[:201]),)),
+    "one": AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, ANYWHERE[:1].int()),)),
+    "several tokens": AttentionPlan(torch.zeros(5), (), (ExtendRow(0, 5, ANYWHERE[:90].int()),)),
+    "several rows": AttentionPlan(
+        torch.zeros(8),
+        (
+            DecodeGroup(slice(0, 2), DecodeRows(ANYWHERE[:100].view(2, 50).int(), torch.tensor([50, 31]), True)),
+            DecodeGroup(torch.tensor([6, 2]), DecodeRows(ANYWHERE[:160].view(2, 80), torch.tensor([80, 80]), False)),
+        ),
+        (ExtendRow(3, 6, slice(7, 60)), ExtendRow(7, 8, ANYWHERE[30:33])),
+    ),
+}
 
 
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize(
-    "read_at", [slice(20, 221), ANYWHERE[:201], ANYWHERE[:1].int()], ids=["side by side", "anywhere", "one"]
-)
-def test_attend(library, formats, read_at, window):
+@pytest.mark.parametrize("plan", ROWS.values(), ids=list(ROWS))
+def test_attend(library, formats, plan, window):
     activations, kept = formats
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
-    q = torch.randn(1, HEADS, DIM).to(activations)
-    row = ExtendRow(0, 1, read_at)
-    plan = AttentionPlan(torch.zeros(0), (), (row,))
+    q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
     expected = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.3, window=window)
-    first = 0 if window is None else max(0, row.length - window)
-    found = OneRow(library, *formats).attend(q, k, v, row, first, 0.3)
+    found = FewTokens(library, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
 

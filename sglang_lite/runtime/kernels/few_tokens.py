@@ -1,0 +1,165 @@
+"""Small operators of few tokens on a CPU, each a call of `few_tokens.cpp`. Torch's take some microseconds each to be
+called, twenty of them a layer: together as long as a small model's products. Their twins are torch's operators in
+`Decoder`.
+
+A tensor is [T, …] and contiguous, in the format of activations, unless it is said otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+SOURCE = Path(__file__).with_suffix(".cpp")
+FORMATS = {
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
+}  # of activations, and of keys and values
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Token slots that each token of a step reads.
+
+    Attributes:
+        addresses: int64 [T]: of the slots, as int32; 0 where they lie side by side and in order.
+        firsts: int64 [T]: then the first of them.
+        lengths: int32 [T]: how many.
+        longest: of the lengths.
+        slots: tensors that the addresses are of.
+    """
+
+    addresses: torch.Tensor
+    firsts: torch.Tensor
+    lengths: torch.Tensor
+    longest: int
+    slots: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> Reads:
+        """The reads of a plan without groups of rows that share what they begin with."""
+        count = len(plan.store_at)
+        addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
+        kept = []
+        for row in plan.extends:
+            if isinstance(row.read_at, slice):
+                address, first = 0, row.read_at.start
+            else:
+                kept.append(row.read_at.int().contiguous())
+                address, first = kept[-1].data_ptr(), 0
+            for token in range(row.start, row.end):
+                addresses[token], firsts[token] = address, first
+                lengths[token] = row.length - (row.end - token - 1)
+        for group in plan.decode:
+            slots = group.rows.read_at.int().contiguous()
+            kept.append(slots)
+            tokens = group.tokens
+            places = range(count)[tokens] if isinstance(tokens, slice) else tokens.tolist()
+            for i, (token, length) in enumerate(zip(places, group.rows.lengths.tolist(), strict=True)):
+                addresses[token] = slots.data_ptr() + i * slots.stride(0) * slots.itemsize
+                lengths[token] = length
+        sizes = torch.tensor(lengths, dtype=torch.int32)
+        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(kept))
+
+
+class FewTokens:
+    """
+    Args:
+        library: of `few_tokens.cpp`.
+        activations, cache: formats, of `FORMATS`.
+    """
+
+    def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
+        one, both = _name(activations), f"{_name(activations)}_{_name(cache)}"
+        self._add_norm, self._silu_mul = library[f"add_norm_{one}"], library[f"silu_mul_{one}"]
+        self._turn_store, self._attend = library[f"turn_store_{both}"], library[f"attend_{both}"]
+        self._add_norm.argtypes = [_POINTER] * 4 + [_INT, _INT, _FLOAT]
+        self._silu_mul.argtypes = [_POINTER, _POINTER, _INT, _INT]
+        self._turn_store.argtypes = [
+            *[_POINTER] * 3, _FLOAT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, *[_INT] * 4,
+        ]  # fmt: skip
+        self._attend.argtypes = [
+            _POINTER, _LONG, _POINTER, _POINTER, _LONG, *[_POINTER] * 3, *[_INT] * 5, _FLOAT, *[_POINTER] * 3,
+        ]  # fmt: skip
+
+    def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Adds `added` to x, in place, and returns its RMS norm."""
+        out = torch.empty_like(x)
+        self._add_norm(x.data_ptr(), _address(added), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up [T, size] of [T, 2 size], gate first."""
+        count, size = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty((count, size))
+        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), count, size)
+        return out
+
+    def turn_store(
+        self,
+        qkv: torch.Tensor,
+        norms: tuple[torch.Tensor | None, torch.Tensor | None],
+        eps: float,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        store_at: torch.Tensor,
+    ) -> torch.Tensor:
+        """Turns queries and keys, and writes keys and values to token slots.
+
+        Args:
+            qkv: heads of queries, of keys, and of values; overwritten.
+            norms: weights of the norms of each head's query and key before they turn.
+            rope: cos and sin of the positions.
+            keys, values: of the layer [kv_heads, slots, head_dim], in the format of the cache.
+            store_at: int64 [T]: the token slots.
+
+        Returns:
+            Queries [T, heads, head_dim]: a part of `qkv`.
+        """
+        kv_heads, slots, size = keys.shape
+        heads = qkv.shape[1] // size - 2 * kv_heads
+        cos, sin = rope
+        self._turn_store(
+            qkv.data_ptr(), _address(norms[0]), _address(norms[1]), eps, cos.data_ptr(), sin.data_ptr(), cos.shape[-1],
+            keys.data_ptr(), values.data_ptr(), slots, store_at.data_ptr(), len(qkv), heads, kv_heads, size,
+        )  # fmt: skip
+        return qkv.view(len(qkv), -1, size)[:, :heads]
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        reads: Reads,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention [T, heads, head_dim] of queries q, as `turn_store` returns them, over what each token reads: of
+        that, where there is a window, over so many last ones."""
+        count, heads, size = q.shape
+        kv_heads, slots, _ = keys.shape
+        group = heads // kv_heads
+        out = q.new_empty((count, heads, size))
+        room = torch.empty(group * (reads.longest + size))  # for scores, and for sums
+        self._attend(
+            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), slots, reads.addresses.data_ptr(),
+            reads.firsts.data_ptr(), reads.lengths.data_ptr(), window or 0, count, heads, kv_heads, size, scale,
+            room.data_ptr(), room.data_ptr() + group * reads.longest * room.itemsize, out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _address(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
