@@ -10,8 +10,9 @@ from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttent
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.few_queries import columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import Kernel, attention_launch, padded
+from sglang_lite.runtime.kernels.launch import Kernel, attention_launch
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
@@ -62,7 +63,7 @@ class TritonAttention:
         rows, device, needs = plan.decoding, self._needs.device, self._needs
         launch = attention_launch(
             card_of(device), "decode", dim=needs.head_dim, item=needs.compute.itemsize, cached=needs.cache.itemsize,
-            queries=padded(needs.heads // needs.kv_heads), rows=rows, heads=needs.kv_heads,
+            queries=columns(needs.heads // needs.kv_heads), rows=rows, heads=needs.kv_heads,
             shared=plan.shared is not None,
         )  # fmt: skip
         assert launch is not None, "refused"
@@ -104,7 +105,7 @@ class TritonAttention:
 def _no_room(needs: AttentionRequirements) -> str | None:
     """The reason why some kernel can't run on the card; None where all can."""
     card, item, group = card_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
-    kernels: dict[Kernel, int] = {"decode": padded(group), "prefill": 16, "prefix": block_queries(group, item)}
+    kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
     for kernel, queries in kernels.items():
         if not attention_launch(
             card, kernel, dim=needs.head_dim, item=item, cached=needs.cache.itemsize, queries=queries

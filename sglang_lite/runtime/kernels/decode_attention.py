@@ -13,12 +13,12 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
 from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.few_queries import attend_few, columns, seen_page
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import Launch, attention_launch, padded
 from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
-from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 _ITEMS = 16  # that one program of _split makes
 _LONG = 1024  # tokens: more are worth another program, even if it has to wait, as that balances ragged rows
@@ -134,7 +134,7 @@ def _first_heads(x, HEADS: tl.constexpr):
 
 @triton.jit
 def _complete(
-    m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+    m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -142,9 +142,7 @@ def _complete(
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     if PREFIX:
         start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
-        m, total, acc = _merge_all(
-            prefix_acc, prefix_ml, start, KV_HEADS * G, tl.load(prefix_chunks + row), m, total, acc, G, DIM, PARTS
-        )
+        m, total, acc = _merge_all(prefix_acc, prefix_ml, start, KV_HEADS * G, chunks, m, total, acc, G, DIM, PARTS)
     if SCALED:
         acc *= tl.load(v_scales + kv_head)
     target = out + ((row * KV_HEADS + kv_head) * G + g).to(tl.int64)[:, None] * DIM + d[None, :]
@@ -154,7 +152,7 @@ def _complete(
 @triton.jit
 def finish(
     m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-    prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+    prefix_acc, prefix_ml, chunks, most_chunks,
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -179,12 +177,12 @@ def finish(
                 tl.zeros(acc.shape, tl.float32), G, DIM, PARTS,
             )  # fmt: skip
             _complete(
-                own_m, own_total, own_acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks,
-                most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
+                own_m, own_total, own_acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
+                G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
             )  # fmt: skip
     else:
         _complete(
-            m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, prefix_chunks, most_chunks,
+            m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
             G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
         )  # fmt: skip
 
@@ -197,8 +195,8 @@ def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
         dim: of a head.
     """
     heads: int = power_of_2(group)
-    numbers = 1024 * launch.warps if launch.warps > 1 else 512
-    most = 1 if launch.alone else numbers // (heads * padded(dim))  # to add up parts across many warps takes longer
+    # To add up parts across many warps takes longer.
+    most = 1 if launch.alone else 1024 * launch.warps // (heads * padded(dim))
     return {"GROUP": heads, "PARTS": max(most, 1)}
 
 
@@ -231,9 +229,12 @@ def _decode(
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
-    page = page_of(pages, start + n, end, PAGE)
+    page = seen_page(pages, start + n, end, PAGE)
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
+    chunks = 0
+    if PREFIX:
+        chunks = tl.load(prefix_chunks + row)
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
     queries = tl.load(
         q + row.to(tl.int64) * q_stride + (kv_head * G + g)[:, None] * DIM + d[None, :],
@@ -241,14 +242,18 @@ def _decode(
     )  # fmt: skip
     if k.dtype.element_ty == tl.float8e4nv:
         queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
-    m, total, acc = attend_tokens(
-        queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
-    )
+    m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((BLOCK_D, BLOCK_G), tl.float32)
+    m, total, acc = attend_few(
+        tl.trans(queries), k, v, pages, page, start, end, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D,
+        BLOCK_N,
+    )  # fmt: skip
     if PREFIX:
         wait(PDL)
     finish(
-        m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        prefix_acc, prefix_ml, prefix_chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,
+        m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
+        prefix_acc, prefix_ml, chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,
     )  # fmt: skip
 
 
@@ -281,7 +286,7 @@ def decode_attention(
     kv_heads = len(keys)
     group = heads // kv_heads
     launch = attention_launch(
-        card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=padded(group),
+        card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=columns(group),
         rows=rows, heads=kv_heads, shared=plan.shared is not None,
     )  # fmt: skip
     assert launch is not None, "refused"

@@ -43,7 +43,7 @@ class Launch:
 @functools.cache
 def attention_launch(
     card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1,
-    shared: bool = False,
+    shared: bool = False, product: bool = False,
 ) -> Launch | None:  # fmt: skip
     """The launch of an attention kernel on a card; None: no program of it finds room there.
 
@@ -51,15 +51,17 @@ def attention_launch(
         dim: of a head.
         item: bytes of an element of queries.
         cached: bytes of an element of keys and values.
-        queries: that a program is to have, a power of two of at least 16; fewer where there is no room, if the kernel
-            is "prefill".
+        queries: that a program is to have, a power of two of at least 16, or 8 if the kernel is "decode"; fewer where
+            there is no room, if it is "prefill".
         rows: of "decode": how many are decoded.
         heads: of "decode": KV heads.
         shared: of "decode": rows share prefixes, and have little text beside those.
+        product: of "decode": the kernel takes rows from their product.
     """
     wanted = _fastest(
-        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared
-    )
+        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared,
+        product=product,
+    )  # fmt: skip
     dim = padded(dim)
     for launch in _smaller(wanted, divisible=kernel == "prefill"):
         if _shared(launch, dim, item) <= card.shared and _registers(launch) <= card.registers:
@@ -100,8 +102,9 @@ def padded(dim: int) -> int:
 
 
 def _fastest(
-    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int, shared: bool
-) -> Launch:
+    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int, shared: bool,
+    product: bool,
+) -> Launch:  # fmt: skip
     """The launch that was fastest on an H200."""
     if item == 4:  # products are not by matrix units, and unrolled
         return Launch(_LEAST if kernel == "prefill" else queries, 16, 4, 2)
@@ -117,11 +120,14 @@ def _fastest(
     if cached == 1:
         few = 8 * rows * heads <= card.multiprocessors and not shared
         return Launch(queries, 256, 8, 1, alone=True) if few else Launch(queries, 32, 1, 3)
+    if shared:  # what finds room beside the prefix's programs
+        return Launch(queries, 16, 1, 3)
+    programs = rows * heads * 132 // card.multiprocessors
+    if 384 <= programs < 1024 or (product and rows == 1):
+        # By four warps, products of more queries would be of warp groups: Triton 3.6 has some of them wrong.
+        return Launch(queries, 64, 2 if product or queries > 8 else 4, 2)
     # Small programs, of which a multiprocessor has room for several: while one waits, others work.
-    many = rows * heads * 132 >= 1024 * card.multiprocessors
-    if not many:
-        return Launch(queries, 64, 2, 2)
-    return Launch(queries, 32, 1, 2 if shared else 3)
+    return Launch(queries, 32, 1, 3)
 
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:

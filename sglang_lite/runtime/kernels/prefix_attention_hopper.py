@@ -1,7 +1,8 @@
 """`prefix_attention` by what Hopper GPUs alone have, as `prefill_attention_hopper`: one warp copies, two warp groups
 compute, each for 64 queries of the rows that share a prefix.
 
-A multiprocessor has room for one program. So there is one for each, which takes items as long as there are any.
+There is one program for each multiprocessor, which takes items as long as there are any. It leaves room for some of
+`decode_attention`, which read what rows have of their own meanwhile.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from sglang_lite.runtime.kernels.prefill_attention_hopper import (
 )
 
 MOST_QUERIES = 128  # of an item
-_TOKENS = gl.constexpr(128)  # of a block
-OPTIONS = {"TOKENS": 128, "REGISTERS": 240}
+_TOKENS = gl.constexpr(64)  # of a block
+# A quarter of a multiprocessor's registers, and half of its shared memory, are left to others.
+OPTIONS = {"TOKENS": 64, "REGISTERS": 176, "maxnreg": 128}
 
 
 @gluon.jit

@@ -14,13 +14,13 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import finish, merging
+from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, columns, load_few, seen_page
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch import attention_launch, padded
 from sglang_lite.runtime.kernels.launching import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import turn_heads
-from sglang_lite.runtime.kernels.softmax import add_block, add_token, attend_more, load_block, page_of
 
 
 @triton.jit
@@ -97,6 +97,17 @@ def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constex
     tl.store(v + at, value, mask=d < DIM)
 
 
+@triton.jit
+def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
+    """Results of queries [BLOCK_G, BLOCK_D] that have seen one key and value [1, BLOCK_D]: m, total and acc."""
+    score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
+    if SOFTCAP:
+        score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
+        scale = 1.0
+    acc = tl.broadcast_to(value.to(queries.dtype).to(tl.float32), queries.shape)
+    return score * (scale * 1.4426950408889634), tl.full(score.shape, 1.0, tl.float32), acc
+
+
 @launched
 @triton.jit(do_not_specialize=["window"])
 def _rope_attention(
@@ -127,9 +138,9 @@ def _rope_attention(
     v += kv_head.to(tl.int64) * head_stride
     token = start + tl.arange(0, BLOCK_N)
     there = token < old
-    page = page_of(pages, token, old, PAGE)
-    keys, values = load_block(k, v, page, token, there, DIM, PAGE, True, BLOCK_D)
-    ahead = page_of(pages, token + BLOCK_N, old, PAGE)
+    page = seen_page(pages, token, old, PAGE)
+    keys, values = load_few(k, v, page, token, there, DIM, PAGE, True, BLOCK_D)
+    ahead = seen_page(pages, token + BLOCK_N, old, PAGE)
     last_page = tl.load(pages + position // PAGE)
     c, s, q_weight, q_pair, k_weight, k_pair = _turn(position, q_norm, k_norm, cos, sin, DIM, TURNED, NORM, BLOCK_D)
     wait(PDL)
@@ -145,15 +156,16 @@ def _rope_attention(
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     if end > position:
         _store(k, v, key, value, last_page, position, DIM, PAGE, BLOCK_D)
-        m, total, acc = add_token(queries, key, value, m, total, acc, scale, softcap, SOFTCAP)
-    m, total, acc = add_block(queries, keys, values, there[None, :], m, total, acc, scale, softcap, True, SOFTCAP)
-    m, total, acc = attend_more(
-        queries, k, v, pages, ahead, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP,
-        BLOCK_D, BLOCK_N,
+        m, total, acc = _see_itself(queries, key, value, scale, softcap, SOFTCAP)
+    queries, acc = tl.trans(queries), tl.trans(acc)
+    m, total, acc = add_few(queries, keys, values, there, m, total, acc, scale, softcap, SOFTCAP)
+    m, total, acc = attend_few(
+        queries, k, v, pages, ahead, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D,
+        BLOCK_N,
     )  # fmt: skip
     finish(
-        m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        acc_buffer, ml_buffer, counters, 0, G, DIM, KV_HEADS, KV_SCALED, False, GROUP, PARTS,
+        m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
+        acc_buffer, ml_buffer, 0, 0, G, DIM, KV_HEADS, KV_SCALED, False, GROUP, PARTS,
     )  # fmt: skip
 
 
@@ -187,7 +199,7 @@ def rope_attention(
     rows, group = len(qkv), qkv.shape[1] // dim // kv_heads - 2
     launch = attention_launch(
         card_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
-        queries=padded(group), rows=rows, heads=kv_heads,
+        queries=columns(group), rows=rows, heads=kv_heads, product=True,
     )  # fmt: skip
     assert launch is not None, "refused"
     partials, of_cache = work.partials, cache.scales

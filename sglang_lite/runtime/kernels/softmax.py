@@ -16,48 +16,6 @@ def page_of(pages, token, end, PAGE: tl.constexpr):
 
 
 @triton.jit
-def load_block(
-    k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Keys [BLOCK_D, N] and values [N, BLOCK_D] of a block of tokens. Arguments as `attend_block`."""
-    d = tl.arange(0, BLOCK_D)
-    offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
-    at_keys = k + offset[None, :] + d[:, None]
-    at_values = v + offset[:, None] + d[None, :]
-    if MASKED:
-        keys = tl.load(at_keys, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        values = tl.load(at_values, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-    elif DIM < BLOCK_D:
-        keys = tl.load(at_keys, mask=(d < DIM)[:, None], other=0.0)
-        values = tl.load(at_values, mask=(d < DIM)[None, :], other=0.0)
-    else:  # masks that are always true cost a tenth
-        keys = tl.load(at_keys)
-        values = tl.load(at_values)
-    return keys, values
-
-
-@triton.jit
-def add_block(queries, keys, values, seen, m, total, acc, scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Adds a block of N tokens to the running results, as `attend_block`, of its keys and values."""
-    scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
-    if SOFTCAP:
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
-        scale = 1.0
-    scale *= 1.4426950408889634
-    if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(m, tl.max(scores, 1) * scale)
-    shift = highest
-    if MASKED:  # a query may have seen nothing so far
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-    shrink = tl.exp2(m - shift)
-    weights = tl.exp2(scores * scale - shift[:, None])
-    total = total * shrink + tl.sum(weights, 1)
-    acc = acc * shrink[:, None] + tl.dot(weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee")
-    return highest, total, acc
-
-
-@triton.jit
 def attend_block(
     queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -75,24 +33,35 @@ def attend_block(
     Returns:
         m, total and acc.
     """
-    keys, values = load_block(k, v, page, token, there, DIM, PAGE, MASKED, BLOCK_D)
-    return add_block(queries, keys, values, seen, m, total, acc, scale, softcap, MASKED, SOFTCAP)
-
-
-@triton.jit
-def add_token(queries, key, value, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
-    """Adds a token, of key and value [1, BLOCK_D], to the running results of M queries, as `attend_block`."""
-    score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
+    d = tl.arange(0, BLOCK_D)
+    offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
+    at_keys = k + offset[None, :] + d[:, None]
+    at_values = v + offset[:, None] + d[None, :]
+    if MASKED:
+        keys = tl.load(at_keys, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        values = tl.load(at_values, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+    elif DIM < BLOCK_D:
+        keys = tl.load(at_keys, mask=(d < DIM)[:, None], other=0.0)
+        values = tl.load(at_values, mask=(d < DIM)[None, :], other=0.0)
+    else:  # masks that are always true cost a tenth
+        keys = tl.load(at_keys)
+        values = tl.load(at_values)
+    scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
     if SOFTCAP:
-        score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
         scale = 1.0
-    score *= scale * 1.4426950408889634
-    highest = tl.maximum(m, score)
-    shrink, weight = tl.exp2(m - highest), tl.exp2(score - highest)
-    # Rounded as products of matrices do.
-    rounded = weight.to(queries.dtype).to(tl.float32)
-    acc = acc * shrink[:, None] + rounded[:, None] * value.to(queries.dtype).to(tl.float32)
-    return highest, total * shrink + weight, acc
+    scale *= 1.4426950408889634
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(m, tl.max(scores, 1) * scale)
+    shift = highest
+    if MASKED:  # a query may have seen nothing so far
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+    shrink = tl.exp2(m - shift)
+    weights = tl.exp2(scores * scale - shift[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    acc = acc * shrink[:, None] + tl.dot(weights.to(queries.dtype), values.to(queries.dtype), input_precision="ieee")
+    return highest, total, acc
 
 
 @triton.jit
@@ -113,17 +82,6 @@ def attend_tokens(
     m = tl.full((queries.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((queries.shape[0],), tl.float32)
     acc = tl.zeros((queries.shape[0], BLOCK_D), tl.float32)
-    return attend_more(
-        queries, k, v, pages, page, start, end, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
-    )
-
-
-@triton.jit
-def attend_more(
-    queries, k, v, pages, page, start, end, m, total, acc, scale, softcap,
-    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """`attend_tokens` added to the running results of others."""
     n = tl.arange(0, BLOCK_N)
     clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
     for at in range(start, clear, BLOCK_N):

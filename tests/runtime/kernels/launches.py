@@ -138,6 +138,7 @@ class Attention:
 ATTENTION: dict[str, Callable[[Attention], None]] = {
     "decode 1": lambda of: of.decode(1),
     "decode 8": lambda of: of.decode(8, shared=True),
+    "decode 256": lambda of: of.decode(256),
     "decode 512": lambda of: of.decode(512),
     "decode product 1": lambda of: of.rope_decode(1),
     "decode product 512": lambda of: of.rope_decode(512),

@@ -16,11 +16,13 @@ SMALL = Card("a card of before Ampere", 49_152, 1 << 16, 20, (7, 5))
 # Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes them.
 CHOSEN = {
     # kernel, head, bytes of queries, of keys, queries, rows
-    ("decode", 128, 2, 2, 16, 1): (16, 64, 2, 2),
-    ("decode", 128, 2, 2, 16, 8): (16, 64, 2, 2),
+    ("decode", 128, 2, 2, 8, 1): (8, 32, 1, 3),
+    ("decode", 128, 2, 2, 8, 47): (8, 32, 1, 3),
+    ("decode", 128, 2, 2, 8, 48): (8, 64, 4, 2),
+    ("decode", 128, 2, 2, 8, 127): (8, 64, 4, 2),
     ("decode", 128, 2, 2, 16, 127): (16, 64, 2, 2),
-    ("decode", 128, 2, 2, 16, 128): (16, 32, 1, 3),
-    ("decode", 64, 2, 2, 16, 8): (16, 64, 2, 2),
+    ("decode", 128, 2, 2, 8, 128): (8, 32, 1, 3),
+    ("decode", 64, 2, 2, 8, 8): (8, 32, 1, 3),
     ("decode", 128, 2, 1, 16, 2): (16, 256, 8, 1),
     ("decode", 128, 2, 1, 16, 3): (16, 32, 1, 3),
     ("decode", 128, 2, 1, 16, 256): (16, 32, 1, 3),
@@ -53,6 +55,12 @@ def chosen(card, kernel, dim, item, cached, queries, rows):
 @pytest.mark.parametrize("asked", CHOSEN, ids=lambda asked: " ".join(map(str, asked)))
 def test_an_h200_has_what_was_measured_there(asked):
     assert chosen(H200, *asked) == CHOSEN[asked]
+
+
+def test_rows_taken_from_their_product_have_programs_of_two_warps_where_they_are_one_or_some():
+    asked = {"dim": 128, "item": 2, "cached": 2, "queries": 8, "heads": 8, "product": True}
+    launches = [attention_launch(H200, "decode", **asked, rows=rows) for rows in (1, 2, 64, 128)]
+    assert [(launch.tokens, launch.warps) for launch in launches] == [(64, 2), (32, 1), (64, 2), (32, 1)]
 
 
 def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each():

@@ -1,0 +1,100 @@
+"""Attention of few queries, those of one token, over one block of tokens after another: `softmax` with its products
+turned round.
+
+Matrix units take sixteen rows, but eight columns. So queries are columns here, which is half the work of a group of up
+to eight and half the registers: a multiprocessor has room for more programs, and while some wait, others work.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sglang_lite.runtime.kernels.sizes import power_of_2
+
+_LEAST = 8
+
+
+def columns(group: int) -> int:
+    """Queries of a program, of which `group` are real."""
+    return max(_LEAST, power_of_2(group))
+
+
+@triton.jit
+def seen_page(pages, token, end, PAGE: tl.constexpr):
+    """Pages of tokens [N]; from `end` on that of the last one before, so that what is read there are numbers."""
+    return tl.load(pages + tl.maximum(tl.minimum(token, end - 1), 0) // PAGE)
+
+
+@triton.jit
+def load_few(
+    k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
+
+    Args:
+        k, v: of the KV head.
+        page, token: [N].
+        there: [N], tokens that may be read; where MASKED.
+    """
+    d = tl.arange(0, BLOCK_D)
+    offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
+    at_keys = k + offset[:, None] + d[None, :]
+    at_values = v + offset[None, :] + d[:, None]
+    if MASKED:
+        keys = tl.load(at_keys, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        values = tl.load(at_values, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+    elif DIM < BLOCK_D:
+        keys = tl.load(at_keys, mask=(d < DIM)[None, :], other=0.0)
+        values = tl.load(at_values, mask=(d < DIM)[:, None], other=0.0)
+    else:  # masks that are always true cost a tenth
+        keys = tl.load(at_keys)
+        values = tl.load(at_values)
+    return keys, values
+
+
+@triton.jit
+def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
+    """Adds a block of N tokens, of which `seen` [N] count, to the running results.
+
+    Args:
+        queries: [BLOCK_D, Q].
+        keys, values: as `load_few` has them.
+        m, total, acc: [Q], [Q] and [BLOCK_D, Q]: highest score, sum of weights, weighted values.
+
+    Returns:
+        m, total and acc.
+    """
+    scores = tl.dot(keys.to(queries.dtype), queries, input_precision="ieee")
+    if SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
+        scale = 1.0
+    scale *= 1.4426950408889634
+    scores = tl.where(seen[:, None], scores, float("-inf"))
+    highest = tl.maximum(m, tl.max(scores, 0) * scale)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # nothing was seen so far
+    shrink = tl.exp2(m - shift)
+    weights = tl.exp2(scores * scale - shift[None, :])
+    total = total * shrink + tl.sum(weights, 0)
+    acc = acc * shrink[None, :] + tl.dot(values.to(queries.dtype), weights.to(queries.dtype), input_precision="ieee")
+    return highest, total, acc
+
+
+@triton.jit
+def attend_few(
+    queries, k, v, pages, page, start, end, m, total, acc, scale, softcap,
+    DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Adds the tokens from `start` to `end` to the running results, as `add_few`.
+
+    Args:
+        pages: of the sequence.
+        page: [BLOCK_N], `seen_page` of the first block.
+    """
+    n = tl.arange(0, BLOCK_N)
+    for at in range(start, end, BLOCK_N):
+        ahead = seen_page(pages, at + BLOCK_N + n, end, PAGE)
+        keys, values = load_few(k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D)
+        m, total, acc = add_few(queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP)
+        page = ahead
+    return m, total, acc
