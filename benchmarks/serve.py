@@ -248,7 +248,8 @@ class Line:
         self._open.add(task)
         there, back = await asyncio.open_connection(*self._target)
         try:
-            await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
+            with contextlib.suppress(asyncio.CancelledError):  # by `_end`: asyncio's server would print it
+                await asyncio.gather(self._carry(reader, back, count=True), self._carry(there, writer, count=False))
         finally:
             self._open.discard(task)
             for end in (writer, back):

@@ -29,7 +29,7 @@ from sglang_lite.server.openai import chat, completions, decisions, embeddings, 
 from sglang_lite.server.programs import program, rows
 from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
-from sglang_lite.server.settings import ServerSettings
+from sglang_lite.server.settings import ServerSettings, warn_of_strangers
 
 logger = logging.getLogger("sglang_lite.server")
 _IDLE_S = 75  # that a connection may be unused; a gateway drops its own sooner, and never finds one closed under it
@@ -149,6 +149,7 @@ def serve(
     """
     listening = listening or bound(settings.host, settings.port)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    warn_of_strangers(settings)
     with Engine(**engine_settings) as engine, contextlib.closing(listening):
         config = uvicorn.Config(
             application(engine, settings),

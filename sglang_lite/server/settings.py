@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.text.reasoning import format_of
 from sglang_lite.text.tool_formats import tool_format
+
+logger = logging.getLogger("sglang_lite.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,19 @@ class ServerSettings:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
             format_of(self.reasoning_parser)
+
+
+def warn_of_strangers(settings: ServerSettings) -> None:
+    """Logs a warning where other machines may reach the server, and no key is demanded of them."""
+    try:
+        alone = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:  # a name
+        alone = False
+    if not alone and not settings.api_key:
+        logger.warning(
+            "Whoever reaches %s can use the server: no key is demanded. Set --api-key, or --host 127.0.0.1.",
+            settings.host,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

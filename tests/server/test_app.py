@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from sglang_lite.server.app import ROUTES, application
 from sglang_lite.server.service import Service
-from sglang_lite.server.settings import ServerSettings
+from sglang_lite.server.settings import ServerSettings, warn_of_strangers
 
 NO_ENGINE: Any = None  # nothing here asks it
 FIXED = [(method, route) for route in ROUTES if "{" not in route.path for method in route.methods]
@@ -132,3 +132,16 @@ def test_the_lifespan_is_starlettes(monkeypatch):
 
     asyncio.run(run())
     assert told == ["start", "lifespan.startup.complete", "stop", "lifespan.shutdown.complete"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, False), ({"host": "::1"}, False), ({"host": "localhost"}, False), ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True), ({"host": "box.lan"}, True), ({"host": "0.0.0.0", "api_key": ("secret",)}, False),
+    ],
+)  # fmt: skip
+def test_a_server_that_strangers_can_use_warns(caplog, settings, warned):
+    warn_of_strangers(ServerSettings(**settings))
+    assert ("Set --api-key" in caplog.text) == warned
+    assert "secret" not in caplog.text

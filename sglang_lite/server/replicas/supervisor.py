@@ -22,7 +22,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied import TiedProcess
-from sglang_lite.server.settings import ReplicaSettings, ServerSettings
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_of_strangers
 
 logger = logging.getLogger("sglang_lite.server")
 
@@ -51,6 +51,7 @@ def serve(
         The exit status.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    warn_of_strangers(settings)
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:
         engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
