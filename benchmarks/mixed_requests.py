@@ -58,9 +58,9 @@ WORDS = [
 ]
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": POINT}}
-# `/start_profile` would write a folder.
+# `/start_profile` would write a folder, and without it there is nothing that `/stop_profile` could stop.
 GET, POST = (
-    [route.path for route in ROUTES if method in route.methods and route.path != "/start_profile"]
+    [route.path for route in ROUTES if method in route.methods and not route.path.endswith("_profile")]
     for method in ("GET", "POST")
 )
 BAD_BODIES = [
