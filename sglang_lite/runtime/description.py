@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +19,17 @@ from sglang_lite.runtime.encoding.bert_spec import BertSpec
 from sglang_lite.runtime.encoding.load import encoder_dtype
 from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.load import pick_device, precision
 from sglang_lite.runtime.models.config_fields import read_json
 from sglang_lite.runtime.models.fallback_config import FallbackSpec
+from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameters import head_name, parameters
+from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import read_quantisation
+from sglang_lite.runtime.models.weights.gguf_blocks import BITS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
 
@@ -183,7 +188,22 @@ class _Inquiry:
         if (source := self._source()) is not None:
             _take_all(spec, source)
             kept = source.in_8_bits if formats.keep_fp8 else 0
-            self._learn(loaded_bytes=(source.numbers - kept) * formats.weights.itemsize + kept)
+            blocks, bits = self._in_blocks(formats)
+            numbers = source.numbers - kept - blocks
+            self._learn(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
+
+    def _in_blocks(self, formats: Precision) -> tuple[int, int]:
+        """Numbers of matrices that stay in a file's blocks alone, and the bits that they take."""
+        assert self._headers is not None
+        # In bfloat16 they are decoded, too, for many rows.
+        if not formats.blocks or formats.weights != torch.float32 or block_library() is None:
+            return 0, 0
+        kept = [
+            (math.prod(header.shape), BITS[header.format])
+            for name, header in self._headers.items()
+            if header.format in BITS and len(header.shape) == 2 and fits(*header.shape) and ".experts." not in name
+        ]
+        return sum(count for count, _ in kept), int(sum(count * bits for count, bits in kept))
 
     def _fit_encoder(self, spec: EncoderSpec) -> None:
         device = pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")

@@ -5,6 +5,7 @@ Every class answers `linear(x)`: x [M, K] to [M, N]. Weights are packed once, at
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -188,14 +189,18 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
             at += len(rows)
 
 
+def block_library() -> ctypes.CDLL | None:
+    """Compiled products with blocks; None where the processor or a compiler is missing."""
+    return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
+
+
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """The product with matrices as a checkpoint has them, in blocks; None for others, and where the processor or a
-    compiler is missing."""
+    """The product with matrices as a checkpoint has them, in blocks; None for others, and without `block_library`."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
-    if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike) or not is_supported():
+    if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
         return None
-    library = cpu_library(SOURCE, cache_folder() / "compiled")
+    library = block_library()
     if library is None:
         return None
     products, start = [], 0
