@@ -20,7 +20,7 @@ from tests.lang.backends.native_server import CUT, DONE, STOP, NativeServer, eve
 from tests.server.conftest import serving
 from tests.waiting import until
 
-STREAMS = int(os.environ.get("SGLANG_LITE_STREAMS", "24"))
+STREAMS = int(os.environ.get("SGLANG_LITE_STREAMS", "12"))
 
 
 @pytest.fixture(scope="module")
