@@ -115,17 +115,18 @@ def _fastest(
         return Launch(queries, 128, 8, 2) if queries == 128 else Launch(queries, 64, 4, 3)
     if kernel == "prefix":
         return Launch(queries, 32, 8, 2) if wide else Launch(queries, 64, 4, 3)
+    # By four warps and more, products of more queries would be of warp groups: Triton 3.6 has some of them wrong.
+    eight = queries <= 8
     if wide:
-        return Launch(queries, 32, 4, 2)
+        return Launch(queries, 32, 4 if eight else 2, 2)
     if cached == 1:
-        few = 8 * rows * heads <= card.multiprocessors and not shared
+        few = eight and 8 * rows * heads <= card.multiprocessors and not shared
         return Launch(queries, 256, 8, 1, alone=True) if few else Launch(queries, 32, 1, 3)
     if shared:  # what finds room beside the prefix's programs
         return Launch(queries, 16, 1, 3)
     programs = rows * heads * 132 // card.multiprocessors
     if 384 <= programs < 1024 or (product and rows == 1):
-        # By four warps, products of more queries would be of warp groups: Triton 3.6 has some of them wrong.
-        return Launch(queries, 64, 2 if product or queries > 8 else 4, 2)
+        return Launch(queries, 64, 4 if eight and not product else 2, 2)
     # Small programs, of which a multiprocessor has room for several: while one waits, others work.
     return Launch(queries, 32, 1, 3)
 
