@@ -85,8 +85,8 @@ def test_one_that_is_not_ready_in_time_is_ended(folders):
         sgl.Runtime(launch_timeout=0.1, model_path=folders[0], **FLAGS)
 
 
-def test_shutdown_ends_the_process(folders):
-    runtime = sgl.Runtime(model_path=folders[0], **FLAGS)
+def test_shutdown_ends_the_process(runtime):
+    """The last test with this one."""
     runtime.shutdown()
     runtime.shutdown()
     ended(runtime.pid)
