@@ -123,7 +123,7 @@ def main() -> None:
         return
     bandwidth, rate = machine.read_bandwidth(), machine.matmul_rate()
     print(machine.describe())
-    print(f"memory reads {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e9:.0f} GFLOP/s")
+    print(f"memory reads {bandwidth / 1e9:.0f} GB/s, products {rate / 1e9:.0f} GFLOP/s")
     print(f"{'':24}{'batch':>6}{'prefill tok/s':>15}{'decode ms':>11}{'tok/s':>8}{'weights GB/s':>14}{'of reads':>10}")
     for name in options.systems:
         arguments = ["--child", name, "--new", str(options.new), "--batches", *map(str, options.batches)]

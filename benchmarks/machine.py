@@ -57,7 +57,8 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() * 4 / seconds(lambda: target.copy_(source))
 
 
-def matmul_rate(dtype: torch.dtype = torch.bfloat16) -> float:
-    """FLOP per second of a large product: the limit of prefill."""
+def matmul_rate() -> float:
+    """FLOP per second of a large product, of bfloat16 where there are units for it: the limit of prefill."""
+    dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001 # torch has no other name for it
     a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
     return 2 * 1024 * 2048 * 2048 / seconds(lambda: a @ b)
