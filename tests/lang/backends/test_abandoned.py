@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from api_server import Hold
 
+from tests.waiting import until
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks for open sockets in /proc")
 
 SCRIPT = """
@@ -78,15 +80,18 @@ assert program.run(backend=backend)["a"] == "ok"
 assert not none_but(before)
 held = program.run("hold", backend=kept)
 until(lambda: sockets() > before + 1)
+sys.stdin.read()  # until the server has the call: a socket is there before
 """
 
 
 def test_sockets_are_closed_without_a_word_and_nothing_holds_the_process(api):
     api.answers = {"Hi": "ok", "hold": Hold()}
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", SCRIPT, f"{api.url}/v1"],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
-    told = [line for line in done.stderr.splitlines() if not line.startswith("A program failed and nobody read it")]
-    assert (done.returncode, told) == (0, [])  # the one that was under way may be told of
+    until(lambda: process.poll() is not None or any("hold" in str(request.body) for request in api.requests))
+    _, errors = process.communicate(timeout=300)
+    told = [line for line in errors.splitlines() if not line.startswith("A program failed and nobody read it")]
+    assert (process.returncode, told) == (0, [])  # the one that was under way may be told of
     assert api.hung_up.wait(30)
