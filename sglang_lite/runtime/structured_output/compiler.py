@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 CACHED = 1024  # grammars
-CACHED_BYTES = 64 << 20  # of all but the newest, whose future is not done yet
+CACHED_BYTES = 128 << 20  # of all but the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
 _BLANKS = " \t\r\n"

@@ -21,7 +21,7 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.formal.lengths import longest_forced
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.language import language_of
-from sglang_lite.constraints.memo import BoundedCache, size_of
+from sglang_lite.constraints.memo import BoundedCache, allocated, size_of
 from sglang_lite.protocol import Constraint, ConstraintError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
@@ -31,7 +31,7 @@ from sglang_lite.runtime.structured_output.unique_names import EndingTokens, byt
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_BYTES = 100_000
+_BYTES = 100_000  # of a parser, and more for each character: where it was not measured
 
 # Sets of tokens that are allowed or refused as a whole: inside a string of at most n characters those within what is
 # left. llguidance's own are 10 and 30, so that most of a short string is walked token by token.
@@ -60,10 +60,12 @@ class Prepared:
         text: the grammar in llguidance's notation.
         language: the language that it describes; pickled where it comes from another process, as most are never looked
             at, and making its objects would hold up the loop.
+        parser_bytes: that a parser of it was seen to take; 0: not known.
     """
 
     text: str
     language: Language | bytes
+    parser_bytes: int = 0
 
 
 class LlguidanceMatcher:
@@ -180,7 +182,8 @@ class LlguidanceGrammar:
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
-        self.size = lines * (_BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)) + size_of(prepared.language)
+        parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
+        self.size = lines * parser + size_of(prepared.language)
         self._starts = [(object(), start)]  # the lines, and their parsers
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
         self._shared = False  # there were matchers enough
@@ -261,8 +264,11 @@ class LlguidanceEngine:
     def prepare(self, constraint: Constraint) -> Prepared:
         """The grammar's text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
         prepared = _prepared(constraint)
-        self.load(prepared)
-        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5))
+        before = allocated()
+        loaded = self.load(prepared)
+        taken = allocated() - before  # nothing else runs in a worker
+        del loaded
+        return replace(prepared, language=pickle.dumps(prepared.language, protocol=5), parser_bytes=max(taken, 0))
 
     def load(self, prepared: Prepared) -> LlguidanceGrammar:
         began = time.perf_counter()

@@ -1,6 +1,7 @@
 """Constraints compiled by an engine: by which backend, within limits, once, and without harm to anyone else."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
+from sglang_lite.constraints.memo import allocated
 from sglang_lite.engine.engine import Engine
 from sglang_lite.engine.server_args import engine_settings
 from sglang_lite.program.nodes import Gen, Program, Text
@@ -372,6 +374,22 @@ def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
             with pytest.raises(ConstraintError):
                 engine.complete("ab", PARAMS, Regex("a" * 60_000 + str(i)))
         assert 60_000 < compiler.cached_bytes < 300_000
+
+
+@pytest.mark.skipif(not allocated(), reason="the C library does not tell what is allocated")
+def test_kept_grammars_count_with_what_they_were_seen_to_take():
+    """By its text, of 3,000 characters, this one would count with an eighth of what it takes."""
+    schema: object = {"type": "string", "maxLength": 10**6}
+    for _ in range(6):
+        schema = {"anyOf": [{"type": "array", "items": schema, "minItems": 20, "maxItems": 10**4}, schema]}
+    constraint = JsonSchema(json.dumps(schema))
+    with make() as engine:
+        compiler = engine.core.compiler
+        compiler.request(constraint).result()
+        before, counted = allocated(), compiler.cached_bytes
+        others = [compiler.build(constraint) for _ in range(20)]
+        taken = (allocated() - before) / len(others)
+        assert 0.5 * taken < counted < 2 * taken
 
 
 @pytest.mark.parametrize("bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"])
