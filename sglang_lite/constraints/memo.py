@@ -143,10 +143,8 @@ def trim() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    _names = "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
 
 
 def allocated() -> int:
