@@ -6,11 +6,13 @@
 // inputs, which one instruction multiplies and adds. `block_product.py` has what each function does.
 
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <immintrin.h>
 
-static const int BLOCK = 32;  // inputs with one scale
+#include "bf16.h"
+#include "block_product.h"
+
+static const int AHEAD = 1024;  // bytes
 
 // What a processor has for vectors of LANES numbers of 32 bits, or twice as many of 16.
 
@@ -100,59 +102,35 @@ struct Block8WithMinimum : Block8<1> {
     void put_minimum(int lane, uint16_t value) { minimum[lane] = value; }
 };
 
-struct bf16 {
-    uint16_t bits;
-    operator float() const {
-        uint32_t wide = uint32_t(bits) << 16;
-        float x;
-        std::memcpy(&x, &wide, 4);
-        return x;
-    }
-    bf16() = default;
-    bf16(float x) {
-        uint32_t wide;
-        std::memcpy(&wide, &x, 4);
-        bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-    }
-};
-
-struct Product {
-    const void *x, *blocks, *bias;  // [rows, inputs], [outputs / LANES, inputs / BLOCK], [outputs] or null
-    void *out;                      // [rows, outputs]
-    int64_t rows, outputs;
-    int inputs;
-    // Of activations [rows, inputs], and of each BLOCK of them.
-    int16_t *integers;
-    float *scale, *sum;
-};
-
 template <class A>
-static void to_integers(const Product &p, int64_t from, int64_t to) {
+static void round(const void *x, int64_t from, int64_t to, Integers out) {
     for (int64_t block = from; block < to; block++) {
-        const A *x = static_cast<const A *>(p.x) + block * BLOCK;
-        int16_t *out = p.integers + block * BLOCK;
+        const A *of = static_cast<const A *>(x) + block * BLOCK;
+        int16_t *numbers = out.numbers + block * BLOCK;
         float in[BLOCK], highest = 0, sum = 0;
-        for (int i = 0; i < BLOCK; i++) in[i] = x[i];
+        for (int i = 0; i < BLOCK; i++) in[i] = of[i];
         for (int i = 0; i < BLOCK; i++) highest = std::fabs(in[i]) > highest ? std::fabs(in[i]) : highest;
         for (int i = 0; i < BLOCK; i++) sum += in[i];
         float factor = highest > 0 ? 32767 / highest : 0;
-        for (int i = 0; i < BLOCK; i++) out[i] = int16_t(int32_t(in[i] * factor + (in[i] < 0 ? -0.5f : 0.5f)));
-        p.scale[block] = highest / 32767;
-        p.sum[block] = sum;
+        for (int i = 0; i < BLOCK; i++) numbers[i] = int16_t(int32_t(in[i] * factor + (in[i] < 0 ? -0.5f : 0.5f)));
+        out.scale[block] = highest / 32767;
+        out.sum[block] = sum;
     }
 }
 
 // R rows times LANES outputs.
 template <int R, class Block, class A>
-static inline void multiply(const Product &p, int64_t row, int64_t group) {
-    int count = p.inputs / BLOCK;
-    const Block *blocks = static_cast<const Block *>(p.blocks) + group * count;
-    const int16_t *x = p.integers + row * p.inputs;
-    const float *scale = p.scale + row * count, *sum = p.sum + row * count;
+static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, void *out, int64_t apart, int64_t group) {
+    int64_t inputs = matrix.inputs, count = inputs / BLOCK;
+    const Block *blocks = static_cast<const Block *>(matrix.blocks) + group * count;
+    const int16_t *x = rows.numbers + row * inputs;
+    const float *scale = rows.scale + row * count, *sum = rows.sum + row * count;
     Floats sums[R];
     for (int r = 0; r < R; r++) sums[r] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
         const Block &w = blocks[b];
+        for (size_t at = 0; at < sizeof(Block); at += 64)  // processors look ahead within 4 KB alone
+            __builtin_prefetch(reinterpret_cast<const char *>(&w) + AHEAD + at);
         Floats least = w.least();
         for (int r = 0; r < R; r++) sums[r] = fma(least, all(sum[r * count + b]), sums[r]);
 #pragma GCC unroll 1
@@ -164,7 +142,7 @@ static inline void multiply(const Product &p, int64_t row, int64_t group) {
                 Ints w0 = w.template pairs<0>(i), w1 = w.template pairs<1>(i);
                 Ints w2 = w.template pairs<2>(i), w3 = w.template pairs<3>(i);
                 for (int r = 0; r < R; r++) {
-                    const int16_t *pairs = x + r * int64_t(p.inputs) + 8 * i;
+                    const int16_t *pairs = x + r * inputs + 8 * i;
                     products[r] = add_pairs(products[r], w0, spread(pairs));
                     products[r] = add_pairs(products[r], w1, spread(pairs + 2));
                     products[r] = add_pairs(products[r], w2, spread(pairs + 4));
@@ -176,51 +154,45 @@ static inline void multiply(const Product &p, int64_t row, int64_t group) {
                 sums[r] = fma(as_floats(products[r]) * factor, all(scale[r * count + b]), sums[r]);
         }
     }
-    const A *bias = p.bias ? static_cast<const A *>(p.bias) + group * LANES : nullptr;
+    const A *bias = matrix.bias ? static_cast<const A *>(matrix.bias) + group * LANES : nullptr;
     for (int r = 0; r < R; r++) {
         float y[LANES];
         store(y, sums[r]);
-        A *out = static_cast<A *>(p.out) + (row + r) * p.outputs + group * LANES;
-        for (int i = 0; i < LANES; i++) out[i] = A(bias ? y[i] + float(bias[i]) : y[i]);
+        A *to = static_cast<A *>(out) + (row + r) * apart + group * LANES;
+        for (int i = 0; i < LANES; i++) to[i] = A(bias ? y[i] + float(bias[i]) : y[i]);
     }
-}
-extern "C" {
-int omp_get_thread_num();
-int omp_get_num_threads();
-void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags);
-}
-
-template <class A>
-static void share_integers(void *data) {
-    const auto &p = *static_cast<const Product *>(data);
-    int64_t blocks = p.rows * p.inputs / BLOCK, thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    to_integers<A>(p, blocks * thread / threads, blocks * (thread + 1) / threads);
 }
 
 template <class Block, class A>
+static void multiply_rows(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t from,
+                          int64_t to) {
+    for (int64_t group = from / LANES; group < to / LANES; group++) {
+        int64_t row = 0;
+        for (; row + 8 <= rows; row += 8) multiply<8, Block, A>(matrix, x, row, out, apart, group);
+        for (; row + 4 <= rows; row += 4) multiply<4, Block, A>(matrix, x, row, out, apart, group);
+        for (; row + 2 <= rows; row += 2) multiply<2, Block, A>(matrix, x, row, out, apart, group);
+        for (; row < rows; row++) multiply<1, Block, A>(matrix, x, row, out, apart, group);
+    }
+}
+
+struct Product {
+    const Matrix &matrix;
+    const void *x;
+    void *out;
+    int64_t rows;
+    Integers integers;
+};
+
+static void share_rounding(void *data) {
+    const auto &p = *static_cast<const Product *>(data);
+    Share blocks(p.rows * p.matrix.inputs / BLOCK);
+    p.matrix.round(p.x, blocks.from, blocks.to, p.integers);
+}
+
 static void share_outputs(void *data) {
     const auto &p = *static_cast<const Product *>(data);
-    int64_t groups = p.outputs / LANES, thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; group++) {
-        int64_t row = 0;
-        for (; row + 8 <= p.rows; row += 8) multiply<8, Block, A>(p, row, group);
-        for (; row + 4 <= p.rows; row += 4) multiply<4, Block, A>(p, row, group);
-        for (; row + 2 <= p.rows; row += 2) multiply<2, Block, A>(p, row, group);
-        for (; row < p.rows; row++) multiply<1, Block, A>(p, row, group);
-    }
-}
-
-template <class Block, class A>
-static void product(const A *x, const Block *blocks, const A *bias, A *out, int64_t rows, int inputs, int64_t outputs,
-                    float *room, int threads) {
-    int64_t count = rows * inputs / BLOCK;
-    Product p{x, blocks, bias, out, rows, outputs, inputs, reinterpret_cast<int16_t *>(room + 2 * count), room,
-              room + count};
-    if (rows < 8)
-        to_integers<A>(p, 0, count);
-    else
-        GOMP_parallel(share_integers<A>, &p, threads, 0);
-    GOMP_parallel(share_outputs<Block, A>, &p, threads, 0);
+    Share outputs(p.matrix.outputs, LANES);
+    p.matrix.multiply(p.matrix, p.integers, p.rows, p.out, p.matrix.outputs, outputs.from, outputs.to);
 }
 
 template <class Block>
@@ -239,18 +211,18 @@ static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimu
         }
 }
 
-#define OF(Block, name)                                                                                             \
-    void pack_##name(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs, \
-                     Block *out) {                                                                                  \
-        pack(q, scale, minimum, outputs, inputs, out);                                                              \
-    }                                                                                                               \
-    void product_##name##_float32(const float *x, const Block *blocks, const float *bias, float *out, int64_t rows, \
-                                  int inputs, int64_t outputs, float *room, int threads) {                          \
-        product(x, blocks, bias, out, rows, inputs, outputs, room, threads);                                        \
-    }                                                                                                               \
-    void product_##name##_bfloat16(const bf16 *x, const Block *blocks, const bf16 *bias, bf16 *out, int64_t rows,   \
-                                   int inputs, int64_t outputs, float *room, int threads) {                         \
-        product(x, blocks, bias, out, rows, inputs, outputs, room, threads);                                        \
+#define OF(Block, name)                                                                                              \
+    void pack_##name(const uint8_t *q, const uint16_t *scale, const uint16_t *minimum, int64_t outputs, int inputs,  \
+                     Block *out) {                                                                                   \
+        pack(q, scale, minimum, outputs, inputs, out);                                                               \
+    }                                                                                                                \
+    void multiply_##name##_float32(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart,         \
+                                   int64_t from, int64_t to) {                                                       \
+        multiply_rows<Block, float>(matrix, x, rows, out, apart, from, to);                                          \
+    }                                                                                                                \
+    void multiply_##name##_bfloat16(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart,        \
+                                    int64_t from, int64_t to) {                                                      \
+        multiply_rows<Block, bf16>(matrix, x, rows, out, apart, from, to);                                           \
     }
 
 extern "C" {
@@ -258,4 +230,17 @@ OF(Block4, 4)
 OF(Block8<1>, 8)
 OF(Block8<2>, 8_halves)
 OF(Block8WithMinimum, 8_minimum)
+
+void round_float32(const void *x, int64_t from, int64_t to, Integers out) { round<float>(x, from, to, out); }
+void round_bfloat16(const void *x, int64_t from, int64_t to, Integers out) { round<bf16>(x, from, to, out); }
+
+void product(const Matrix *matrix, const void *x, void *out, int64_t rows, float *room, int threads) {
+    int64_t count = rows * matrix->inputs / BLOCK;
+    Product p{*matrix, x, out, rows, {reinterpret_cast<int16_t *>(room + 2 * count), room, room + count}};
+    if (rows < 8)
+        matrix->round(x, 0, count, p.integers);
+    else
+        GOMP_parallel(share_rounding, &p, threads, 0);
+    GOMP_parallel(share_outputs, &p, threads, 0);
+}
 }

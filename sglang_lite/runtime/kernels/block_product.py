@@ -28,8 +28,21 @@ def fits(outputs: int, inputs: int) -> bool:
     return outputs % _OUTPUTS == 0 and inputs % _BLOCK == 0
 
 
+class Matrix(ctypes.Structure):
+    """`Matrix` of block_product.h."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("round", "multiply", "blocks", "bias")),
+        ("outputs", _LONG),
+        ("inputs", _LONG),
+    ]
+
+
 class BlockProduct:
     """
+    Attributes:
+        matrices: for the C++ that multiplies, by the format of activations, which is the bias's.
+
     Args:
         library: of `block_product.cpp`.
         q: uint8 [N, K] 0 … 15, or int8 [N, K]; K is a multiple of 32.
@@ -57,10 +70,15 @@ class BlockProduct:
         size = q.numel() // 32 * numbers + sum(x.nbytes for x in halves if x is not None)
         self._blocks = torch.empty(size, dtype=torch.uint8)
         self._bias = bias
-        self._run = {}
-        for dtype in (torch.float32, torch.bfloat16):
-            run = self._run[dtype] = library[f"product_{kind}_{str(dtype).removeprefix('torch.')}"]
-            run.argtypes = [*[_POINTER] * 4, _LONG, _INT, _LONG, _POINTER, _INT]
+        self.matrices = {
+            dtype: Matrix(
+                _function(library, f"round_{name}"), _function(library, f"multiply_{kind}_{name}"),
+                self._blocks.data_ptr(), _address(bias), *q.shape,
+            )
+            for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16"))
+        }  # fmt: skip
+        self._run = library["product"]
+        self._run.argtypes = [ctypes.POINTER(Matrix), _POINTER, _POINTER, _LONG, _POINTER, _INT]
         pack = library[f"pack_{kind}"]
         pack.argtypes = [*[_POINTER] * 3, _LONG, _INT, _POINTER]
         pack(q.contiguous().data_ptr(), *map(_address, halves), self._outputs, self._inputs, self._blocks.data_ptr())
@@ -69,11 +87,13 @@ class BlockProduct:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty((rows, self._outputs))
         room = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # for integers, scales and sums
-        self._run[x.dtype](
-            x.data_ptr(), self._blocks.data_ptr(), _address(self._bias), out.data_ptr(), rows, self._inputs,
-            self._outputs, room.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+        matrix = self.matrices[x.dtype]
+        self._run(matrix, x.data_ptr(), out.data_ptr(), rows, room.data_ptr(), torch.get_num_threads())
         return out
+
+
+def _function(library: ctypes.CDLL, name: str) -> int | None:
+    return ctypes.cast(library[name], _POINTER).value
 
 
 def _address(x: torch.Tensor | None) -> int | None:

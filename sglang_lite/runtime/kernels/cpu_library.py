@@ -42,7 +42,7 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
     if compiler is None or sys.platform == "win32":
         logger.info("there is no C++ compiler: few rows on a CPU are decoded by torch's operators, which is slower.")
         return None
-    digest = hashlib.sha256(source.read_bytes())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))))
     digest.update(repr((_FLAGS, os.path.realpath(compiler), _processor())).encode())
     library = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     try:

@@ -8,8 +8,10 @@ A tensor is [T, …] and contiguous, in the format of activations, unless it is 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any  # ctypes has no name for what arguments may be
 
 import torch
 
@@ -22,6 +24,11 @@ FORMATS = {
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
 }  # of activations, and of keys and values
+
+
+ATTENTION: list[Any] = [  # arguments
+    _POINTER, _LONG, _POINTER, _POINTER, _LONG, *[_POINTER] * 3, *[_INT] * 6, _FLOAT, _POINTER,
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class FewTokens:
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
-        one, both = _name(activations), f"{_name(activations)}_{_name(cache)}"
+        one, both = name_of(activations), f"{name_of(activations)}_{name_of(cache)}"
         self._add_norm, self._silu_mul = library[f"add_norm_{one}"], library[f"silu_mul_{one}"]
         self._turn_store, self._attend = library[f"turn_store_{both}"], library[f"attend_{both}"]
         self._add_norm.argtypes = [_POINTER] * 4 + [_INT, _INT, _FLOAT]
@@ -85,9 +92,7 @@ class FewTokens:
         self._turn_store.argtypes = [
             *[_POINTER] * 3, _FLOAT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, *[_INT] * 4,
         ]  # fmt: skip
-        self._attend.argtypes = [
-            _POINTER, _LONG, _POINTER, _POINTER, _LONG, *[_POINTER] * 3, *[_INT] * 5, _FLOAT, *[_POINTER] * 3,
-        ]  # fmt: skip
+        self._attend.argtypes = ATTENTION
 
     def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Adds `added` to x, in place, and returns its RMS norm."""
@@ -144,20 +149,33 @@ class FewTokens:
     ) -> torch.Tensor:
         """Attention [T, heads, head_dim] of queries q, as `turn_store` returns them, over what each token reads: of
         that, where there is a window, over so many last ones."""
-        count, heads, size = q.shape
-        kv_heads, slots, _ = keys.shape
-        group = heads // kv_heads
-        out = q.new_empty((count, heads, size))
-        room = torch.empty(group * (reads.longest + size))  # for scores, and for sums
-        self._attend(
-            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), slots, reads.addresses.data_ptr(),
-            reads.firsts.data_ptr(), reads.lengths.data_ptr(), window or 0, count, heads, kv_heads, size, scale,
-            room.data_ptr(), room.data_ptr() + group * reads.longest * room.itemsize, out.data_ptr(),
-        )  # fmt: skip
-        return out
+        return attended(self._attend, q, keys, values, reads, window, scale)
 
 
-def _name(dtype: torch.dtype) -> str:
+def attended(
+    run: Callable[..., None],
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    reads: Reads,
+    window: int | None,
+    scale: float,
+    *threads: int,
+) -> torch.Tensor:
+    """`FewTokens.attend` by a function that takes `ATTENTION`, and how many threads where it has some."""
+    count, heads, size = q.shape
+    kv_heads, slots, _ = keys.shape
+    out = q.new_empty((count, heads, size))
+    run(
+        q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), slots, reads.addresses.data_ptr(),
+        reads.firsts.data_ptr(), reads.lengths.data_ptr(), reads.longest, window or 0, count, heads, kv_heads, size,
+        scale, out.data_ptr(), *threads,
+    )  # fmt: skip
+    return out
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A format's name in names of functions."""
     return str(dtype).removeprefix("torch.")
 
 

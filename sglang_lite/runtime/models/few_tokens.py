@@ -9,9 +9,12 @@ import torch
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, Reads
+from sglang_lite.runtime.kernels.few_tokens_step import BLOCK, PARTS, FewTokensTogether, StepLayer, StepLayers
+from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.models.layers.experts import FeedForward
+from sglang_lite.runtime.models.layers.linear import products_of
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.resolve import cache_folder
@@ -20,6 +23,8 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec,
 # Gates of a layer, and numbers beside them, of all tokens, up to which one thread computes what is between products in
 # less time than torch takes to call its operators: a third of a millisecond a layer.
 _MOST_NUMBERS = 1 << 17
+# Tokens up to which layers in one call, where each thread norms all of them, take less time than torch's operators.
+_MOST_IN_ONE_CALL = 64
 # Numbers of keys and values, times threads, that one thread reads in less time than all begin to read them together.
 _READ_ALONE = 1 << 23
 
@@ -28,21 +33,31 @@ class FewTokensStep:
     """
     Args:
         operators: compiled for the formats of the model.
+        together: alike, on all threads; None where there is none.
         layers: of the model, of whose spec `few_tokens_step` has made sure.
         norm: weight of the norm behind them.
         eps: of all norms.
     """
 
-    def __init__(self, operators: FewTokens, layers: list[Layer], norm: torch.Tensor, eps: float) -> None:
-        self._run, self._layers, self._last_norm, self._eps = operators, layers, norm, eps
+    def __init__(
+        self,
+        operators: FewTokens,
+        together: FewTokensTogether | None,
+        layers: list[Layer],
+        norm: torch.Tensor,
+        eps: float,
+    ) -> None:
+        self._run, self._together = operators, together
+        self._layers, self._last_norm, self._eps = layers, norm, eps
         largest = max(
             layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
         )
         self._most = max(_MOST_NUMBERS // (2 * largest), 1)
+        self._in_one_call, self._most_in_one_call = _in_one_call(layers, norm, eps) if together else (None, 0)
 
     def takes(self, plan: AttentionPlan) -> bool:
         """Tells whether it computes a batch."""
-        return len(plan.store_at) <= self._most and not plan.groups
+        return len(plan.store_at) <= max(self._most, self._most_in_one_call) and not plan.groups
 
     def __call__(
         self, x: torch.Tensor, turns: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
@@ -54,6 +69,8 @@ class FewTokensStep:
             plan: that `takes` takes.
         """
         run, reads, added = self._run, Reads.of(plan), None
+        if self._together and self._in_one_call and len(x) <= self._most_in_one_call:
+            return self._together.run(self._in_one_call, x, turns, plan.store_at, reads, cache)
         tokens = int(reads.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp, spec = layer.feed_forward, layer.spec.attention
@@ -69,6 +86,8 @@ class FewTokensStep:
             read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
             if 2 * read * q[0].numel() * torch.get_num_threads() <= _READ_ALONE:
                 seen = run.attend(q, keys, values, reads, spec.window, spec.scale)
+            elif self._together:
+                seen = self._together.attend(q, keys, values, reads, spec.window, spec.scale)
             else:
                 seen = attention(q, cache, i, plan, scale=spec.scale, window=spec.window)
             added = layer.output(seen.reshape(len(x), -1))
@@ -86,8 +105,36 @@ def few_tokens_step(
     formats = precision.compute, precision.cache
     if device.type != "cpu" or not common or precision.one_path or formats not in FORMATS:
         return None
-    library = cpu_library(SOURCE, cache_folder() / "compiled", ctypes.PyDLL)
-    return None if library is None else FewTokensStep(FewTokens(library, *formats), layers, norm, spec.rms_eps)
+    folder = cache_folder() / "compiled"
+    library = cpu_library(SOURCE, folder, ctypes.PyDLL)
+    if library is None:
+        return None
+    threaded = cpu_library(STEP, folder)
+    together = None if threaded is None else FewTokensTogether(threaded, *formats)
+    return FewTokensStep(FewTokens(library, *formats), together, layers, norm, spec.rms_eps)
+
+
+def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> tuple[StepLayers | None, int]:
+    """The layers for one call, and up to how many tokens; None where they are unlike, or products not with blocks."""
+    made, most, shapes = [], _MOST_IN_ONE_CALL, set()
+    for layer in layers:
+        mlp, spec = layer.feed_forward, layer.spec.attention
+        assert isinstance(mlp, FeedForward)
+        assert isinstance(mlp.spec, DenseSpec)
+        assert isinstance(spec, AttentionSpec)
+        products, rows = zip(*map(products_of, (layer.qkv, layer.output, mlp.gate_up, mlp.down)))
+        if not all(1 <= len(parts) <= PARTS for parts in products) or spec.key_size % BLOCK:
+            return None, 0
+        norms = layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm
+        made.append(
+            StepLayer.of(products, norms, dtype=norm.dtype, window=spec.window, table=layer.rope, scale=spec.scale)
+        )
+        most = min(most, *rows)
+        shapes.add((spec.heads, spec.kv_heads, spec.key_size, mlp.spec.size))
+    if len(shapes) > 1:
+        return None, 0
+    ((heads, _, _, gates),) = shapes
+    return StepLayers((StepLayer * len(made))(*made), norm, eps, heads, gates), most
 
 
 def _is_common(layer: LayerSpec) -> bool:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
 from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, Reads
+from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
+from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
@@ -24,6 +26,11 @@ def library(tmp_path_factory):
     if found is None:
         pytest.skip("no C++ compiler")
     return found
+
+
+@pytest.fixture(scope="module")
+def threaded(tmp_path_factory, library):
+    return cpu_library(STEP, tmp_path_factory.mktemp("threaded"))
 
 
 @pytest.fixture(params=sorted(FORMATS, key=str), ids=str)
@@ -117,6 +124,23 @@ def test_attend(library, formats, plan, window):
     found = FewTokens(library, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("plan", ROWS.values(), ids=list(ROWS))
+def test_threads_attend_as_one_does(library, threaded, formats, plan, window, threads):
+    activations, kept = formats
+    k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
+    q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
+    expected = FewTokens(library, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = FewTokensTogether(threaded, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
+    finally:
+        torch.set_num_threads(before)
+    assert close(found, expected, activations)
 
 
 def test_a_library_is_compiled_once_and_found_again(tmp_path, library):

@@ -4,12 +4,17 @@ import shutil
 
 import pytest
 import torch
+import transformers
 
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.few_tokens import FewTokens
+from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models import decoder, few_tokens
+from sglang_lite.runtime.models import decoder, few_tokens, reader
+from sglang_lite.runtime.models.layers import linear
+from sglang_lite.runtime.models.weights.source import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
 from tests.runtime.models.zoo import tiny
 
@@ -42,13 +47,13 @@ def steps(monkeypatch):
 
 
 def hidden(folder, dtype, slots, **settings):
-    """Of nine tokens in one step, and of four in one each."""
+    """Of eight tokens in one step, and of four in one each."""
     model = load_model(EngineConfig(str(folder), device="cpu", dtype=dtype, **settings), folder, iter).model
     cache = model.allocate_cache(SLOTS)
-    ids = torch.arange(13) * 7 % VOCAB
+    ids = torch.arange(12) * 7 % VOCAB
     found = []
     with torch.inference_mode():
-        for start, end in ((0, 9), (9, 10), (10, 11), (11, 12), (12, 13)):
+        for start, end in ((0, 8), (8, 9), (9, 10), (10, 11), (11, 12)):
             read_at = slice(slots.start, slots.start + end) if isinstance(slots, slice) else slots[:end]
             store_at = torch.arange(SLOTS)[slots][start:end]
             plan = AttentionPlan(store_at, (), (ExtendRow(0, end - start, read_at),))
@@ -72,10 +77,13 @@ def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkey
     assert (found - expected).norm() <= limit * expected.norm()
 
 
-def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch):
+@pytest.mark.parametrize("threaded", [True, False])
+def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch, threaded):
     whole = hidden(folders["qwen3"], "float32", slice(0, SLOTS))
     monkeypatch.setattr(few_tokens, "_READ_ALONE", 0)
     monkeypatch.delattr(FewTokens, "attend")
+    if not threaded:
+        monkeypatch.setattr(few_tokens, "FewTokensTogether", lambda *_: None)
     assert torch.allclose(hidden(folders["qwen3"], "float32", slice(0, SLOTS)), whole, atol=1e-4)
     assert len(steps) == 2 * 5 * 2
 
@@ -95,3 +103,73 @@ def test_models_of_other_kinds_have_torch_operators(folders, steps, kind):
 def test_rows_that_must_not_depend_on_others_have_torch_operators(folders, steps):
     hidden(folders["llama"], "float32", slice(0, SLOTS), deterministic=True)
     assert not steps
+
+
+SHAPE = {
+    "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": VOCAB,
+    "num_hidden_layers": 2, "initializer_range": 0.1,
+}  # fmt: skip
+IN_BLOCKS = {
+    "llama": transformers.LlamaConfig(**SHAPE),
+    "qwen2": transformers.Qwen2Config(**SHAPE),  # with biases
+    "qwen3": transformers.Qwen3Config(**SHAPE, head_dim=64),  # with norms of heads
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=4),
+}
+
+
+@pytest.fixture(scope="module")
+def folders_of_blocks(tmp_path_factory):
+    torch.manual_seed(0)
+    return {
+        kind: save(randomise(transformers.AutoModelForCausalLM.from_config(config)), tmp_path_factory.mktemp(kind))
+        for kind, config in IN_BLOCKS.items()
+    }
+
+
+def in_blocks(matrix, bits):
+    """A matrix in blocks of 32 inputs, as GGUF files have them."""
+    whole = linear.stacked([matrix], torch.float32)
+    of, most = whole.view(len(whole), -1, 32), 2**bits - 1
+    minimum = of.amin(-1)
+    scale = ((of.amax(-1) - minimum) / most).half().float()
+    q = ((of - minimum.unsqueeze(-1)) / scale.unsqueeze(-1)).round().clamp(0, most).view(whole.shape)
+    if bits == 4:
+        return Blocks(q.to(torch.uint8), scale, minimum)
+    return Blocks((q - 128).to(torch.int8), scale, minimum + 128 * scale)
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Matrices of layers in blocks, those behind the second of a product in other ones."""
+
+    def make_linear(parts, *rest, **settings):
+        parts = [in_blocks(part, 4 if i < 2 else 8) for i, part in enumerate(parts)]
+        return linear.make_linear(parts, *rest, **{**settings, "blocks": True})
+
+    monkeypatch.setattr(reader, "make_linear", make_linear)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Tokens of the steps that were one call."""
+    tokens = []
+
+    def run(self, model, x, *rest):
+        tokens.append(len(x))
+        return in_one_call(self, model, x, *rest)
+
+    in_one_call = FewTokensTogether.run
+    monkeypatch.setattr(FewTokensTogether, "run", run)
+    return tokens
+
+
+@pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
+@pytest.mark.parametrize("slots", [slice(5, SLOTS), torch.arange(SLOTS).int() * 7 % SLOTS], ids=["slice", "anywhere"])
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, slots):
+    found = hidden(folders_of_blocks[kind], dtype, slots)
+    assert calls == [8, 1, 1, 1, 1]
+    monkeypatch.setattr(decoder, "few_tokens_step", lambda *_: None)
+    expected = hidden(folders_of_blocks[kind], dtype, slots)
+    assert (found - expected).norm() <= limit * expected.norm()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -211,7 +213,28 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
         minimum = torch.cat(minima) if minima else None
         products.append(BlockProduct(library, q, scale, minimum, None if bias is None else bias[start:end]))
         start = end
-    return products[0] if len(products) == 1 else lambda x: torch.cat([product(x) for product in products], 1)
+    return products[0] if len(products) == 1 else StackedProducts(tuple(products))
+
+
+@dataclass(frozen=True, slots=True)
+class StackedProducts:
+    """Products along the outputs of one linear layer, in blocks of different kinds."""
+
+    products: tuple[BlockProduct, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([product(x) for product in self.products], 1)
+
+
+def products_of(linear: Linear) -> tuple[tuple[BlockProduct, ...], int]:
+    """The products with blocks that a linear layer is, along its outputs, and up to how many rows it takes them; 0 rows
+    where it has others."""
+    if isinstance(linear, Bf16Linear) and linear.few is not None:
+        products, rows = products_of(linear.few)
+        return products, min(rows, linear.few_rows)
+    if isinstance(linear, BlockProduct):
+        return (linear,), sys.maxsize
+    return (linear.products, sys.maxsize) if isinstance(linear, StackedProducts) else ((), 0)
 
 
 def block_head(weight: Weight) -> Linear | None:

@@ -1,0 +1,41 @@
+// What a product of `block_product.cpp` is of.
+
+#pragma once
+
+#include <cstdint>
+
+static const int BLOCK = 32;  // inputs with one scale
+
+// Activations [rows, inputs] as 16-bit integers, with the scale and the sum of each BLOCK of a row.
+struct Integers {
+    int16_t *numbers;
+    float *scale, *sum;
+};
+
+// A matrix [outputs, inputs] in blocks, for activations of one format; or some outputs of one.
+struct Matrix {
+    void (*round)(const void *x, int64_t from, int64_t to, Integers out);  // blocks of x from … to
+    // Outputs from … to, which are multiples of 16, of rows that lie `apart`.
+    void (*multiply)(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t from, int64_t to);
+    const void *blocks, *bias;  // [outputs / LANES, inputs / BLOCK]; [outputs] or null
+    int64_t outputs, inputs;
+};
+
+extern "C" {
+int omp_get_thread_num();
+int omp_get_num_threads();
+void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned flags);
+void GOMP_barrier();
+}
+
+// The part of `count` things, in units of `unit` of them, that this thread takes.
+struct Share {
+    int64_t from, to;
+    explicit Share(int64_t count, int64_t unit = 1) {
+        int64_t units = (count + unit - 1) / unit, thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        from = units * thread / threads * unit;
+        to = units * (thread + 1) / threads * unit;
+        if (to > count) to = count;
+        if (from > count) from = count;
+    }
+};
