@@ -43,6 +43,11 @@ class Bucket:
         self.level -= amount
         return max(0.0, -self.level * 60 / self.per_minute)
 
+    def give_back(self, amount: float) -> None:
+        """Returns an amount that was taken and not used."""
+        if self.per_minute is not None:
+            self.level = min(self.per_minute, self.level + min(amount, self.per_minute))
+
     def limit(self, per_minute: float, now: float) -> None:
         """Sets the limit. A new bucket is full."""
         if self.per_minute is None:
@@ -94,10 +99,15 @@ class RateLimit:
         now = self.now()
         left = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
         waited = 0.0
-        while left > 0:
-            await self.sleep(left)
-            waited += left
-            left = self._paused_until - self.now()  # somebody else may have been told to wait meanwhile
+        try:
+            while left > 0:
+                await self.sleep(left)
+                waited += left
+                left = self._paused_until - self.now()  # somebody else may have been told to wait meanwhile
+        except BaseException:  # the call is not made
+            self._requests.give_back(1)
+            self._tokens.give_back(tokens)
+            raise
         return waited
 
     def heard(self, status: int, headers: Mapping[str, str]) -> None:

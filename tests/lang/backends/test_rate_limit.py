@@ -64,6 +64,27 @@ def test_what_never_fits_waits_for_a_full_bucket_and_no_longer():
     assert times(limited(clock, tokens_per_minute=60), clock, 2, tokens=10**9) == pytest.approx([0, 60])
 
 
+def test_calls_that_are_given_up_leave_their_share_to_others():
+    clock = Clock()
+    limit = limited(clock, requests_per_minute=3, tokens_per_minute=600)
+
+    async def never(_):
+        await asyncio.Event().wait()
+
+    async def given_up():
+        waiting = [asyncio.ensure_future(limit.wait(200)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        return sum(not each.cancelled() for each in waiting)
+
+    limit.sleep = never
+    assert asyncio.run(given_up()) == 3
+    limit.sleep = clock.sleep
+    assert times(limit, clock, 2, tokens=200) == pytest.approx([20, 40])
+
+
 def test_without_a_limit_nothing_waits():
     clock = Clock()
     assert times(limited(clock), clock, 1000, tokens=1e6)[-1] == 0
