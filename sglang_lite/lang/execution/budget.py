@@ -71,7 +71,8 @@ class Budget:
             most: that it may use.
 
         Returns:
-            To be filled with what it has used; an error tells that itself.
+            To be filled with what it has used; an `SglError` tells that itself. Of a call that anything else ends (a
+            timeout, a stop) nobody knows, so what was booked counts as used.
 
         Raises:
             BudgetError: it could go beyond a limit.
@@ -83,14 +84,9 @@ class Budget:
         try:
             yield used
         except SglError as error:
-            used += [error.usage] if error.usage is not None else []
+            self._settle(backend, most, cost, [] if error.usage is None else [error.usage])
             raise
-        finally:
-            total = total_usage(used)
-            with self._lock:
-                self._cost += (self._cost_of(backend, total, cost) if used else 0.0) - cost
-                self._tokens += total.prompt_tokens + total.completion_tokens
-                self._tokens -= most.prompt_tokens + most.completion_tokens
+        self._settle(backend, most, cost, used)
 
     def _book(self, cost: float, tokens: int) -> None:
         with self._lock:
@@ -102,6 +98,13 @@ class Budget:
                 raise _over("max_cost", f"{told}, and this call may cost ${cost:.6g}.")
             self._cost += cost
             self._tokens += tokens
+
+    def _settle(self, backend: BaseBackend, booked: Usage, cost: float, used: list[Usage]) -> None:
+        total = total_usage(used)
+        with self._lock:
+            self._cost += (self._cost_of(backend, total, cost) if used else 0.0) - cost
+            self._tokens += total.prompt_tokens + total.completion_tokens
+            self._tokens -= booked.prompt_tokens + booked.completion_tokens
 
     def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
         """Dollars of a usage; where the price of cached tokens is not known, as if they were none."""

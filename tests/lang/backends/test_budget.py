@@ -200,6 +200,19 @@ def test_attempts_that_fail_count_as_thrown_away():
     assert (usage.completion_tokens, usage.thrown_away_tokens) == (4, 3)
 
 
+def test_a_call_that_is_given_up_counts_as_booked():
+    """Nobody tells what it had used by then."""
+    backend = sgl.ScriptedBackend(default="one", latency=60)
+
+    @sgl.function
+    def number(s):
+        s += sgl.user("Number?")
+        s += sgl.assistant(sgl.gen("n", max_tokens=100, timeout=1e-6, retries=5))
+
+    with pytest.raises(sgl.BudgetError, match="max_total_tokens"):
+        number.run(backend=backend, max_total_tokens=300)["n"]
+
+
 def test_an_answer_that_is_cut_short_counts_too(api, connected):
     api.answers = [Say("4 5 6", finish="length", exactly=True), "4"]
 
