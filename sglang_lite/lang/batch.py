@@ -168,9 +168,10 @@ async def aiterate(
     make_pool: Callable[[Report], PoolOnLoop], plan: BatchPlan
 ) -> AsyncGenerator[tuple[int, Outcome], None]:
     """`iterate` on the running event loop."""
-    finished: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
+    finished: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
     workers = make_pool(lambda index, outcome: finished.put_nowait((index, outcome)))
     running = asyncio.ensure_future(workers.run())
+    running.add_done_callback(lambda _: finished.put_nowait(None))
     order = _Order(plan)
     try:
         while order.left:
@@ -179,7 +180,11 @@ async def aiterate(
                 if index not in plan.known:
                     workers.release()
             if order.awaited:
-                order.add(*await finished.get())
+                reported = await finished.get()
+                if reported is None:
+                    running.result()  # raises what ended it before all were done
+                else:
+                    order.add(*reported)
     finally:
         workers.stop()
         running.cancel()

@@ -362,6 +362,33 @@ def test_coroutines_have_the_same_iterators():
     assert asyncio.run(main()) == (expected, list(enumerate(expected)), ["0 fine", "2 fine", "4 fine"], [])
 
 
+def test_a_batch_that_can_not_start_says_so_to_coroutines_too(monkeypatch):
+    import asyncio
+
+    class Broken:
+        def __init__(self, program, plan, report, *, held):
+            self.stopped = False
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+        def stop(self):
+            self.stopped = True
+
+    class Cluster:
+        def rows(self, items):
+            return items
+
+        def pool(self, *settings, **held):
+            return Broken(*settings, **held)
+
+    async def main():
+        await asyncio.wait_for(square.arun_batch([(1,)], cluster=Cluster()), 60)
+
+    with pytest.raises(RuntimeError, match="can't start"):
+        asyncio.run(main())
+
+
 # ------------------------------------------------------------------------------------------ items
 
 
