@@ -82,12 +82,17 @@ class AsyncEngine:
         with self._ends(await _submitted(submit, _length(asked.prompt))):
             while left:
                 taken: list[Delta | Generation] = []
+                failed: SglError | None = None
                 for event in _joined(await events.take()):
                     if isinstance(event, SglError):
-                        raise event
+                        failed = event
+                        break
                     left -= isinstance(event, Generation)
                     taken.append(event)
-                yield taken
+                if taken:
+                    yield taken
+                if failed is not None:
+                    raise failed
 
     async def results(self, asked: GenerateRequest) -> list[Generation]:
         """The generations of a request, in the samples' order.
