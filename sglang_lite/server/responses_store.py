@@ -42,6 +42,11 @@ class StoredResponse:
         return found
 
     @property
+    def conversation_bytes(self) -> int:
+        """Bytes of `whole`, roughly."""
+        return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
+
+    @property
     def whole(self) -> Sequence[Mapping[str, Json]]:
         """The conversation with its answer."""
         return (*self.items, *self.content["output"])

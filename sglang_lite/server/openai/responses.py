@@ -78,7 +78,7 @@ async def create(service: Service, call: Call) -> Response:
 
 
 def _items(service: Service, call: Call, body: ResponsesRequest) -> tuple[list[Item], int]:
-    """Items of a conversation, those of an earlier response first, and the bytes of these.
+    """Items of a conversation, those of an earlier response first, and the bytes of the latter.
 
     Raises:
         SglError: an item makes no sense, or there is no such response.
@@ -87,7 +87,7 @@ def _items(service: Service, call: Call, body: ResponsesRequest) -> tuple[list[I
     if body.previous_response_id is None:
         return items, 0
     before = _ended(service, call.key, body.previous_response_id)
-    return [*map(dict, before.whole), *items], before.bytes
+    return [*map(dict, before.whole), *items], before.conversation_bytes
 
 
 def _ended(service: Service, key: str, id: str) -> StoredResponse:

@@ -339,6 +339,16 @@ def test_the_store_keeps_no_more_bytes_than_it_may(engine):
         assert 1 < sum(stored) < 8
 
 
+def test_a_conversation_has_the_size_of_its_items_not_of_its_streams(engine):
+    """Of eight turns some hundred bytes each are said; the events of each take thousands."""
+    with serving(engine, max_stored_mb=0.03) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        last = None
+        for _ in range(8):
+            events = list(ask(client, stream=True, previous_response_id=last, max_output_tokens=40))
+            last = events[0].response.id
+        assert client.responses.retrieve(last).id == last
+
+
 def test_a_conversation_that_is_too_large_for_the_store_is_refused(engine):
     with serving(engine, max_stored_mb=0.001) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         said = "a b c " * 200
