@@ -185,11 +185,12 @@ class KVStore:
 
     def allocate(self, count: int) -> Ints | None:
         """`count` pages, evicting from the tree if need be; None when there are not that many."""
-        short = count - self.pool.free
-        if short > 0:
-            # Some more than needed, so that a full pool does not look for leaves at every step.
-            spare = min(self.pool.total // 64, self.tree.evictable)
-            self.evict(max(short, spare))
+        if count > self.pool.free:
+            short = count - self.pool.free - self.pool.quarantined  # what others had evicted is there a step later
+            if short > 0:
+                # Some more than needed, so that a full pool does not look for leaves at every step.
+                spare = min(self.pool.total // 64, self.tree.evictable)
+                self.evict(max(short, spare))
             self.pool.settle(self._settled)
         return self.pool.allocate(count) if count <= self.pool.free else None
 
