@@ -382,6 +382,9 @@ def test_a_batch_that_can_not_start_says_so_to_coroutines_too(monkeypatch):
         def pool(self, *settings, **held):
             return Broken(*settings, **held)
 
+        def identity(self):
+            return "broken"
+
     async def main():
         await asyncio.wait_for(square.arun_batch([(1,)], cluster=Cluster()), 60)
 

@@ -342,10 +342,11 @@ def test_the_store_keeps_no_more_bytes_than_it_may(engine):
 def test_a_conversation_has_the_size_of_its_items_not_of_its_streams(engine):
     """Of eight turns some hundred bytes each are said; the events of each take thousands."""
     with serving(engine, max_stored_mb=0.03) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
-        last = None
+        last: str | None = None
         for _ in range(8):
             events = list(ask(client, stream=True, previous_response_id=last, max_output_tokens=40))
             last = events[0].response.id
+        assert last is not None
         assert client.responses.retrieve(last).id == last
 
 
