@@ -83,7 +83,7 @@ class Anthropic(RemoteBackend):
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        blanks = _Repeated(prompt.partial)
+        blanks = Repeated(prompt.partial)
         asked = super().call(prompt, params, rung, constrained=constrained, stream=stream)
         async with aclosing(asked) as events:
             async for event in events:
@@ -92,7 +92,7 @@ class Anthropic(RemoteBackend):
                     yield trimmed
 
 
-class _Repeated:
+class Repeated:
     """Blanks at the end of a begun turn, which the API is not given: an answer that begins with them loses them."""
 
     def __init__(self, begun: str) -> None:
@@ -105,7 +105,7 @@ class _Repeated:
             return msgspec.structs.replace(event, text=event.text.removeprefix(self._blanks))
         text = self._held + event.text
         if self._left.startswith(text) and text != self._left:
-            self._held = text
-            return None
-        text, self._held, self._left = text.removeprefix(self._left), "", ""
+            text, self._held = "", text
+        else:
+            text, self._held, self._left = text.removeprefix(self._left), "", ""
         return msgspec.structs.replace(event, text=text) if text or event.reasoning else None

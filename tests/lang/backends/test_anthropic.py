@@ -12,8 +12,9 @@ from api_server import Drop, Events, Hold, Reply
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.anthropic import Anthropic
+from sglang_lite.lang.backend.anthropic import Anthropic, Repeated
 from sglang_lite.lang.backend.capabilities import Capabilities
+from sglang_lite.protocol import Delta
 
 NEW, OLD = "claude-opus-5", "claude-haiku-4-5"  # OLD continues a begun turn and takes sampling parameters
 PNG = (
@@ -108,6 +109,13 @@ def test_blanks_that_the_api_was_not_given_are_not_doubled(api, claude, pieces):
     state = run(claude(OLD), "It is\n ", stream=True)
     assert "".join(state.text_iter("a")) == "42"
     assert state["a"] == "42"
+
+
+def test_reasoning_before_held_blanks_is_kept():
+    repeated = Repeated("It is\n ")
+    pieces = [Delta("", reasoning="Hm"), Delta("\n", reasoning="."), Delta(" 42")]
+    told = [event for event in map(repeated.left_out, pieces) if event is not None]
+    assert [(event.text, event.reasoning) for event in told] == [("", "Hm"), ("", "."), ("42", "")]
 
 
 def test_images_are_blocks(api, claude):
