@@ -283,10 +283,10 @@ class ToolParser:
         end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._held, partial=True)
         if end and end.partial:
             return False
+        self._count += 1
         if end is None:  # no model that is held to it writes this
             return self._to(self._text, inside=False)
         self._taken(end.end())
-        self._count += 1
         return self._to(self._after, inside=self._inside)
 
     def _after(self) -> bool:

@@ -196,6 +196,16 @@ def test_what_only_looks_like_a_call_is_text(text):
     assert parse_answer("qwen", text) == Answer("", text, (), complete=True)
 
 
+def test_a_call_that_does_not_end_as_it_should_keeps_its_number():
+    parser = ToolParser("qwen")
+    one = '<tool_call>\n{{"name": "{}", "arguments": {{"x": 1}}}}'
+    pieces = parser.push(one.format("a") + " no end " + one.format("b") + "\n</tool_call>").calls
+    by_number = {piece.index: "" for piece in pieces}
+    for piece in pieces:
+        by_number[piece.index] += piece.name + piece.arguments
+    assert list(by_number.values()) == ['a{"x": 1}', 'b{"x": 1}']
+
+
 @pytest.mark.parametrize("family", FORMATS)
 def test_what_can_be_no_call_any_more_is_text_at_once(family):
     """Else each piece that comes would be looked at with all that is held."""
