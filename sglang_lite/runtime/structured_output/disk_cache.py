@@ -58,13 +58,14 @@ class GrammarDiskCache:
             if content[:_DIGEST] != hashlib.sha256(packed).digest():
                 raise ValueError("the checksum is wrong")
             engine, prepared = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
-            os.utime(path)
-            return engine, prepared
         except FileNotFoundError:
             return None
         except Exception as error:  # what was unpickled need not be what it should be
             logger.warning("%s is not used: %s", path, error)
             return None
+        with contextlib.suppress(OSError):  # another user's file
+            os.utime(path)
+        return engine, prepared
 
     def put(self, constraint: Constraint, engine: str, prepared: PreparedGrammar) -> None:
         """Keeps what was prepared, if the disk lets it."""

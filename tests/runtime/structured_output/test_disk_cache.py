@@ -169,6 +169,18 @@ def test_the_files_used_longest_ago_go_first(folder, monkeypatch):
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2500
 
 
+def test_a_file_whose_time_can_not_be_set_is_used(folder, monkeypatch):
+    """Another user's, say."""
+    store = GrammarDiskCache(folder, Vocabulary((b"a",), (0,)), "auto")
+    store.put(Regex("a"), "xgrammar", "prepared")
+
+    def refuse(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert store.get(Regex("a")) == ("xgrammar", "prepared")
+
+
 @pytest.mark.slow
 def test_a_disk_that_takes_nothing_does_no_harm(folder):
     folder.write_text("no folder")
