@@ -133,7 +133,8 @@ class OpenRequests:
                 f"{count:,} samples at once; {self._most:,} may wait or run.", hint="Raise max_queued."
             )
         with self._lock:
-            if self._open + count > self._most:
+            others = bool(self._queue) and not first
+            if others or self._open + count > self._most:
                 self._queue.insert(0 if first else len(self._queue), (call, count))
                 return
         call()
@@ -147,16 +148,22 @@ class OpenRequests:
         self._call_next()
 
     def _call_next(self) -> None:
-        while True:
+        """Calls those who come next, as many as there is room for."""
+        called = False
+        while not called:
             with self._lock:
-                if not self._queue or self._open + self._queue[0][1] > self._most:
-                    return
-                call, _ = self._queue.popleft()
-            try:
-                call()
-                return
-            except Exception:  # an event loop that was closed, say: it is the next one's turn
-                logger.exception("who waited for room could not be told of it")
+                room, calls = self._most - self._open, []
+                while self._queue and self._queue[0][1] <= room:
+                    call, count = self._queue.popleft()
+                    room -= count
+                    calls.append(call)
+            called = True
+            for call in calls:
+                try:
+                    call()
+                except Exception:  # an event loop that was closed, say: it is the next one's turn
+                    logger.exception("who waited for room could not be told of it")
+                    called = False
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
@@ -167,15 +174,17 @@ class OpenRequests:
         call: Callable[[], object] | None = None
         try:
             while True:
-                try:
-                    ticket = submit()
-                    call = None
-                    return ticket
-                except OverloadedError:
-                    first, loop = call is not None, asyncio.get_running_loop()
-                    room = loop.create_future()
-                    call = partial(loop.call_soon_threadsafe, _resolve, room)
-                    self.wait_for_room(call, count, first=first)
+                first, loop = call is not None, asyncio.get_running_loop()
+                if first or not self._queue:
+                    try:
+                        ticket = submit()
+                        call = None
+                        return ticket
+                    except OverloadedError:
+                        pass
+                room = loop.create_future()
+                call = partial(loop.call_soon_threadsafe, _resolve, room)
+                self.wait_for_room(call, count, first=first)
                 await room
         finally:
             if call is not None:
