@@ -18,7 +18,7 @@ from typing import Any
 
 import requests
 
-from sglang_lite.protocol import CapabilityError, ParameterError
+from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.replicas.tied import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
@@ -143,7 +143,10 @@ class Gateway:
                     return
                 logger.error("the gateway has ended; it is started again")
                 self.known, self._told = set(), {}
-                self._process = self._started()
+                try:
+                    self._process = self._started()
+                except (BackendError, OSError) as error:  # no memory, no descriptors: there may be some later
+                    logger.error("the gateway can't be started: %s", error)
             try:
                 self._adjust()
             except (requests.RequestException, ValueError, KeyError) as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 import requests
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.gateway import Gateway
@@ -212,14 +212,18 @@ class _Replica(_Worker):
     def _watch(self) -> None:
         deaths = 0
         while not self.over.is_set():
-            started = time.monotonic()
-            with bound("127.0.0.1", 0) as listening:
-                url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-                process = self._started(url, listening)
-            if process is None:
-                return
-            reason = self._until_ready(process, url)
-            if not reason:
+            started, process, url = time.monotonic(), None, "an address to come"
+            try:
+                with bound("127.0.0.1", 0) as listening:
+                    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+                    process = self._started(url, listening)
+            except (BackendError, OSError) as error:  # no memory, no descriptors: there may be some later
+                reason = f"did not start: {error}"
+            else:
+                if process is None:
+                    return
+                reason = self._until_ready(process, url)
+            if process is not None and not reason:
                 self._lived = True
                 self._gateway.add(url)
                 reason = self._until_ill(process, url)
@@ -233,7 +237,8 @@ class _Replica(_Worker):
             if self.given_up:
                 again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is started no more"
             logger.error("the server at %s %s%s", url, reason, again)
-            process.kill()
+            if process is not None:
+                process.kill()
             if self.failed or self.given_up:
                 return
             self.over.wait(min(2.0 ** (deaths - 2), _LONGEST_PAUSE_S) if deaths > 1 else 0)

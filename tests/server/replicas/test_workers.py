@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from sglang_lite.protocol import BackendError
 from sglang_lite.server.replicas import gateway, supervisor
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
@@ -233,3 +234,26 @@ def test_a_server_that_keeps_dying_is_started_no_more(monkeypatch, caplog, signa
     assert len(deaths) == 8
     assert all("was ended by SIGKILL; it is started again" in each for each in deaths[:-1])
     assert deaths[-1].endswith("was ended by SIGKILL for the 8th time within 60 s of its start; it is started no more")
+
+
+def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, signals):
+    """Else nobody would watch it, and nobody say so."""
+    lives = iter([True])
+
+    def started(*arguments):
+        if next(lives, False):
+            return Dying(*arguments)
+        raise BackendError("a process can't be started: no memory.")
+
+    monkeypatch.setattr(supervisor, "Gateway", Gateway)
+    monkeypatch.setattr(supervisor, "TiedProcess", started)
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("sglang_lite.server.replicas.supervisor._Worker._answer", lambda *_: 200)
+    with caplog.at_level(logging.ERROR, "sglang_lite.server"):
+        ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
+    assert ended == 1
+    deaths = [record.getMessage() for record in caplog.records]
+    assert len(deaths) == 8
+    assert "was ended by SIGKILL; it is started again" in deaths[0]
+    assert all("did not start: a process can't be started: no memory.; it is started again" in s for s in deaths[1:-1])
+    assert deaths[-1].endswith("it is started no more")
