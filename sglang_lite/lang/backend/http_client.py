@@ -346,6 +346,7 @@ class EventReader:
         self._data: list[str] = []
         self._size = 0
         self._after_return = False
+        self._first = True  # line of all, before which a byte order mark may stand
 
     def feed(self, chunk: bytes) -> list[str]:
         """The data of the events that are complete with these bytes.
@@ -364,10 +365,13 @@ class EventReader:
             self._line += line
             text = self._line.decode("utf-8", "replace")
             self._line.clear()
+            if self._first:
+                text, self._first = text.removeprefix("\ufeff"), False
             if text:
                 self._field(text)
             elif self._data:
-                found.append("\n".join(self._data))
+                data = "\n".join(self._data)
+                found += [data] if data else []
                 self._data, self._size = [], 0
         self._line += rest
         if len(self._line) + self._size > MOST_EVENT_BYTES:

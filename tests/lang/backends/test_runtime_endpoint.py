@@ -275,7 +275,7 @@ def test_events_are_split_where_they_end_and_comments_are_passed_over(server, en
 
 def test_a_reader_of_events_gives_the_same_for_any_cuts():
     draw = random.Random(0)
-    data = b"data: 1\n\ndata:2\r\n\r\n: x\ndata: a\rdata: b\r\revent: e\nid: 3\n\n\n\ndata: \xc3\xa9\n\n"
+    data = b"\xef\xbb\xbfdata: 1\n\ndata:\n\ndata:2\r\n\r\n: x\ndata: a\rdata: b\r\revent: e\nid: 3\n\n\n\ndata: \xc3\xa9\n\n"
     for _ in range(300):
         reader, found, at = EventReader(), [], 0
         while at < len(data):
