@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trace.add_argument("-o", "--output", type=Path, help="the page; FILE with .html without it")
     trace.set_defaults(run=_trace)
     _add_bench(commands.add_parser)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(commands.choices[options.command], unknown)
     try:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -54,6 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sglang-lite: interrupted", file=sys.stderr)
         return 130
+
+
+def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Ends with 2, and names the flag that may have been meant."""
+    flags = re.findall(r"--[\w-]+", command.format_usage())
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; see {command.prog} --help"
+    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _add_grammar(add: Callable[..., argparse.ArgumentParser]) -> None:

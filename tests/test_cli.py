@@ -84,3 +84,18 @@ def test_grammar_check_for_a_models_tokens(written, capsys, model_file):
 def test_models_are_listed(arguments, capsys):
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["serve", "--prt", "1"], "unrecognized arguments: --prt 1; did you mean --port?"),
+        (["warm", "--quux"], "unrecognized arguments: --quux; see sglang-lite warm --help"),
+    ],
+)
+def test_a_misspelt_flag_is_told_of_the_nearest_one(arguments, told, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: sglang-lite {arguments[0]}")
+    assert told in said

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,11 +54,10 @@ def test_the_first_program_of_the_readme_runs(engine, capsys):
 
 def test_the_program_of_coroutines_in_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    better = sgl.function(lambda s, question: s.user("Do better.") and s.assistant(sgl.gen("better")))
-    backend = sgl.ScriptedBackend({"Rate the plan.": "3", "Do better.": "a better plan"}, default="a plan")
+    backend = sgl.ScriptedBackend({"Rate the plan.": "3", "Do better": "a better plan"}, default="a plan")
     sgl.set_default_backend(backend)
     text = next(p.values[0] for p in SNIPPETS if "async def answer" in str(p.values[0]))
-    names = {"sgl": sgl, "better": better}
+    names: dict[str, Any] = {"sgl": sgl}
     exec(compile(str(text), "README.md", "exec"), names)
     assert [state["better"] for state in names["states"]] == ["a better plan"] * 2
 

@@ -5,6 +5,7 @@ The same fields are used by `Engine.generate` and, as JSON, by a server's `/gene
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -199,6 +200,7 @@ _GRAMMARS: dict[str, Callable[[str], Constraint]] = {
     "ebnf": Ebnf,
     "structural_tag": _structural_tag,
 }
+SAMPLING_FIELDS = frozenset((*_PARAMS, *_GRAMMARS))
 
 
 def read_sampling(
@@ -220,8 +222,10 @@ def read_sampling(
         if name in _PARAMS:
             written[name] = value
         elif name not in _GRAMMARS and name != "spaces_between_special_tokens":  # tokens are decoded to their bytes
-            known = sorted((*_PARAMS, *_GRAMMARS))
-            raise ParameterError(name, "sampling_params has no such field.", hint=f"It has: {', '.join(known)}.")
+            known = sorted(SAMPLING_FIELDS)
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}."
+            raise ParameterError(name, "sampling_params has no such field.", hint=hint)
     return read_params(written, {**_PARAMS, **_LOGPROBS}), _constraint(given)
 
 

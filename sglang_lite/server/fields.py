@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from sglang_lite.engine.sglang_api import SAMPLING_FIELDS
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.http.body import convert
@@ -68,6 +69,8 @@ class Fields(Generic[R]):
             return
         near = difflib.get_close_matches(name, (*self.known, *self.neutral, *self.refused), n=1)
         hint = f"Did you mean {near[0]}?" if near else "Leave it out, or serve with --unknown-fields report."
+        if "sampling_params" in self.known and name in SAMPLING_FIELDS:
+            hint = "It belongs in sampling_params."
         raise ParameterError(name[:100], "is no field of this request.", hint=hint)
 
 

@@ -55,7 +55,8 @@ def test_sampling_params_are_translated_and_null_is_the_default():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_tokens": 3}, "max_tokens: sampling_params has no such field. It has: .*max_new_tokens"),
+        ({"max_tokens": 3}, "max_tokens: sampling_params has no such field. Did you mean max_new_tokens"),
+        ({"quux": 3}, "quux: sampling_params has no such field. It has: .*max_new_tokens"),
         ({"regex": "a", "json_schema": "{}"}, "json_schema: and regex are both given"),
         ({"ebnf": 3}, "ebnf: int is not a string"),
         ({"ebnf": "root ::= x", "structural_tag": "{}"}, "ebnf: and structural_tag are both given"),

@@ -9,6 +9,7 @@ from openai import types as openai
 from openai.types import chat as openai_chat
 from openai.types import responses as openai_responses
 
+from sglang_lite.server import native
 from sglang_lite.server.anthropic import messages, messages_request
 from sglang_lite.server.app import ROUTES
 from sglang_lite.server.openai import chat_request, completions, decisions_request, responses_items
@@ -127,6 +128,11 @@ def test_each_hosted_tool_is_known_by_its_type(union, hosted, own):
 )
 def test_each_neutral_field_says_why(fields):
     assert all(text.endswith(".") for text in fields.neutral.values())
+
+
+def test_a_sampling_parameter_in_the_wrong_place_is_told_of_its_own():
+    with pytest.raises(ValueError, match="It belongs in sampling_params"):
+        native.GENERATE.read({"text": "a", "max_new_tokens": 6})
 
 
 def test_the_nearest_field_is_named():

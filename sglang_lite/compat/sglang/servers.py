@@ -89,7 +89,8 @@ def wait_for_server(
         if process is not None and process.poll() is not None:
             raise BackendError(f"the server ended with exit code {process.returncode}.")
         try:
-            if requests.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5).ok:
+            answer = requests.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5)
+            if answer.ok or answer.status_code in (401, 403):  # one with a key is there, too
                 return
         except requests.RequestException:
             pass

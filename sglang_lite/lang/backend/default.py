@@ -47,7 +47,8 @@ def as_backend(value: object) -> BaseBackend:
         return endpoint
     hint = "Give an sgl.Engine or a BaseBackend."
     if isinstance(value, str):
-        hint = f"An engine runs a model: sgl.Engine({value[:60]!r})."
+        name = value[:60]
+        hint = f"A model of yours: sgl.Engine({name!r}); one of an API: sgl.OpenAI({name!r}), sgl.Anthropic({name!r})."
     elif isinstance(value, type):
         hint = f"Make one: {value.__name__}(…)."
     raise ParameterError("backend", f"a {type(value).__name__} is no backend.", hint=hint)

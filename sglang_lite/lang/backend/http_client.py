@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -63,7 +64,8 @@ class Retries:
         if self._made >= self._most or self.over:
             raise error
         self._made += 1
-        await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S))
+        pause = min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # else all branches of a batch would come at once
         if self.over:
             raise error
 
@@ -290,7 +292,7 @@ class Server:
         if typed is not None:
             return typed
         text = f"{self.url}: {message} (HTTP {status})"
-        if status in _LOST_STATUSES:
+        if status in _LOST_STATUSES and not (status == 500 and isinstance(name, str)):  # which a server of ours says
             return LostConnectionError(text, hint="Check the server's log.")
         if status == 429:
             return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")

@@ -289,6 +289,7 @@ def test_a_reader_of_events_gives_the_same_for_any_cuts():
     ("answer", "kind", "said"),
     [
         ((400, {"error": {"message": "bad thing"}}), sgl.BackendError, "bad thing .HTTP 400"),
+        ((500, {"error": {"message": "bad model", "err_type": "BackendError"}}), sgl.BackendError, "bad model .HTTP 500"),
         ((400, {"error": "contract text"}), sgl.BackendError, "contract text"),
         ((400, {"object": "error", "message": "no field", "code": 400}), sgl.BackendError, "no field"),
         ((401, b"<html>no</html>"), sgl.BackendError, "api_key"),
