@@ -3,6 +3,7 @@ for all of them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -107,11 +108,12 @@ class MaskFiller:
         self._made.put(_make(parts))
 
     def _next(self, end: float | None) -> _Made | None:
-        """The masks that are made next; None: they are not in time."""
-        try:
-            return self._made.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
-        except queue.Empty:
-            return None
+        """The masks that are made next; None: they are not in time. Passes over interruptions that came too late."""
+        made: _Made | None = None
+        with contextlib.suppress(queue.Empty):
+            while made is None:
+                made = self._made.get(timeout=None if end is None else max(end - time.perf_counter(), 0))
+        return made
 
     def _first(self, wanted: Callable[[], bool]) -> _Made | None:
         """The masks that are made next; None: the thread is wanted before."""

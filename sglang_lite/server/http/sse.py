@@ -42,9 +42,9 @@ class EventStream(Response):
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with contextlib.suppress(OSError):  # the reader has left
             async with contextlib.aclosing(self._parts) as parts:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -170,6 +170,22 @@ def test_where_nobody_can_go_on_a_command_is_not_kept_waiting(before):
     filler.close()
 
 
+def test_a_command_that_comes_behind_the_first_mask_makes_no_row_late():
+    filler, grammars = MaskFiller(1), SlowEngine()
+    matchers = [Parity(grammars), Parity(grammars, 0)]
+    masks = np.zeros((2, WORDS), np.int32)
+
+    def wanted():
+        assert grammars.begun.wait(60)  # so the first one's mask is made
+        filler.interrupt()
+        grammars.go.set()
+        return False
+
+    assert filler.fill(matchers, masks, wanted=wanted) == []
+    assert (masks == [matcher.mask() for matcher in matchers]).all()
+    filler.close()
+
+
 def test_a_request_that_comes_while_all_wait_for_their_masks_is_answered():
     """By the engine's own thread, which stands in the middle of a step."""
     engine, grammars = SteppedEngine(max_total_tokens=256, context_length=64, threads=2), SlowEngine()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sglang_lite.server.http.sse import until_disconnected
+from sglang_lite.server.http.sse import EventStream, until_disconnected
 
 
 class _Work:
@@ -76,3 +76,18 @@ def test_an_error_of_the_connection_ends_the_work_and_is_the_callers():
     with pytest.raises(OSError, match="of the connection"):
         asyncio.run(until_disconnected(work.run(), receive))
     assert work.how == "cancelled"
+
+
+def test_a_reader_who_has_left_before_anything_was_sent_is_no_error():
+    async def parts():
+        yield b"data: 1\n\n"
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        raise OSError("the connection is gone")
+
+    made = parts()
+    asyncio.run(EventStream(made)({"type": "http"}, receive, send))
+    assert asyncio.run(anext(made, None)) is None  # it is closed
