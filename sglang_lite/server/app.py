@@ -179,3 +179,6 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.force_exit = self.should_exit  # and none is raised again at the end, as uvicorn does: it is an orderly one
         self.should_exit = True
+        if self.force_exit:  # uvicorn would log a traceback for each request that is open
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            logger.warning("a second signal: what is open ends now")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,18 +21,19 @@ LONG = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 1500,
 
 
 @contextlib.contextmanager
-def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run=("-m",)):
+def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run=("-m",), log=subprocess.DEVNULL):
     """A server in a process of its own, and its address.
 
     Args:
         run: Python's arguments before `module`.
+        log: the file that its log goes to.
     """
     command = [
         sys.executable, *run, module, *(["serve"] if module == "sglang_lite" else []), "--model-path", folder,
         "--dtype", "float32", "--threads", "1", "--max-total-tokens", "8192", "--chat-template", TEMPLATE,
         "--port", "0", "--tp-size", "1", *flags,
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         line = process.stdout.readline()
         assert line.startswith("Serving"), line
@@ -97,8 +99,8 @@ def test_what_is_open_ends_well_after_sigterm(folder):
         assert process.wait(60) == 0
 
 
-def test_a_second_signal_ends_it_at_once(folder):
-    with launched(folder) as (process, url):
+def test_a_second_signal_ends_it_at_once(folder, tmp_path):
+    with open(tmp_path / "log", "w+") as log, launched(folder, log=log) as (process, url):
         (engine,) = children_of(process.pid)
         done = threading.Event()
 
@@ -119,6 +121,9 @@ def test_a_second_signal_ends_it_at_once(folder):
         process.wait(60)
         thread.join(60)
         gone(engine)
+        said = Path(log.name).read_text()
+        assert "a second signal: what is open ends now" in said
+        assert "Traceback" not in said
 
 
 def test_the_death_of_its_engine_is_told_at_once(folder):
