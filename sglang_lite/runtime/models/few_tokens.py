@@ -25,6 +25,9 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec,
 _MOST_NUMBERS = 1 << 17
 # Tokens up to which layers in one call, where each thread norms all of them, take less time than torch's operators.
 _MOST_IN_ONE_CALL = 64
+# Keys that rows share, times the numbers of a token's queries, up to which reading them again for each row in one call
+# takes less time than reading them once by torch's operators.
+_READ_AGAIN = 1 << 25
 # Numbers of keys and values, times threads, that one thread reads in less time than all begin to read them together.
 _READ_ALONE = 1 << 23
 
@@ -52,12 +55,18 @@ class FewTokensStep:
         largest = max(
             layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
         )
+        heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
+        self._width = max(each.heads * each.key_size for each in heads)
         self._most = max(_MOST_NUMBERS // (2 * largest), 1)
         self._in_one_call, self._most_in_one_call = _in_one_call(layers, norm, eps) if together else (None, 0)
 
     def takes(self, plan: AttentionPlan) -> bool:
         """Tells whether it computes a batch."""
-        return len(plan.store_at) <= max(self._most, self._most_in_one_call) and not plan.groups
+        tokens = len(plan.store_at)
+        if tokens > self._most_in_one_call or not plan.groups:
+            return tokens <= max(self._most, self._most_in_one_call) and not plan.groups
+        again = sum((len(group.rows) - 1) * group.length for group in plan.groups)
+        return again * self._width <= _READ_AGAIN
 
     def __call__(
         self, x: torch.Tensor, turns: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.block_product import is_supported
 from sglang_lite.runtime.kernels.few_tokens import FewTokens
 from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
@@ -173,3 +173,24 @@ def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, m
     monkeypatch.setattr(decoder, "few_tokens_step", lambda *_: None)
     expected = hidden(folders_of_blocks[kind], dtype, slots)
     assert (found - expected).norm() <= limit * expected.norm()
+
+
+def branches(folder):
+    """Hidden states of three tokens that each follow the same eight."""
+    model = load_model(EngineConfig(str(folder), device="cpu", dtype="float32"), folder, iter).model
+    cache, ids = model.allocate_cache(SLOTS), torch.arange(12) * 7 % VOCAB
+    rows = tuple(ExtendRow(i, i + 1, torch.tensor([*range(8), 10 + i])) for i in range(3))
+    with torch.inference_mode():
+        model.forward(ids[:8], torch.arange(8), AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)), cache)
+        plan = AttentionPlan(torch.arange(10, 13), (), rows, (ExtendGroup.of(rows, 8),))
+        return model.forward(ids[8:11], torch.full((3,), 8), plan, cache)
+
+
+@pytest.mark.skipif(not is_supported(), reason="products with blocks need AVX2")
+def test_rows_that_share_little_are_one_call_too(folders_of_blocks, blocks, calls, monkeypatch):
+    found = branches(folders_of_blocks["llama"])
+    assert calls == [8, 3]
+    monkeypatch.setattr(few_tokens, "_READ_AGAIN", 2 * 8 * 128 - 1)
+    expected = branches(folders_of_blocks["llama"])
+    assert calls == [8, 3, 8]
+    assert (found - expected).norm() <= 1e-3 * expected.norm()
