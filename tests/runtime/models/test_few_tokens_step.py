@@ -181,7 +181,9 @@ def branches(folder):
     cache, ids = model.allocate_cache(SLOTS), torch.arange(12) * 7 % VOCAB
     rows = tuple(ExtendRow(i, i + 1, torch.tensor([*range(8), 10 + i])) for i in range(3))
     with torch.inference_mode():
-        model.forward(ids[:8], torch.arange(8), AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)), cache)
+        model.forward(
+            ids[:8], torch.arange(8), AttentionPlan(torch.arange(8), (), (ExtendRow(0, 8, slice(0, 8)),)), cache
+        )
         plan = AttentionPlan(torch.arange(10, 13), (), rows, (ExtendGroup.of(rows, 8),))
         return model.forward(ids[8:11], torch.full((3,), 8), plan, cache)
 
