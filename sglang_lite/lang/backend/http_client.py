@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,6 +20,8 @@ import httpx2
 
 from sglang_lite import errors
 from sglang_lite.lang.backend.connection_pool import pooled
+from sglang_lite.lang.backend.rate_limit import retry_after
+from sglang_lite.lang.concurrency.due import due
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import (
     BackendError,
@@ -58,14 +62,20 @@ class Retries:
     def progressed(self) -> None:
         self._made = 0
 
-    async def pause(self, error: SglError) -> None:
-        """Waits before the next try. Raises the error of the last one when there were enough, or the connections were
-        closed here."""
+    async def pause(self, error: BackendError) -> None:
+        """Waits before the next try, at least for as long as the server asks. Raises the error of the last one when
+        there were enough, that wait is longer than the request may take, or the connections were closed here."""
         if self._made >= self._most or self.over:
+            raise error
+        asked, ends = error.retry_after or 0.0, due.get()
+        left = math.inf if ends is None else ends - time.monotonic()
+        if asked > min(left, self._server.timeout_s or math.inf):
+            wants = f"The server wants to be asked again after {asked:g} s"
+            error.hint = f"{wants}, when the timeout will be over: it was not tried again."
             raise error
         self._made += 1
         pause = min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # else all branches of a batch would come at once
+        await asyncio.sleep(asked + pause * random.uniform(0.5, 1.0))  # else all branches of a batch would come at once
         if self.over:
             raise error
 
@@ -85,8 +95,7 @@ class Server:
         retries: of what was lost.
 
     Attributes:
-        url: as given.
-        retries: as given.
+        url, timeout_s, retries: as given.
         closings: how often its connections were closed.
 
     Raises:
@@ -101,7 +110,7 @@ class Server:
             raise ParameterError(
                 "base_url", f"{url!r:.200} is no address.", hint='Use one as "http://127.0.0.1:30000".'
             )
-        self.url, self.retries, self.closings = url.rstrip("/"), retries, 0
+        self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
         self._key = api_key
         self._settings: dict[str, Any] = {
             "base_url": self.url,
@@ -156,7 +165,7 @@ class Server:
         with self._failures(), httpx2.Client(**self._settings) as client:
             response = client.request(method, path, json=body)
         if response.status_code >= 400:
-            raise self._refused(response.status_code, response.content)
+            raise self._refused(response.status_code, response.content, response.headers)
         return response
 
     def status(self, method: str, path: str) -> int:
@@ -176,11 +185,9 @@ class Server:
                 with self._failures():
                     response = await self._client().post(path, json=body)
                 if response.status_code >= 400:
-                    raise self._refused(response.status_code, response.content)
+                    raise self._refused(response.status_code, response.content, response.headers)
                 return self._json(response.content)
-            except SglError as error:
-                if not isinstance(error, LOST):
-                    raise
+            except LOST as error:
                 await retries.pause(error)
 
     async def events(
@@ -216,7 +223,7 @@ class Server:
         with self._failures():
             async with self._client().stream("POST", path, json=body) as response:
                 if response.status_code >= 400:
-                    raise self._refused(response.status_code, await response.aread())
+                    raise self._refused(response.status_code, await response.aread(), response.headers)
                 if began is not None:
                     began(response.headers)
                 async for piece in response.aiter_bytes():
@@ -276,8 +283,14 @@ class Server:
         except (ValueError, RecursionError) as error:
             raise self._unreadable(f"{error}, in {data[:80]!r}") from None
 
-    def _refused(self, status: int, data: bytes | str) -> SglError:
+    def _refused(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
         """The error that a server tells of, in any of the shapes that there are."""
+        error = self._told(status, data)
+        if isinstance(error, BackendError):
+            error.retry_after = retry_after(headers or {})
+        return error
+
+    def _told(self, status: int, data: bytes | str) -> SglError:
         told: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(data)

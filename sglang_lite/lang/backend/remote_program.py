@@ -14,6 +14,7 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.concurrency.due import due
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.program.nodes import Added, Fork, Gen, Node, Part, Path, Program, Rollback
 from sglang_lite.protocol import (
@@ -62,7 +63,7 @@ class RemoteProgram:
         self._retries = Retries(server)
         self._task: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
-        self._lost: SglError | None = None  # why the connection was given up
+        self._lost: BackendError | None = None  # why the connection was given up
 
     # ----------------------------------------------------------------------------------------------- any thread
 
@@ -128,6 +129,7 @@ class RemoteProgram:
 
     async def _play(self) -> None:
         """Asks for the program, and tells what comes."""
+        due.set(None)  # which would be that of the node that has opened it
         try:
             await self._gather()
             while True:
@@ -138,7 +140,7 @@ class RemoteProgram:
                 except asyncio.CancelledError:
                     if self._lost is None:
                         raise
-                    error: SglError = self._lost
+                    error = self._lost
                 except LOST as lost:
                     error = lost
                 self._id = self._lost = None

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from sglang_lite.lang.concurrency.due import due
 from sglang_lite.lang.concurrency.pool import elsewhere
 from sglang_lite.protocol import (
     BackendError,
@@ -97,9 +98,15 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
     Raises:
         RequestTimeoutError: it has.
     """
-    late = f"{message} {left if timeout is None else timeout:g} s." if left is not None else ""
-    if left is not None and left <= 0:
+    if left is None:
+        yield
+        return
+    late = f"{message} {left if timeout is None else timeout:g} s."
+    if left <= 0:
         raise RequestTimeoutError(late)
+    outer = due.get()
+    ends = time.monotonic() + left
+    token = due.set(ends if outer is None else min(outer, ends))
     try:
         async with asyncio.timeout(left) as timer:
             yield
@@ -107,6 +114,8 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
         if not timer.expired():  # it is the backend's own
             raise
         raise RequestTimeoutError(late) from None
+    finally:
+        due.reset(token)
 
 
 async def check_value(check: Callable[[UserValue], UserValue], value: UserValue, text: str) -> None:

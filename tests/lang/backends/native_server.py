@@ -12,8 +12,8 @@ CUT = object()  # the connection breaks here
 class NativeServer:
     """
     Attributes:
-        answers: by path, or method and path, what is answered: JSON, a tuple of a status and JSON, bytes or a list of bytes (of a stream,
-            which CUT breaks), or a function of the body that gives one of these.
+        answers: by path, or method and path, what is answered: JSON, a tuple of a status and JSON (and headers), bytes or a list of
+            bytes (of a stream, which CUT breaks), or a function of the body that gives one of these.
         asked: paths and bodies of the POST requests.
         headers: of the last request.
         url: of the server.
@@ -61,10 +61,12 @@ class NativeServer:
             if isinstance(answer, bytes | list):
                 self._stream(request, [answer] if isinstance(answer, bytes) else answer)
                 return
-            status, content = answer if isinstance(answer, tuple) else (200, answer)
+            status, content, *headers = answer if isinstance(answer, tuple) else (200, answer)
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             request.send_response(status)
             request.send_header("content-length", str(len(data)))
+            for name, value in headers[0].items() if headers else ():
+                request.send_header(name, value)
             request.end_headers()
             request.wfile.write(data)
 

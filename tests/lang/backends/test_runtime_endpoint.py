@@ -5,12 +5,14 @@ import json
 import os
 import random
 import threading
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 
 import sglang_lite as sgl
 from sglang_lite.constraints.schema import json_schema
+from sglang_lite.lang.backend import http_client
 from sglang_lite.lang.backend.http_client import EventReader
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.protocol import Choices, Delta, Generation, Lark, Number, Prompt, Regex, SamplingParams, Span
@@ -325,6 +327,54 @@ def test_what_broke_off_before_anything_came_is_asked_again(server, endpoint):
     server.answers["/generate"] = lambda body: next(parts)
     assert generated(endpoint(server.url))[1][0].text == "ab"
     assert len(server.bodies()) == 4
+
+
+def busy(seconds):
+    return 503, {"error": {"message": "no room"}}, {"Retry-After": str(seconds)}
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Pauses between tries, which nobody waits for."""
+    found = []
+
+    async def sleep(seconds):
+        found.append(seconds)
+
+    monkeypatch.setattr(http_client, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    return found
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tries_wait_for_as_long_as_the_server_asks(server, endpoint, pauses, stream):
+    whole = told(piece("ab", [1, 2], STOP)) if stream else piece("ab", [1, 2], STOP)
+    parts = iter([busy(7), (429, {"error": {"message": "slowly"}}, {"Retry-After": "3"}), (503, {}), whole])
+    server.answers["/generate"] = lambda body: next(parts)
+    assert generated(endpoint(server.url), stream=stream)[1][0].text == "ab"
+    assert [int(pause) for pause in pauses] == [7, 3, 0]  # and a little, which differs between branches
+
+
+def test_a_wait_beyond_the_limit_of_a_request_is_an_error_at_once(server, endpoint, pauses):
+    server.answers["/generate"] = busy(60)
+    with pytest.raises(sgl.BackendError, match=r"no room.* after 60 s.*timeout") as caught:
+        generated(endpoint(server.url, timeout=30))
+    assert caught.value.retry_after == 60
+    assert (len(server.bodies()), pauses) == (1, [])
+
+
+@pytest.mark.parametrize("limits", [({"timeout": 30}, {}), ({}, {"timeout": 30}), ({"timeout": 90}, {"timeout": 30})])
+def test_a_wait_beyond_the_limit_of_a_run_or_a_node_is_an_error_at_once(server, endpoint, pauses, limits):
+    of_run, of_node = limits
+
+    @sgl.function
+    def program(s):
+        s += "ab" + sgl.gen("x", **of_node)
+
+    server.answers["/generate"] = busy(60)
+    with pytest.raises(sgl.BackendError, match=r"no room.* after 60 s.*timeout") as caught:
+        program.run(backend=endpoint(server.url), **of_run)["x"]
+    assert caught.value.retry_after == 60
+    assert (len(server.bodies()), pauses) == (1, [])
 
 
 def test_a_stream_that_has_begun_is_not_asked_again_where_the_server_can_not_continue_it(server, endpoint):
