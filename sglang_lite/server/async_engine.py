@@ -181,8 +181,9 @@ class AsyncEngine:
             self.engine.core.flushed(events.put, self._relay.flush),
         )
         with self._ends(await _submitted(run, _length(prompt))) as submitted:
-            async for taken in self._played(events, submitted, timeout_s):
-                yield taken
+            async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
+                async for taken in played:
+                    yield taken
 
     async def play_rows(
         self, asked: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
@@ -213,13 +214,14 @@ class AsyncEngine:
         )
         with self._ends(program):
             begin(program)
-            yield []
-            async for taken in self._played(events, program, timeout_s):
-                yield taken
+            async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
+                async for taken in played:
+                    yield taken
 
     async def _played(
-        self, events: _Events[ProgramEvent], submitted: Abortable, timeout_s: float | None
+        self, events: _Events[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
     ) -> AsyncGenerator[list[ProgramEvent], None]:
+        """Events of a program, which has so much time from now on; first an empty list if it was only `opened`."""
         late = False
 
         def end() -> None:
@@ -230,6 +232,8 @@ class AsyncEngine:
         timer = None if timeout_s is None else self._relay.loop.call_later(timeout_s, end)
         ended = False
         try:
+            if opened:
+                yield []
             while not ended:
                 taken = _joined_played(await events.take())
                 ended = not isinstance(taken[-1], Played)
@@ -367,15 +371,18 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     Raises:
         SglError: as `events`.
     """
-    first = await anext(events)
 
     async def all_of_them() -> AsyncGenerator[E, None]:
         async with contextlib.aclosing(events):
+            first = await anext(events)
+            yield first  # taken below: what has not begun could not be closed
             yield first
             async for each in events:
                 yield each
 
-    return all_of_them()
+    found = all_of_them()
+    await anext(found)
+    return found
 
 
 async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:

@@ -139,7 +139,8 @@ async def generate(service: Service, call: Call) -> Response:
         calls = [replace(each, constraint=held) for each in calls]
     answers = service.running.native(calls, is_list=is_list, stream=stream)
     if stream:
-        return EventStream(_stream(await begun(answers), incremental=service.settings.incremental_streaming_output))
+        answers = await begun(answers)
+        return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
     async with contextlib.aclosing(answers):
         found = await anext(answers)
     return answer(found if is_list else found[0])

@@ -8,7 +8,7 @@ import pytest
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import AsyncEngine
+from sglang_lite.server.async_engine import AsyncEngine, begun
 
 
 class Failing:
@@ -35,3 +35,61 @@ def test_text_that_comes_with_an_error_comes_before_it():
         return taken
 
     assert [event.text for event in asyncio.run(main())] == ["a b"]
+
+
+class Opening:
+    """Engine that opens a program, which says nothing."""
+
+    aborted = False
+
+    def open_program(self, **_):
+        return self
+
+    def abort(self):
+        self.aborted = True
+
+
+def test_the_time_of_a_program_that_grows_begins_before_anybody_reads(monkeypatch):
+    async def main():
+        engine, timers = Opening(), []
+
+        def later(seconds, end):
+            timers.append((seconds, end))
+            return Timer()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
+        events = AsyncEngine(cast(Engine, engine)).grow(lambda program: None, timeout_s=60)
+        assert await anext(events) == []
+        ((seconds, end),) = timers
+        assert (seconds, engine.aborted) == (60, False)
+        end()
+        assert engine.aborted
+        await events.aclose()
+        assert Timer.cancelled
+
+    class Timer:
+        cancelled = False
+
+        def cancel(self):
+            Timer.cancelled = True
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_has_begun_is_closed_though_nobody_has_read():
+    closed = []
+
+    async def numbers():
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append(True)
+
+    async def main():
+        events = await begun(numbers())
+        await events.aclose()
+        assert closed
+        assert [each async for each in await begun(numbers())] == [1, 2]
+
+    asyncio.run(main())

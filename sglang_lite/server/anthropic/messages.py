@@ -50,7 +50,8 @@ async def create(service: Service, call: Call) -> Response:
     request = GenerateRequest(ids, sampling.read(body, _NAMES), prepared.constraint, stream=bool(body.stream))
     message = _Message(service, body, Sample(prepared, prefix="toolu_"), len(ids))
     if body.stream:
-        return EventStream(_stream(message, await begun(service.running.generate(request))))
+        events = await begun(service.running.generate(request))
+        return EventStream(_stream(message, events), events)
     (generation,) = await service.running.results(request)
     for _ in message.told(generation):
         pass

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -31,23 +32,35 @@ class EventStream(Response):
     Args:
         parts: its bytes. They are asked for when those before have been taken, so that of what comes meanwhile a slow
             reader gets larger ones; and closed when the reader has left.
+        source: what the parts are made of, closed with them: parts that nobody has asked for yet would not do it.
         headers: beside those of every stream.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        source: AsyncGenerator[object, None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self._parts = parts
+        self._parts, self._source = parts, source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(OSError):  # the reader has left
-            async with contextlib.aclosing(self._parts) as parts:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async def give(message: Message) -> None:
+            try:
+                await send(message)
+            except OSError as error:
+                raise ClientDisconnect from error
+
+        with contextlib.suppress(ClientDisconnect):
+            async with contextlib.aclosing(self._source or self._parts), contextlib.aclosing(self._parts) as parts:
+                await give({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for part in parts:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await give({"type": "http.response.body", "body": part, "more_body": True})
+            await give({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:

@@ -80,7 +80,8 @@ async def complete(service: Service, call: Call) -> Response:
     customs = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
     asked = _Asked(body, prepared, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, customs)
     if body.stream:
-        return EventStream(_stream(service, asked, await begun(service.running.generate(request))))
+        events = await begun(service.running.generate(request))
+        return EventStream(_stream(service, asked, events), events)
     found = await service.running.results(request)
     choices = [_choice_of(service, asked, generation) for generation in found]
     reasoning = sum(service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices)

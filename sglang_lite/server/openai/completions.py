@@ -94,7 +94,7 @@ async def complete(service: Service, call: Call) -> Response:
     running = service.running
     if body.stream:
         events = await begun(merged([running.generate(request) for request in requests]))
-        return EventStream(_stream(service, asked, events))
+        return EventStream(_stream(service, asked, events), events)
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
     async with contextlib.aclosing(merged([running.generate(request) for request in requests])) as events:
         async for index, taken in events:

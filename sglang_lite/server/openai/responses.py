@@ -68,7 +68,8 @@ async def create(service: Service, call: Call) -> Response:
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
-        return EventStream(_stream(made, await begun(service.running.generate(generate))))
+        events = await begun(service.running.generate(generate))
+        return EventStream(_stream(made, events), events)
     (generation,) = await service.running.results(generate)
     for _ in made.answer.told(generation):
         pass

@@ -298,7 +298,8 @@ async def played(service: Service, call: Call, body: Mapping[str, Json], pointer
             priority=asked.priority, timeout_s=asked.seconds,
         )  # fmt: skip
     if asked.open or asked.stream:
-        return EventStream(_stream(await begun(events), call), {PROGRAM_ID: asked.id})
+        events = await begun(events)
+        return EventStream(_stream(events, call), events, {PROGRAM_ID: asked.id})
     found: list[ProgramEvent] = []
     async with contextlib.aclosing(events):
         async for taken in events:

@@ -116,8 +116,8 @@ async def play_rows(service: Service, call: Call) -> Response:
     window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
     ended = service.running.play_rows(_asked(body, Filler(compiled), budget), window, seconds)
     if body.form == "frames":
-        return EventStream(_framed(ended), {"content-type": FRAMES})
-    return EventStream(_told(ended))
+        return EventStream(_framed(ended), ended, {"content-type": FRAMES})
+    return EventStream(_told(ended), ended)
 
 
 ROUTES = (Route("/program/rows", play_rows, "Play a compiled program for rows", fields=ROWS, streams=True, works=True),)
