@@ -2,7 +2,8 @@
 under a name that is made of everything it depends on.
 
 A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text, and later the
-parts of a language: what somebody else has put there is at worst a wrong grammar. One that is damaged is not used.
+parts of a language. One that is damaged or too large, or that somebody else could have written, is not used but
+removed: who may write into the folder can at worst put one grammar in another's place.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import logging
 import os
 import pickle
+import stat
 import tempfile
 import zlib
 from functools import lru_cache
@@ -30,7 +32,7 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 logger = logging.getLogger("sglang_lite")
 
 SLOW_S = 1.0  # to compile: anything faster is compiled again
-MAX_BYTES = 256 << 20  # of all files together; the ones used longest ago go first
+MAX_BYTES = 256 << 20  # of all files together, the ones used longest ago go first; of one, and of what is in it
 _DIGEST = 32  # bytes of a SHA-256
 
 
@@ -53,24 +55,25 @@ class GrammarDiskCache:
         """The name of an engine and what it had prepared; None where nothing good is kept."""
         path = self.path_of(constraint)
         try:
-            content = path.read_bytes()
-            packed = content[_DIGEST:]
-            if content[:_DIGEST] != hashlib.sha256(packed).digest():
-                raise ValueError("the checksum is wrong")
-            engine, prepared = _Unpickler(io.BytesIO(zlib.decompress(packed))).load()
+            engine, prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
         except FileNotFoundError:
             return None
         except Exception as error:  # what was unpickled need not be what it should be
             logger.warning("%s is not used: %s", path, error)
+            with contextlib.suppress(OSError):  # it would be said again
+                path.unlink()
             return None
         with contextlib.suppress(OSError):  # another user's file
             os.utime(path)
         return engine, prepared
 
     def put(self, constraint: Constraint, engine: str, prepared: PreparedGrammar) -> None:
-        """Keeps what was prepared, if the disk lets it."""
+        """Keeps what was prepared, if it is not too large and the disk lets it."""
         try:
-            packed = zlib.compress(pickle.dumps((engine, prepared), protocol=5), 1)
+            content = pickle.dumps((engine, prepared), protocol=5)
+            if len(content) > MAX_BYTES:
+                return
+            packed = zlib.compress(content, 1)
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
                 file.write(hashlib.sha256(packed).digest() + packed)
@@ -94,6 +97,29 @@ class GrammarDiskCache:
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file. Raises ValueError: somebody else could have written it, or it is too large."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
+        found = os.fstat(file.fileno())
+        if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError("somebody else could have written it")
+        if found.st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        return file.read(MAX_BYTES)
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Reads a file's bytes: the pickle. Raises ValueError, zlib.error: they are damaged, or too much."""
+    packed = content[_DIGEST:]
+    if content[:_DIGEST] != hashlib.sha256(packed).digest():
+        raise ValueError("the checksum is wrong")
+    reader = zlib.decompressobj()
+    found = reader.decompress(packed, MAX_BYTES)
+    if not reader.eof:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes, or no end")
+    return found
 
 
 class _Unpickler(pickle.Unpickler):

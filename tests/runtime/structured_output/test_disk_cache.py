@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -140,6 +141,58 @@ def test_what_an_engine_can_not_load_is_compiled_again(folder):
     with Engine.of(random_model()) as engine:
         engine.core.compiler.disk_cache().put(LARK, "xgrammar", "{}")
     assert generated(LARK) == (text, 0)
+
+
+REGEX = Regex("a")
+
+
+@pytest.fixture
+def store(folder, monkeypatch):
+    """A store with a grammar, and room for little."""
+    monkeypatch.setattr(keeping, "MAX_BYTES", 5000)
+    store = GrammarDiskCache(folder, Vocabulary((b"a",), (0,)), "auto")
+    store.put(REGEX, "xgrammar", "prepared")
+    assert store.get(REGEX) == ("xgrammar", "prepared")
+    return store
+
+
+def enlarged(path):
+    with path.open("ab") as file:
+        file.truncate(1 << 40)
+
+
+def others(path):
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (enlarged, "more than 5,000 bytes"),
+        (lambda path: path.write_bytes(signed(zlib.compress(bytes(10**6)))), "more than 5,000 bytes"),
+        (lambda path: path.write_bytes(signed(zlib.compress(pickle.dumps(("xgrammar", "x")))[:-3])), "no end"),
+        (lambda path: path.chmod(0o620), "somebody else"),
+        pytest.param(others, "somebody else", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root may give")),
+        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "the checksum"),
+    ],
+)
+def test_a_file_that_may_be_a_trap_is_not_used_and_said_once(store, change, said, caplog):
+    change(store.path_of(REGEX))
+    tracemalloc.start()
+    assert store.get(REGEX) is None
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    assert store.get(REGEX) is None
+    (message,) = caplog.messages
+    assert "is not used" in message
+    assert said in message
+
+
+def test_what_is_too_large_is_not_kept(store, folder):
+    store.put(Regex("b"), "xgrammar", bytes(10**6))  # a few when compressed
+    assert store.get(Regex("b")) is None
+    assert store.get(REGEX) is not None
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_what_is_compiled_quickly_is_not_kept(folder, monkeypatch):
