@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from sglang_lite.engine.engine import Engine
@@ -85,9 +85,10 @@ class Service:
             return encode(prompt.spans)
         return await asyncio.to_thread(encode, prompt.spans)
 
-    def tokens(self, text: str) -> int:
+    async def tokens(self, text: str) -> int:
         """Number of tokens of a text."""
-        return len(self.engine.tokenizer.encode(text, first=False)) if text else 0
+        encode = partial(self.engine.tokenizer.encode, text, first=False)
+        return len(encode() if len(text) <= _SHORT else await asyncio.to_thread(encode))
 
     @cached_property
     def tokenizer_path(self) -> str:

@@ -55,6 +55,7 @@ async def create(service: Service, call: Call) -> Response:
     (generation,) = await service.running.results(request)
     for _ in message.told(generation):
         pass
+    await message.end(generation)
     return answer(message.whole)
 
 
@@ -84,6 +85,8 @@ async def _stream(
             async for taken in events:
                 if parts := b"".join(_event(each) for new in taken for each in message.told(new)):
                     yield parts
+                if isinstance(taken[-1], Generation):
+                    yield _event(await message.end(taken[-1]))
         yield _event({"type": "message_stop"})
     except SglError as error:
         yield _event(content_of(error, "anthropic"))
@@ -132,9 +135,12 @@ class _Message:
         yield from self._parts(self.sample.told(each))
         if isinstance(each, Generation):
             yield from self._closed()
-            end, usage = _end(self.sample, each, self.body.max_tokens), self._usage(each.usage)
-            self.whole = {**self.head, "content": self.blocks, **end, "usage": usage}
-            yield {"type": "message_delta", "delta": end, "usage": usage}
+
+    async def end(self, generation: Generation) -> dict[str, Any]:
+        """The event of the end, when all has been told: from then on the message is whole."""
+        end, usage = _end(self.sample, generation, self.body.max_tokens), await self._usage(generation.usage)
+        self.whole = {**self.head, "content": self.blocks, **end, "usage": usage}
+        return {"type": "message_delta", "delta": end, "usage": usage}
 
     def _parts(self, parts: Parts) -> Iterator[dict[str, Any]]:
         for kind, part in parts.in_order:
@@ -180,13 +186,13 @@ class _Message:
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
+    async def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             **_NOT_CREATED,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"thinking_tokens": self.service.tokens(self.sample.reasoning)},
+            "output_tokens_details": {"thinking_tokens": await self.service.tokens(self.sample.reasoning)},
         }
 
 

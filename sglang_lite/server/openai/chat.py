@@ -84,7 +84,7 @@ async def complete(service: Service, call: Call) -> Response:
         return EventStream(_stream(service, asked, events), events)
     found = await service.running.results(request)
     choices = [_choice_of(service, asked, generation) for generation in found]
-    reasoning = sum(service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices)
+    reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
     usage = usage_of([generation.usage for generation in found], reasoning)
     return answer({**asked.head("chat.completion"), "choices": choices, "usage": usage})
 
@@ -172,7 +172,7 @@ async def _stream(
                         usages[each.index] = each.usage
                 yield b"".join(parts)
         if options.include_usage:
-            reasoning = sum(service.tokens(sample.reasoning) for sample in samples.values())
+            reasoning = sum([await service.tokens(sample.reasoning) for sample in samples.values()])
             end = event({**head, "choices": [], "usage": usage_of(list(usages.values()), reasoning)})
     except SglError as error:
         end = event(content_of(error, "openai"))

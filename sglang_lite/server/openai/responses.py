@@ -73,7 +73,7 @@ async def create(service: Service, call: Call) -> Response:
     (generation,) = await service.running.results(generate)
     for _ in made.answer.told(generation):
         pass
-    made.end(generation)
+    await made.end(generation)
     made.store()
     return answer(made.content)
 
@@ -114,7 +114,7 @@ async def _stream(
             async for taken in events:
                 told = [new for each in taken for new in made.answer.told(each)]
                 if isinstance(taken[-1], Generation):
-                    made.end(taken[-1])
+                    await made.end(taken[-1])
                     told.append(numbered(f"response.{made.content['status']}", response=made.content))
                 if told:
                     yield made.told(told)
@@ -204,7 +204,7 @@ class _Response:
             self.log.add(written)
         return b"".join(written)
 
-    def end(self, generation: Generation) -> None:
+    async def end(self, generation: Generation) -> None:
         """Takes the end of the answer."""
         cut = generation.finish_reason == "length"
         self.content = {
@@ -213,7 +213,7 @@ class _Response:
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self.answer.items,
-            "usage": self._usage(generation.usage),
+            "usage": await self._usage(generation.usage),
         }
 
     def fail(self, error: SglError) -> None:
@@ -225,12 +225,12 @@ class _Response:
         told = content_of(error, "openai")["error"]
         self.content |= {"status": "failed", "error": {"code": "server_error", "message": told["message"]}}
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
+    async def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.service.tokens(self.answer.sample.reasoning)},
+            "output_tokens_details": {"reasoning_tokens": await self.service.tokens(self.answer.sample.reasoning)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
