@@ -175,10 +175,16 @@ def test_a_file_is_fetched_whole_and_once(server, tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == ["data.jsonl"]
 
 
+ADDRESSES = ["/folder/data.jsonl", "/other/data.jsonl", "/folder/data.jsonl?version=2", "/folder/"]
+
+
 def test_a_file_is_kept_in_the_folder_for_temporary_files(server, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = utils.download_and_cache_file(f"{server.url}/folder/data.jsonl")
-    assert path == str(tmp_path / "data.jsonl")
+    paths = [utils.download_and_cache_file(server.url + path) for path in ADDRESSES]
+    assert sorted(paths) == sorted(map(str, tmp_path.iterdir()))
+    assert [path.rpartition("-")[2] for path in paths] == ["data.jsonl", "data.jsonl", "data.jsonl", ""]
+    assert paths == [utils.download_and_cache_file(server.url + path) for path in ADDRESSES]
+    assert server.requests == ADDRESSES
 
 
 @pytest.mark.parametrize(

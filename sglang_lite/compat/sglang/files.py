@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sglang_lite.protocol import DownloadError
 from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.random_ids import random_id
 
 
 def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
@@ -31,7 +34,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     """Fetches a file once; later calls give the same path.
 
     Args:
-        filename: where to; by default the address's last part in the system's folder for temporary files.
+        filename: where to; by default a name made of the address in the system's folder for temporary files.
 
     Raises:
         DownloadError: it could not be fetched whole.
@@ -41,10 +44,10 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     import requests
     from tqdm.auto import tqdm
 
-    target = Path(filename) if filename else Path(tempfile.gettempdir()) / url.split("/")[-1]
+    target = Path(filename) if filename else Path(tempfile.gettempdir()) / _name_of(url)
     if target.exists():
         return str(target)
-    part = target.with_name(f"{target.name}.part-{os.getpid()}")
+    part = target.with_name(f"{target.name}.part-{random_id()}")
     try:
         # Not compressed: the length that the server tells is then that of the file.
         with requests.get(url, stream=True, timeout=60, headers={"Accept-Encoding": "identity"}) as response:
@@ -63,3 +66,8 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
     finally:
         part.unlink(missing_ok=True)
     return str(target)
+
+
+def _name_of(url: str) -> str:
+    """Name of a file from an address: the end of its path, after what no other address has."""
+    return f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{urlsplit(url).path.rpartition('/')[2][-100:]}"
