@@ -26,7 +26,7 @@ E = TypeVar("E")
 
 
 class OpenProgram(Protocol):
-    """A program that grows while it is played: see `Player`."""
+    """A program that grows while it is played: see `ProgramPlayer`."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None: ...
     def drop(self, path: Path) -> None: ...

@@ -77,7 +77,7 @@ from sglang_lite.wire.failure import Failure
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.encoding_core import EncodingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
-    from sglang_lite.runtime.core.program_player import Player
+    from sglang_lite.runtime.core.program_player import ProgramPlayer
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 logger = logging.getLogger("sglang_lite")
@@ -233,7 +233,7 @@ class Served:
         self._ready = threading.Event()
         self._core: Any = None  # of either kind: it is asked for nothing that it has not, or refuses it
         self._open: dict[int, _Submission] = {}
-        self._programs: dict[int, Player] = {}
+        self._programs: dict[int, ProgramPlayer] = {}
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
     def begin(self, core: EngineCore | EncodingCore) -> None:

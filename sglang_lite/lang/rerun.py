@@ -16,7 +16,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend, said
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.push_down import OpenProgram
+from sglang_lite.lang.execution.push_down import ProgramAtBackend
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, Text
 from sglang_lite.program.seeds import reseeded
@@ -88,7 +88,7 @@ class RememberingBackend(DelegatingBackend):
     def takes_priority(self) -> bool:
         return self.backend.takes_priority
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return self.backend.open_program(sink, stream=stream, **said(priority))
 
     def _known(self, asked: str) -> SavedAnswer | None:

@@ -30,7 +30,7 @@ from sglang_lite.server.errors import (
 )
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.http.body import parse_object, read_bytes
-from sglang_lite.server.http.sse import until_disconnected
+from sglang_lite.server.http.disconnect import until_disconnected
 from sglang_lite.server.service import Service
 from sglang_lite.wire.limits import Limits
 

@@ -61,8 +61,8 @@ def test_a_run_is_one_program_whatever_its_settings(tiny, settings):
 
 def test_every_node_that_is_handed_over_names_its_line(tiny, monkeypatch):
     handed = []
-    extend = programs.Player.extend
-    monkeypatch.setattr(programs.Player, "extend", lambda *given: (handed.extend(given[2]), extend(*given)))
+    extend = programs.ProgramPlayer.extend
+    monkeypatch.setattr(programs.ProgramPlayer, "extend", lambda *given: (handed.extend(given[2]), extend(*given)))
 
     def body(s):
         s += sgl.user("a") + sgl.assistant(sgl.gen("x"))

@@ -37,7 +37,7 @@ from sglang_lite.protocol.sampling import given
 from sglang_lite.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.push_down import OpenProgram
+    from sglang_lite.lang.execution.push_down import ProgramAtBackend
     from sglang_lite.lang.execution.stream_executor import StreamExecutor
     from sglang_lite.lang.expressions import SglSamplingParams
 
@@ -98,7 +98,7 @@ class BaseBackend:
         """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         """Opens a program, to which a run adds its nodes while they are played. A backend that defines it is handed
         whole runs; one that does not gets one call per node.
 

@@ -29,7 +29,7 @@ from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
-    from sglang_lite.lang.execution.push_down import OpenProgram
+    from sglang_lite.lang.execution.push_down import ProgramAtBackend
     from sglang_lite.runtime.core.open_requests import Ticket
 
 
@@ -89,7 +89,7 @@ class LocalBackend(BaseBackend):
             raise outcome
         return outcome
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         mailbox = executor()
         return self.engine.open_program(
             sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream, priority=priority

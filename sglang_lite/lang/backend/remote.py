@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from sglang_lite.errors import Origin
+from sglang_lite.lang.backend.api_client import ApiClient
 from sglang_lite.lang.backend.asked_node import scores_needed
-from sglang_lite.lang.backend.asker import Asker
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
 from sglang_lite.lang.backend.explain import Explanation, Price
@@ -110,7 +110,7 @@ class RemoteBackend(BaseBackend):
         self.token_usage = TokenUsage()
         self._connection = Connection(type(self).__name__, connect, rate_limit)
         self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
-        self._asker = Asker(self._connection, self.failures, self.token_usage, ReturnedItems())
+        self._client = ApiClient(self._connection, self.failures, self.token_usage, ReturnedItems())
 
     def client(self) -> Foreign:
         """The SDK's client, for the event loop that runs."""
@@ -259,14 +259,14 @@ class RemoteBackend(BaseBackend):
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Makes one call of the provider's API, which is given back what it wants of earlier turns: deltas if `stream`,
-        and the samples, each as it was said; as `Asker.ask`.
+        and the samples, each as it was said; as `ApiClient.ask`.
 
         Args:
             constrained: an answer that was cut short is none.
         """
         api, target = self.target(rung)
-        question = Question(target, prompt, params, shape_of(rung), self._asker.given_back.of(prompt.messages))
-        return self._asker.ask(api, question, constrained=constrained, stream=stream)
+        question = Question(target, prompt, params, shape_of(rung), self._client.given_back.of(prompt.messages))
+        return self._client.ask(api, question, constrained=constrained, stream=stream)
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
         """The API that is asked on a rung, and the model there.

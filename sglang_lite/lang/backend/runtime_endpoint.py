@@ -51,7 +51,7 @@ from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.push_down import OpenProgram
+    from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 _SCORED = {"max_new_tokens": 0, "temperature": 0}
 
@@ -237,7 +237,7 @@ class RuntimeEndpoint(BaseBackend):
         own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
         return self._programs and not own
 
-    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> OpenProgram:
+    def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return RemoteProgram(self._server, sink, stream=stream, priority=priority)
 
     def play_program(

@@ -40,7 +40,7 @@ from sglang_lite.lang.execution.operations import (
     ScopeOp,
     SelectOp,
 )
-from sglang_lite.lang.execution.push_down import Inbox, PushedBranch
+from sglang_lite.lang.execution.push_down import NodeEvents, PushedBranch
 from sglang_lite.lang.execution.reading import unknown
 from sglang_lite.lang.execution.run import Run, current_run
 from sglang_lite.lang.execution.transcript import Transcript
@@ -94,7 +94,7 @@ class Player:
         self._failure: SglError | None = None
         self._failure_seen = False
         self._stopped = False  # from outside of the body: for good
-        self._waiting: asyncio.Task[None] | Inbox | None = None
+        self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -393,7 +393,7 @@ class Player:
             op = following
             _begin(op)
 
-    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | Inbox | None:
+    def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
         """Fails the branch, with everything that is queued or being played. Returns what was waiting for
         it.
 

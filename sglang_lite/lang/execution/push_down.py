@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.base_backend import BaseBackend
 
 
-class OpenProgram(Protocol):
+class ProgramAtBackend(Protocol):
     """A program that is open at a backend. Any thread may call it; none of the calls waits."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
@@ -78,7 +78,7 @@ class PushedProgram:
         self.backend, self.stream, self.priority = backend, stream, priority
         self.lock = threading.RLock()
         self.closed = False
-        self._open: OpenProgram | None = None
+        self._open: ProgramAtBackend | None = None
         self._branches: dict[Path, PushedBranch] = {}  # those that the program has
         self._over: SglError | None = None  # it has ended
 
@@ -102,7 +102,7 @@ class PushedProgram:
         except SglError as error:
             executor().post(branch.end, error)
 
-    def _send(self, branch: PushedBranch, program: OpenProgram) -> None:
+    def _send(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
         if branch.parent is not None:
             self._send(branch.parent, program)
         joined, branch.joined = branch.joined, []
@@ -116,7 +116,7 @@ class PushedProgram:
             nodes, branch.nodes = branch.nodes, []
             program.extend(path, nodes)
 
-    def _send_waiting(self, branch: PushedBranch, program: OpenProgram) -> None:
+    def _send_waiting(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
         if branch.waiting:
             branch.waiting = False
             self._send(branch, program)
@@ -179,7 +179,7 @@ class PushedBranch:
         self.count = 0
         self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
         self._behind = False  # not even those are
-        self._inboxes: dict[int, Inbox] = {}  # by the places of nodes; on the executor loop
+        self._inboxes: dict[int, NodeEvents] = {}  # by the places of nodes; on the executor loop
         self._ended: SglError | None = None  # its program
         self._failed: tuple[int, SglError] | None = None  # where, and with what
         self._back = -1  # the place of the last rollback
@@ -415,16 +415,16 @@ class PushedBranch:
         self._inboxes.pop(place, None)
         return inbox.events.popleft()
 
-    def when_answered(self, place: int, then: Callable[[], object]) -> Inbox:
+    def when_answered(self, place: int, then: Callable[[], object]) -> NodeEvents:
         """Calls `then` once `answer` has something, which it has not now. Returns what cancels that."""
         inbox = self._inbox(place)
         inbox.then = then
         return inbox
 
-    def _inbox(self, place: int) -> Inbox:
+    def _inbox(self, place: int) -> NodeEvents:
         found = self._inboxes.get(place)
         if found is None:
-            found = self._inboxes[place] = Inbox()
+            found = self._inboxes[place] = NodeEvents()
             if self._failed is not None and self._lost(place):
                 found.put(self._failed[1])
             elif self._ended is not None:
@@ -432,7 +432,7 @@ class PushedBranch:
         return found
 
 
-class Inbox:
+class NodeEvents:
     """Events of a node, for whoever plays it: one at a time. On the executor loop.
 
     Attributes:

@@ -38,7 +38,7 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
 from sglang_lite.runtime.core.program_decisions import PreparedPart
-from sglang_lite.runtime.core.program_player import Player
+from sglang_lite.runtime.core.program_player import ProgramPlayer
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.core.submission import (
@@ -197,13 +197,15 @@ class EngineCore:
 
     def open_program(
         self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
-    ) -> Player:
+    ) -> ProgramPlayer:
         """Opens a program: see `Engine.open_program`."""
         self.check_open()
         check_kind("namespace", namespace, str)
         check_priority(priority, self.config.policy)
         self.open.count("programs_opened")
-        return Player(self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority)
+        return ProgramPlayer(
+            self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority
+        )
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a program that is whole: see `Engine.run_program`."""
@@ -211,7 +213,7 @@ class EngineCore:
         asked.check()
         check_priority(asked.priority, self.config.policy)
         log = self.builder.log(asked.prompt)
-        player = Player(
+        player = ProgramPlayer(
             self._parts, log, sink,
             stream=asked.stream, namespace=asked.namespace, priority=asked.priority, entered=True,
         )  # fmt: skip

@@ -37,7 +37,7 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
-class Player:
+class ProgramPlayer:
     """Player of a program. `extend` gives a branch more nodes, which are played as soon as those before are; an open
     program with nothing to play holds no slot, and no page unless a verdict is awaited, and does not count as open.
 

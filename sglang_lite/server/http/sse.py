@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -61,28 +60,3 @@ class EventStream(Response):
                 async for part in parts:
                     await give({"type": "http.response.body", "body": part, "more_body": True})
             await give({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
-    """Does work for a client, and cancels it when that leaves.
-
-    Raises:
-        Exception: the work has failed, or `receive` has, and so the work was cancelled.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    gone.add_done_callback(lambda _: task.cancel())
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not gone.done():  # it was the caller who is cancelled
-            raise
-        gone.result()
-    finally:
-        gone.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()

@@ -88,7 +88,7 @@ ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
 
 
 @dataclass(slots=True)
-class Budget:
+class ProgramBudget:
     """Budget of a program, counted before anything of it starts.
 
     Attributes:
@@ -100,7 +100,7 @@ class Budget:
     branches: int
     vocab_size: int
 
-    def take(self, nodes: Sequence[Node], pointer: str) -> Budget:
+    def take(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Budget that is left after some nodes, which this does not take yet.
 
         Args:
@@ -110,12 +110,12 @@ class Budget:
             ParameterError: by its pointer, the first node that is too much, or that has a bad parameter.
             CapabilityError: an image.
         """
-        left = Budget(self.tokens, self.nodes, self.branches, self.vocab_size)
+        left = ProgramBudget(self.tokens, self.nodes, self.branches, self.vocab_size)
         for place, node in _walked(nodes, pointer):
             left.spend(node, place, self)
         return left
 
-    def take_program(self, program: Program, pointer: str) -> Budget:
+    def take_program(self, program: Program, pointer: str) -> ProgramBudget:
         """`take` of a whole program: nodes and branches of all of its parts, tokens of its longest way.
 
         Args:
@@ -131,7 +131,7 @@ class Budget:
             part = program.parts[i]
             costs[i] = _costliest(part.decision, costs)
             for j, each in enumerate(part.added):
-                whole = Budget(self.tokens, left.nodes, left.branches, self.vocab_size)
+                whole = ProgramBudget(self.tokens, left.nodes, left.branches, self.vocab_size)
                 left_of_it = whole.take(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
                 left.nodes, left.branches = left_of_it.nodes, left_of_it.branches
                 costs[i] += self.tokens - left_of_it.tokens
@@ -141,7 +141,7 @@ class Budget:
             raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or bound loops lower.")
         return left
 
-    def spend(self, node: Node, pointer: str, most: Budget) -> None:
+    def spend(self, node: Node, pointer: str, most: ProgramBudget) -> None:
         """Takes a node off the budget.
 
         Args:
@@ -225,7 +225,7 @@ class _Asked:
     id: str
     prompt: Prompt | str
     program: Program
-    left: Budget
+    left: ProgramBudget
     seconds: float
     stream: bool
     open: bool
@@ -259,10 +259,10 @@ def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str)
     )  # fmt: skip
 
 
-def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[Budget, float]:
+def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
     """Budget and seconds of a program: the lower of the client's limits and the server's."""
     settings, own = service.settings, given or ProgramLimits()
-    budget = Budget(
+    budget = ProgramBudget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
         int(_least("nodes", own.nodes, settings.program_max_nodes, pointer)),
         int(_least("branches", own.branches, settings.program_max_branches, pointer)),
@@ -406,7 +406,7 @@ class _Growing:
 
     program: OpenProgram
     key: str
-    left: Budget
+    left: ProgramBudget
     closed: bool = field(default=False)
 
 

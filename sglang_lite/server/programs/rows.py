@@ -20,7 +20,7 @@ from sglang_lite.protocol import ParameterError, SglError
 from sglang_lite.runtime.core.submission import ProgramRequest, check_priority
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
-from sglang_lite.server.programs.program import Budget, ProgramLimits, check_version, limits_of, record_of
+from sglang_lite.server.programs.program import ProgramBudget, ProgramLimits, check_version, limits_of, record_of
 from sglang_lite.server.routes import Call, Route
 from sglang_lite.server.service import Service
 from sglang_lite.wire.rows import FRAMES, LAST, Row, RowEvent, frame_of
@@ -46,7 +46,7 @@ class RowsRequest(msgspec.Struct, kw_only=True):
 ROWS: Fields[RowsRequest] = Fields(RowsRequest, GATEWAY_NEUTRAL, {})
 
 
-def _asked(body: RowsRequest, filler: Filler, budget: Budget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
+def _asked(body: RowsRequest, filler: Filler, budget: ProgramBudget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
     """Requests to the engine for each row, by its number; an error of a row is its own.
 
     Args:
@@ -67,7 +67,7 @@ def _asked(body: RowsRequest, filler: Filler, budget: Budget) -> Iterator[tuple[
         yield number, error or ProgramRequest("", program, False, body.cache_salt or "", body.priority or 0)
 
 
-def _refusal(budget: Budget, program: Program) -> SglError | None:
+def _refusal(budget: ProgramBudget, program: Program) -> SglError | None:
     """The error of a program that is more than a row may be."""
     try:
         budget.take_program(program, "/program")

@@ -25,8 +25,8 @@ _MOST_PAUSES = 16  # of a model, which wants to be asked again to continue
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Asker of the questions of one backend.
+class ApiClient:
+    """Client of one backend's API.
 
     Attributes:
         connection: to the API.

@@ -1,0 +1,33 @@
+"""A client that leaves before its answer is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from starlette.types import Message, Receive
+
+
+async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
+    """Does work for a client, and cancels it when that leaves.
+
+    Raises:
+        Exception: the work has failed, or `receive` has, and so the work was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    gone.add_done_callback(lambda _: task.cancel())
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not gone.done():  # it was the caller who is cancelled
+            raise
+        gone.result()
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()
