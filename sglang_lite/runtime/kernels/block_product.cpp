@@ -26,9 +26,8 @@ static inline Ints spread(const int16_t *pair) {
     std::memcpy(&x, pair, 4);
     return _mm512_set1_epi32(x);
 }
-template <int PART>
-static inline Ints nibbles(Ints x) {
-    return _mm512_and_si512(_mm512_srli_epi16(x, 4 * PART), _mm512_set1_epi16(15));
+static inline Ints nibbles(Ints x, int part) {
+    return _mm512_and_si512(_mm512_srli_epi16(x, 4 * part), _mm512_set1_epi16(15));
 }
 static inline Ints widened(const int8_t *x) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)x)); }
 static inline Ints add_pairs(Ints sum, Ints a, Ints b) {
@@ -55,12 +54,15 @@ static inline Ints spread(const int16_t *pair) {
     std::memcpy(&x, pair, 4);
     return _mm256_set1_epi32(x);
 }
-template <int PART>
-static inline Ints nibbles(Ints x) {
-    return _mm256_and_si256(_mm256_srli_epi16(x, 4 * PART), _mm256_set1_epi16(15));
+static inline Ints nibbles(Ints x, int part) {
+    return _mm256_and_si256(_mm256_srli_epi16(x, 4 * part), _mm256_set1_epi16(15));
 }
 static inline Ints widened(const int8_t *x) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)x)); }
-static inline Ints add_pairs(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+static inline Ints add_pairs(Ints sum, Ints a, Ints b) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+    asm("" : "+x"(sum));  // now: GCC would multiply first, add later, and keep products in memory meanwhile
+    return sum;
+}
 static inline Ints no_ints() { return _mm256_setzero_si256(); }
 static inline Floats no_floats() { return _mm256_setzero_ps(); }
 static inline Floats as_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
@@ -72,11 +74,11 @@ static inline void store(float *out, Floats x) { _mm256_storeu_ps(out, x); }
 
 // Of LANES outputs. Inputs 8 i + 2 part and the next are pair `part` of four i.
 struct Block4 {
-    static const int GROUPS = 1;                    // of inputs with one scale
-    uint16_t scale[GROUPS][LANES], minimum[LANES];  // float16
-    uint16_t q[BLOCK / 8][LANES][2];                // four parts of 4 bits
-    template <int PART>
-    Ints pairs(int i) const { return nibbles<PART>(load(q[i])); }
+    static const int ROWS = LANES / 2, SIDE_BY_SIDE = 2;  // at a time: as many sums as registers hold
+    static const int GROUPS = 1;                          // of inputs with one scale
+    uint16_t scale[GROUPS][LANES], minimum[LANES];        // float16
+    uint16_t q[BLOCK / 8][LANES][2];                      // four parts of 4 bits
+    Ints pairs(int i, int part) const { return nibbles(load(q[i]), part); }
     Floats least() const { return halves(minimum); }
     void put(int lane, int i, int j, const uint8_t *x) { q[i][lane][j] = x[0] | x[2] << 4 | x[4] << 8 | x[6] << 12; }
     void put_minimum(int lane, uint16_t value) { minimum[lane] = value; }
@@ -84,11 +86,11 @@ struct Block4 {
 
 template <int N>
 struct Block8 {
+    static const int ROWS = 8, SIDE_BY_SIDE = 1;
     static const int GROUPS = N;
     uint16_t scale[GROUPS][LANES];
     int8_t q[BLOCK / 8][4][LANES][2];
-    template <int PART>
-    Ints pairs(int i) const { return widened(q[i][PART][0]); }
+    Ints pairs(int i, int part) const { return widened(q[i][part][0]); }
     Floats least() const { return no_floats(); }
     void put(int lane, int i, int j, const uint8_t *x) {
         for (int part = 0; part < 4; part++) q[i][part][lane][j] = int8_t(x[2 * part]);
@@ -118,61 +120,74 @@ static void round(const void *x, int64_t from, int64_t to, Integers out) {
     }
 }
 
-// R rows times LANES outputs.
-template <int R, class Block, class A>
+// R rows times S times LANES outputs.
+template <int R, int S, class Block, class A>
 static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, void *out, int64_t apart, int64_t group) {
     int64_t inputs = matrix.inputs, count = inputs / BLOCK;
     const Block *blocks = static_cast<const Block *>(matrix.blocks) + group * count;
     const int16_t *x = rows.numbers + row * inputs;
     const float *scale = rows.scale + row * count, *sum = rows.sum + row * count;
-    Floats sums[R];
-    for (int r = 0; r < R; r++) sums[r] = no_floats();
+    Floats sums[R][S];
+    for (int r = 0; r < R; r++)
+        for (int s = 0; s < S; s++) sums[r][s] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
-        const Block &w = blocks[b];
-        for (size_t at = 0; at < sizeof(Block); at += 64)  // processors look ahead within 4 KB alone
-            __builtin_prefetch(reinterpret_cast<const char *>(&w) + AHEAD + at);
-        Floats least = w.least();
-        for (int r = 0; r < R; r++) sums[r] = fma(least, all(sum[r * count + b]), sums[r]);
+        const Block *w = blocks + b;  // those side by side lie `count` apart
+        for (int s = 0; s < S; s++) {
+            for (size_t at = 0; at < sizeof(Block); at += 64)  // processors look ahead within 4 KB alone
+                __builtin_prefetch(reinterpret_cast<const char *>(w + s * count) + AHEAD + at);
+            Floats least = w[s * count].least();
+            for (int r = 0; r < R; r++) sums[r][s] = fma(least, all(sum[r * count + b]), sums[r][s]);
+        }
 #pragma GCC unroll 1
         for (int g = 0; g < Block::GROUPS; g++) {
-            Ints products[R];
-            for (int r = 0; r < R; r++) products[r] = no_ints();
+            Ints products[R][S];
+            for (int r = 0; r < R; r++)
+                for (int s = 0; s < S; s++) products[r][s] = no_ints();
 #pragma GCC unroll 1
             for (int i = BLOCK / 8 / Block::GROUPS * g; i < BLOCK / 8 / Block::GROUPS * (g + 1); i++) {
-                Ints w0 = w.template pairs<0>(i), w1 = w.template pairs<1>(i);
-                Ints w2 = w.template pairs<2>(i), w3 = w.template pairs<3>(i);
-                for (int r = 0; r < R; r++) {
-                    const int16_t *pairs = x + r * inputs + 8 * i;
-                    products[r] = add_pairs(products[r], w0, spread(pairs));
-                    products[r] = add_pairs(products[r], w1, spread(pairs + 2));
-                    products[r] = add_pairs(products[r], w2, spread(pairs + 4));
-                    products[r] = add_pairs(products[r], w3, spread(pairs + 6));
+#pragma GCC unroll 4
+                for (int part = 0; part < 4; part++) {
+                    Ints pairs[S];
+                    for (int s = 0; s < S; s++) pairs[s] = w[s * count].pairs(i, part);
+                    for (int r = 0; r < R; r++) {
+                        Ints of_row = spread(x + r * inputs + 8 * i + 2 * part);
+                        for (int s = 0; s < S; s++) products[r][s] = add_pairs(products[r][s], pairs[s], of_row);
+                    }
                 }
             }
-            Floats factor = halves(w.scale[g]);
-            for (int r = 0; r < R; r++)
-                sums[r] = fma(as_floats(products[r]) * factor, all(scale[r * count + b]), sums[r]);
+            for (int s = 0; s < S; s++) {
+                Floats factor = halves(w[s * count].scale[g]);
+                for (int r = 0; r < R; r++)
+                    sums[r][s] = fma(as_floats(products[r][s]) * factor, all(scale[r * count + b]), sums[r][s]);
+            }
         }
     }
     const A *bias = matrix.bias ? static_cast<const A *>(matrix.bias) + group * LANES : nullptr;
     for (int r = 0; r < R; r++) {
-        float y[LANES];
-        store(y, sums[r]);
+        float y[S * LANES];
+        for (int s = 0; s < S; s++) store(y + s * LANES, sums[r][s]);
         A *to = static_cast<A *>(out) + (row + r) * apart + group * LANES;
-        for (int i = 0; i < LANES; i++) to[i] = A(bias ? y[i] + float(bias[i]) : y[i]);
+        for (int i = 0; i < S * LANES; i++) to[i] = A(bias ? y[i] + float(bias[i]) : y[i]);
     }
 }
 
+template <int S, class Block, class A>
+static void multiply_rows(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t group) {
+    int64_t row = 0;
+    for (; row + Block::ROWS <= rows; row += Block::ROWS)
+        multiply<Block::ROWS, S, Block, A>(matrix, x, row, out, apart, group);
+    for (; row + 4 <= rows; row += 4) multiply<4, S, Block, A>(matrix, x, row, out, apart, group);
+    for (; row + 2 <= rows; row += 2) multiply<2, S, Block, A>(matrix, x, row, out, apart, group);
+    for (; row < rows; row++) multiply<1, S, Block, A>(matrix, x, row, out, apart, group);
+}
+
 template <class Block, class A>
-static void multiply_rows(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t from,
-                          int64_t to) {
-    for (int64_t group = from / LANES; group < to / LANES; group++) {
-        int64_t row = 0;
-        for (; row + 8 <= rows; row += 8) multiply<8, Block, A>(matrix, x, row, out, apart, group);
-        for (; row + 4 <= rows; row += 4) multiply<4, Block, A>(matrix, x, row, out, apart, group);
-        for (; row + 2 <= rows; row += 2) multiply<2, Block, A>(matrix, x, row, out, apart, group);
-        for (; row < rows; row++) multiply<1, Block, A>(matrix, x, row, out, apart, group);
-    }
+static void multiply_all(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t from,
+                         int64_t to) {
+    const int S = Block::SIDE_BY_SIDE;
+    int64_t group = from / LANES;
+    for (; group + S <= to / LANES; group += S) multiply_rows<S, Block, A>(matrix, x, rows, out, apart, group);
+    for (; group < to / LANES; group++) multiply_rows<1, Block, A>(matrix, x, rows, out, apart, group);
 }
 
 struct Product {
@@ -218,11 +233,11 @@ static void pack(const uint8_t *q, const uint16_t *scale, const uint16_t *minimu
     }                                                                                                                \
     void multiply_##name##_float32(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart,         \
                                    int64_t from, int64_t to) {                                                       \
-        multiply_rows<Block, float>(matrix, x, rows, out, apart, from, to);                                          \
+        multiply_all<Block, float>(matrix, x, rows, out, apart, from, to);                                           \
     }                                                                                                                \
     void multiply_##name##_bfloat16(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart,        \
                                     int64_t from, int64_t to) {                                                      \
-        multiply_rows<Block, bf16>(matrix, x, rows, out, apart, from, to);                                           \
+        multiply_all<Block, bf16>(matrix, x, rows, out, apart, from, to);                                            \
     }
 
 extern "C" {

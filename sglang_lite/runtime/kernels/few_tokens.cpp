@@ -19,7 +19,7 @@ template <class A, class C>
 static void attend(const A *q, int64_t apart, C *keys, C *values, int64_t slots, const int32_t *const *reads,
                    const int64_t *firsts, const int32_t *lengths, int longest, int window, int tokens, int heads,
                    int kv_heads, int size, float scale, A *out) {
-    std::vector<float> room(heads / kv_heads * (int64_t(longest) + size));
+    std::vector<float> room(room_to_attend(heads / kv_heads, longest, size));
     for (int token = 0; token < tokens; token++)
         attend_heads(q + token * apart, Stored<C>{keys, values, slots},
                      Reads{reads[token], firsts[token], lengths[token]}.last(window), Heads{heads, kv_heads, size}, 0,

@@ -9,6 +9,21 @@
 #include "bf16.h"
 
 static const int AHEAD = 8;  // turns
+static const int NEAR = 32;  // tokens whose keys or values stay in the cache while several heads read them
+
+// As many numbers as a register holds.
+#if defined(__AVX512F__)
+static const int LANES = 16;
+#else
+static const int LANES = 8;
+#endif
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+
+static inline Floats load(const float *x) {
+    Floats y;
+    std::memcpy(&y, x, sizeof y);
+    return y;
+}
 
 // e^x, to some 1e-7 of it (Cephes' expf): a loop over this is vector instructions.
 static inline float exponential(float x) {
@@ -95,21 +110,74 @@ static inline void prefetch(const C *numbers, int size) {
     for (size_t at = 0; at < size * sizeof(C); at += 64) __builtin_prefetch(bytes + at);
 }
 
+// Numbers as float32: where they are, or written to `room`.
+static inline const float *as_floats(const float *x, int, float *) { return x; }
+static inline const float *as_floats(const bf16 *x, int size, float *room) {
+    for (int i = 0; i < size; i++) room[i] = float(x[i]);
+    return room;
+}
+
+static __attribute__((noinline)) float rest_of_dot(const float *q, const float *key, int from, int size) {
+    float sum = 0;
+    for (int i = from; i < size; i++) sum += q[i] * key[i];
+    return sum;
+}
+
+// Products of a query and R keys.
+template <int R>
+static inline void dots(const float *q, const float *const *keys, int size, float scale, float *scores) {
+    Floats sums[R]{};
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Floats of_q = load(q + i);
+        for (int r = 0; r < R; r++) sums[r] += of_q * load(keys[r] + i);
+    }
+    for (int r = 0; r < R; r++) {
+        float sum = i < size ? rest_of_dot(q, keys[r], i, size) : 0;
+        for (int lane = 0; lane < LANES; lane++) sum += sums[r][lane];
+        scores[r] = sum * scale;
+    }
+}
+
+// Adds weighted values to sums [at, size), as many as R registers hold at a time; where it ended.
+template <int R>
+static inline int weigh(const float *const *values, const float *weights, int count, int at, int size, float *sums) {
+    for (; at + R * LANES <= size; at += R * LANES) {
+        Floats sum[R];
+        for (int r = 0; r < R; r++) sum[r] = load(sums + at + r * LANES);
+        for (int j = 0; j < count; j++)
+            for (int r = 0; r < R; r++) sum[r] += weights[j] * load(values[j] + at + r * LANES);
+        std::memcpy(sums + at, sum, sizeof sum);
+    }
+    return at;
+}
+
+// Numbers that `attend_heads` needs room for, of `queries` that read the same keys.
+static inline int64_t room_to_attend(int64_t queries, int64_t longest, int64_t size) {
+    return queries * (longest + 2 * size) + NEAR * size;
+}
+
 // `count` queries of a KV head, whose keys and values are given.
 template <class A, class C>
 static void attend_one(const A *q, const C *keys, const C *values, Reads reads, int count, int size, float scale,
-                       float *scores, float *sums, A *out) {
+                       float *room, A *out) {
     int length = reads.length;
-    auto ask = [&](const C *numbers, int j) {
-        if (reads.slots && j + AHEAD < length) prefetch(numbers + reads[j + AHEAD] * size, size);
+    float *scores = room, *sums = scores + int64_t(count) * length, *near_room = sums + 2 * count * size;
+    const float *queries = as_floats(q, count * size, sums + count * size), *near[NEAR];
+    auto bring = [&](const C *numbers, int from, int many) {
+        for (int j = from; j < from + many; j++) {
+            if (reads.slots && j + AHEAD < length) prefetch(numbers + reads[j + AHEAD] * size, size);
+            near[j - from] = as_floats(numbers + reads[j] * size, size, near_room + (j - from) * size);
+        }
     };
-    for (int j = 0; j < length; j++) {
-        const C *key = keys + reads[j] * size;
-        ask(keys, j);
+    for (int from = 0, many; from < length; from += many) {
+        many = length - from < NEAR ? length - from : NEAR;
+        bring(keys, from, many);
         for (int head = 0; head < count; head++) {
-            float score = 0;
-            for (int i = 0; i < size; i++) score += float(q[head * size + i]) * float(key[i]);
-            scores[int64_t(head) * length + j] = score * scale;
+            float *row = scores + int64_t(head) * length + from;
+            int j = 0;
+            for (; j + 4 <= many; j += 4) dots<4>(queries + head * size, near + j, size, scale, row + j);
+            for (; j < many; j++) dots<1>(queries + head * size, near + j, size, scale, row + j);
         }
     }
     for (int head = 0; head < count; head++) {
@@ -120,18 +188,22 @@ static void attend_one(const A *q, const C *keys, const C *values, Reads reads, 
         for (int j = 0; j < length; j++) row[j] /= total;
     }
     for (int i = 0; i < count * size; i++) sums[i] = 0;
-    for (int j = 0; j < length; j++) {
-        const C *value = values + reads[j] * size;
-        ask(values, j);
+    for (int from = 0, many; from < length; from += many) {
+        many = length - from < NEAR ? length - from : NEAR;
+        bring(values, from, many);
         for (int head = 0; head < count; head++) {
-            float weight = scores[int64_t(head) * length + j];
-            for (int i = 0; i < size; i++) sums[head * size + i] += weight * float(value[i]);
+            const float *weights = scores + int64_t(head) * length + from;
+            float *sum = sums + head * size;
+            int at = weigh<8>(near, weights, many, 0, size, sum);
+            at = weigh<1>(near, weights, many, at, size, sum);
+            for (; at < size; at++)
+                for (int j = 0; j < many; j++) sum[at] += weights[j] * near[j][at];
         }
     }
     for (int i = 0; i < count * size; i++) out[i] = A(sums[i]);
 }
 
-// A token's queries of heads [from, to). `room` is for length + size numbers of each head that reads the same keys.
+// A token's queries of heads [from, to).
 template <class A, class C>
 static void attend_heads(const A *q, Stored<C> stored, Reads reads, Heads heads, int from, int to, float scale,
                          float *room, A *out) {
@@ -141,7 +213,7 @@ static void attend_heads(const A *q, Stored<C> stored, Reads reads, Heads heads,
         end = (kv + 1) * group < to ? (kv + 1) * group : to;
         int64_t at = kv * stored.slots * heads.size;
         attend_one(q + int64_t(head) * heads.size, stored.keys + at, stored.values + at, reads, end - head, heads.size,
-                   scale, room, room + int64_t(end - head) * reads.length, out + int64_t(head) * heads.size);
+                   scale, room, out + int64_t(head) * heads.size);
     }
 }
 

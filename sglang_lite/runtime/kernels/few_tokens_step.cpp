@@ -93,7 +93,7 @@ static void run_layers(void *data) {
     const Step<A, C> &step = work.step;
     Heads heads{step.queries, step.kv, step.size};
     std::vector<A> x(step.x, step.x + int64_t(step.tokens) * step.hidden);
-    std::vector<float> room(step.queries / step.kv * (int64_t(step.longest) + step.size));
+    std::vector<float> room(room_to_attend(step.queries / step.kv, step.longest, step.size));
     Rows<A> normed(step.tokens, step.hidden);
     A *added = nullptr;
     // Every thread does this for itself, which takes less time than waiting for one.
@@ -176,7 +176,7 @@ struct Attention {
 template <class A, class C>
 static void attend(void *data) {
     const auto &a = *static_cast<const Attention<A, C> *>(data);
-    std::vector<float> room(a.heads.queries / a.heads.kv * (int64_t(a.longest) + a.heads.size));
+    std::vector<float> room(room_to_attend(a.heads.queries / a.heads.kv, a.longest, a.heads.size));
     share(a.tokens, a.heads.queries, [&](int64_t token, int from, int to) {
         Reads reads = Reads{a.reads[token], a.firsts[token], a.lengths[token]}.last(a.window);
         attend_heads(a.q + token * a.apart, a.stored, reads, a.heads, from, to, a.scale, room.data(),

@@ -27,7 +27,7 @@ _MOST_NUMBERS = 1 << 17
 _MOST_IN_ONE_CALL = 64
 # Keys that rows share, times the numbers of a token's queries, up to which reading them again for each row in one call
 # takes less time than reading them once by torch's operators.
-_READ_AGAIN = 1 << 25
+_READ_AGAIN = 1 << 26
 # Numbers of keys and values, times threads, that one thread reads in less time than all begin to read them together.
 _READ_ALONE = 1 << 23
 
@@ -58,7 +58,8 @@ class FewTokensStep:
         heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
         self._width = max(each.heads * each.key_size for each in heads)
         self._most = max(_MOST_NUMBERS // (2 * largest), 1)
-        self._in_one_call, self._most_in_one_call = _in_one_call(layers, norm, eps) if together else (None, 0)
+        self._in_one_call = _in_one_call(layers, norm, eps) if together else None
+        self._most_in_one_call = _MOST_IN_ONE_CALL if self._in_one_call else 0
 
     def takes(self, plan: AttentionPlan) -> bool:
         """Tells whether it computes a batch."""
@@ -123,27 +124,26 @@ def few_tokens_step(
     return FewTokensStep(FewTokens(library, *formats), together, layers, norm, spec.rms_eps)
 
 
-def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> tuple[StepLayers | None, int]:
-    """The layers for one call, and up to how many tokens; None where they are unlike, or products not with blocks."""
-    made, most, shapes = [], _MOST_IN_ONE_CALL, set()
+def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
+    """The layers for one call; None where they are unlike, or products not with blocks."""
+    made, shapes = [], set()
     for layer in layers:
         mlp, spec = layer.feed_forward, layer.spec.attention
         assert isinstance(mlp, FeedForward)
         assert isinstance(mlp.spec, DenseSpec)
         assert isinstance(spec, AttentionSpec)
-        products, rows = zip(*map(products_of, (layer.qkv, layer.output, mlp.gate_up, mlp.down)))
+        products = [products_of(linear) for linear in (layer.qkv, layer.output, mlp.gate_up, mlp.down)]
         if not all(1 <= len(parts) <= PARTS for parts in products) or spec.key_size % BLOCK:
-            return None, 0
+            return None
         norms = layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm
         made.append(
             StepLayer.of(products, norms, dtype=norm.dtype, window=spec.window, table=layer.rope, scale=spec.scale)
         )
-        most = min(most, *rows)
         shapes.add((spec.heads, spec.kv_heads, spec.key_size, mlp.spec.size))
     if len(shapes) > 1:
-        return None, 0
+        return None
     ((heads, _, _, gates),) = shapes
-    return StepLayers((StepLayer * len(made))(*made), norm, eps, heads, gates), most
+    return StepLayers((StepLayer * len(made))(*made), norm, eps, heads, gates)
 
 
 def _is_common(layer: LayerSpec) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -226,15 +225,14 @@ class StackedProducts:
         return torch.cat([product(x) for product in self.products], 1)
 
 
-def products_of(linear: Linear) -> tuple[tuple[BlockProduct, ...], int]:
-    """The products with blocks that a linear layer is, along its outputs, and up to how many rows it takes them; 0 rows
-    where it has others."""
+def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
+    """The products with blocks that a linear layer is, or has for few rows, along its outputs; none where it has
+    others."""
     if isinstance(linear, Bf16Linear) and linear.few is not None:
-        products, rows = products_of(linear.few)
-        return products, min(rows, linear.few_rows)
+        return products_of(linear.few)
     if isinstance(linear, BlockProduct):
-        return (linear,), sys.maxsize
-    return (linear.products, sys.maxsize) if isinstance(linear, StackedProducts) else ((), 0)
+        return (linear,)
+    return linear.products if isinstance(linear, StackedProducts) else ()
 
 
 def block_head(weight: Weight) -> Linear | None:
