@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import tracemalloc
 
 import httpx2
@@ -20,12 +21,13 @@ LEAVING = int(os.environ.get("SGLANG_LITE_LEAVING", "100"))
 ROUTES = ("/generate", "/v1/chat/completions", "/v1/completions")
 
 
-def raw(url, data):
+def raw(url, data, *, half_closed=True):
     """Bytes sent and received, as they are, until the server closes."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        if half_closed:
+            connection.shutdown(socket.SHUT_WR)
         parts = []
         while part := connection.recv(65536):
             parts.append(part)
@@ -311,3 +313,36 @@ def test_clients_that_leave_take_their_requests_along(url, engine):
 
     before, after = asyncio.run(run())
     assert before == after
+
+
+def requested(route, body):
+    content = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (route.encode(), len(content), content)
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 2])
+def test_a_client_that_leaves_with_requests_in_the_line_ends_the_one_that_is_answered(engine, waiting):
+    fake = Scripted(engine, ["a"], endless=True)
+    with serving(fake) as url:
+        with connected(url) as connection:
+            connection.sendall(
+                requested("/v1/completions", {"model": "", "prompt": "a", "stream": True}) * (1 + waiting)
+            )
+            connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: fake.submitted[-1].aborted, looks=1000)
+    assert len(fake.submitted) == 2  # one of the server's own, as it starts; those in the line never began
+
+
+def test_requests_in_one_line_are_answered_in_order(url, http):
+    asked = [{"text": text, "sampling_params": {**GREEDY, "max_new_tokens": 8}} for text in "abc"]
+    line = b"".join(requested("/generate", body) for body in asked)
+    told = raw(url, line + b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", half_closed=False)
+    texts = [json.loads(part[: part.rindex(b"}") + 1])["text"] for part in told.split(b"\r\n\r\n")[1:4]]
+    assert texts == [http.post("/generate", json=body).json()["text"] for body in asked]
+    assert told.count(b"HTTP/1.1 200") == 4
