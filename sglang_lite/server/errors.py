@@ -44,6 +44,10 @@ class TooLargeError(SglError):
     """The body of a request is too large."""
 
 
+class SlowBodyError(SglError):
+    """The body of a request does not come."""
+
+
 class RateLimitError(SglError):
     """Too many requests are open, of all or of one key."""
 
@@ -68,6 +72,7 @@ _TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first one counts
     (NotFoundError, Status(404, "not_found_error", "not_found_error", "not_found")),
     (MethodError, Status(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
     (TooLargeError, Status(413, "invalid_request_error", "request_too_large", "request_too_large")),
+    (SlowBodyError, Status(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
     (RateLimitError, Status(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", 1)),
     (CapabilityError, Status(400, "invalid_request_error", "invalid_request_error", "unsupported")),
     (ParameterError, _BAD),
@@ -115,5 +120,7 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
 
 def headers_of(error: SglError) -> Mapping[str, str]:
     """The headers that a response with an error has beside its content."""
+    if isinstance(error, SlowBodyError):
+        return {"connection": "close"}  # what still comes would be taken for the next request
     after = status_of(error).retry_after_s
     return {} if after is None else {"retry-after": str(after)}

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.server.http import body as bodies
 from tests.server.conftest import SETTINGS, TEMPLATE, serving
 from tests.server.scripted import Scripted
 from tests.waiting import until
@@ -346,3 +347,13 @@ def test_requests_in_one_line_are_answered_in_order(url, http):
     texts = [json.loads(part[: part.rindex(b"}") + 1])["text"] for part in told.split(b"\r\n\r\n")[1:4]]
     assert texts == [http.post("/generate", json=body).json()["text"] for body in asked]
     assert told.count(b"HTTP/1.1 200") == 4
+
+
+def test_a_body_of_which_nothing_more_comes_is_given_up(engine, monkeypatch):
+    monkeypatch.setattr(bodies, "LONGEST_WAIT_S", 0.05)
+    with serving(engine, max_open=1) as url, connected(url) as connection:
+        connection.sendall(requested("/generate", {"text": "a"})[:-3])
+        told = b"".join(iter(lambda: connection.recv(65536), b""))  # and the connection is closed
+        assert told.startswith(b"HTTP/1.1 408")
+        assert b"nothing more of the body came" in told
+        assert httpx2.post(f"{url}/generate", json={"text": "a", "sampling_params": GREEDY}).status_code == 200

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from sglang_lite.protocol import ParameterError, WireError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.errors import TooLargeError
+from sglang_lite.server.errors import SlowBodyError, TooLargeError
 from sglang_lite.wire.limits import Limits
 from sglang_lite.wire.scan import scan_json
 
 T = TypeVar("T")
+LONGEST_WAIT_S: Final = 60.0  # for the next part of a body
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 
 
@@ -23,13 +25,21 @@ async def read_bytes(request: Request, most: int) -> bytes:
 
     Raises:
         TooLargeError: it has more than `most` bytes; what is over is not read.
+        SlowBodyError: nothing more of it comes.
     """
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise TooLargeError(f"the body is larger than {most:,} bytes.", hint="Send less, or raise max_body_mb.")
-        parts.append(part)
+    parts, size, loop = [], 0, asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(LONGEST_WAIT_S) as timer:  # it is open meanwhile, of which there is a limit
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    told = f"the body is larger than {most:,} bytes."
+                    raise TooLargeError(told, hint="Send less, or raise max_body_mb.")
+                parts.append(part)
+                timer.reschedule(loop.time() + LONGEST_WAIT_S)
+    except TimeoutError:
+        told = f"nothing more of the body came for {LONGEST_WAIT_S:g} seconds."
+        raise SlowBodyError(told, hint="Send all that Content-Length says.") from None
     return b"".join(parts)
 
 
