@@ -10,6 +10,7 @@ from typing import Any, overload
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.expressions import (
@@ -75,6 +76,7 @@ def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | Non
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "ebnf", "lark", "constraint")
 
 
+@tells_names
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -275,6 +277,7 @@ def _schema(given: Any) -> JsonSchema:
 _WRITTEN: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}
 
 
+@tells_names
 def gen_int(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -304,6 +307,7 @@ def gen_int(
 _OF_GEN_INT = inspect.signature(gen_int)
 
 
+@tells_names
 @takes_what(gen_int)
 def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     """`gen` of a string in double quotes, which are part of the result."""
@@ -312,6 +316,7 @@ def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     return node
 
 
+@tells_names
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
@@ -349,11 +354,13 @@ def select(
     return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 
 
+@tells_names
 def image(expr: object) -> SglImage:
     """An image: a path, an address, encoded bytes, a PIL image, or a uint8 array or tensor."""
     return SglImage(expr)
 
 
+@tells_names
 def video(path: str, num_frames: int) -> SglVideo:
     """A video file, as `num_frames` of its frames. Needs opencv-python."""
     return SglVideo(path, num_frames)

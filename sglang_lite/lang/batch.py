@@ -107,6 +107,11 @@ def plan_of(
             if options[name] is not None:
                 raise ParameterError(name, "can't be watched over several machines.", where=user_location())
         batch_kwargs = cluster.rows(batch_kwargs)
+    if isinstance(batch_kwargs, Mapping):
+        raise ParameterError(
+            "batch_kwargs", "one mapping is not a list of arguments.", hint="Give a list: run_batch([{…}, {…}]).",
+            where=user_location(),
+        )  # fmt: skip
     if isinstance(batch_kwargs, str) or not isinstance(batch_kwargs, Iterable):
         raise ParameterError("batch_kwargs", f"{batch_kwargs!r:.60} is not a list of arguments.", where=user_location())
     check_flags(**{name: options[name] for name in ("skip_damaged", "progress_bar", "generator_style", "ordered")})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
+from sglang_lite.lang.argument_names import TellsFunctions
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.trace import Trace
 
 
-class ProgramState:
+class ProgramState(TellsFunctions):
     """The state of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
     Adding returns at once; reading waits. What went wrong is raised where something is read.

@@ -58,7 +58,10 @@ class ProgramStateGroup:
 
     def __getitem__(self, i: int) -> ProgramState:
         self._alike = False
-        return self.states[i]
+        try:
+            return self.states[i]
+        except IndexError:
+            raise IndexError(f"there is no branch {i}: the fork has {len(self)}, numbered from 0.") from None
 
     def __setitem__(self, i: int, value: ProgramState) -> None:
         if value is not self.states[i]:  # what `group[i] += …` assigns

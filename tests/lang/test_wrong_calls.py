@@ -1,9 +1,10 @@
 """Wrong calls of everything that is public: each is one of our errors, with the line of the program that made it."""
 
-# mypy: disable-error-code="arg-type, dict-item, list-item"
+# mypy: disable-error-code="arg-type, call-arg, dict-item, list-item"
 # The calls are wrong on purpose.
 
 import asyncio
+import re
 import sys
 
 import numpy as np
@@ -34,6 +35,8 @@ CALLS = [
     lambda s: sgl.gen("a", "10"),
     lambda s: sgl.gen("a", 1.5),
     lambda s: sgl.gen("a", True),
+    lambda s: sgl.gen("a", max_new_tokens=5),
+    lambda s: sgl.gen_string("a", max_new_tokens=5),
     lambda s: sgl.gen("a", n="2"),
     lambda s: sgl.gen("a", temperature="0"),
     lambda s: sgl.gen("a", temperature=[1]),
@@ -203,6 +206,7 @@ CALLS = [
     lambda s: program.run_batch(None),
     lambda s: program.run_batch(3),
     lambda s: program.run_batch([3]),
+    lambda s: program.run_batch({"x": 1}),
     lambda s: program.run_batch("abc"),
     lambda s: program.run_batch([{1: 2}]),
     lambda s: program.run_batch([{"z": 2}]),
@@ -262,3 +266,65 @@ def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices
     ):
         assert node.choices == ("a", "b")
         assert node.choices_method is sgl.greedy_token_selection
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: sgl.gen("a", max_new_tokens=5), "max_new_tokens: gen has no such argument. It is max_tokens= here."),
+        (lambda: sgl.gen("a", temprature=0), "temprature: gen has no such argument. Did you mean temperature=?"),
+        (lambda: sgl.gen_int("a", max_token=5), "max_token: gen_int has no such argument. Did you mean max_tokens=?"),
+        (lambda: sgl.gen_string("a", schema={}), "schema: gen_string has no such argument. There are name, max_tokens"),
+        (lambda: sgl.select("a", options=["b"]), "options: select has no such argument. It is choices= here."),
+        (lambda: sgl.image(path="a.png"), "path: image has no such argument. There are expr."),
+    ],
+)
+def test_an_argument_of_another_name_is_told_its_name_here(call, said):
+    with pytest.raises(sgl.ParameterError, match=re.escape(said)) as caught:
+        call()
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+@pytest.mark.parametrize("name", ["gen", "select", "image", "gen_int"])
+def test_a_state_says_how_generations_are_added(name):
+    state = program.run(backend=BACKEND)
+    with pytest.raises(AttributeError, match=rf"a state has no {name}\. Write s \+= sgl\.{name}\(…\)"):
+        getattr(state, name)
+    assert not hasattr(state, "temperature")
+
+
+def test_a_branch_beyond_the_fork_is_said_to_be_beyond():
+    @sgl.function
+    def forks(s):
+        s.fork(2)[2]
+
+    with pytest.raises(IndexError, match="there is no branch 2: the fork has 2, numbered from 0"):
+        forks.run(backend=BACKEND)
+
+
+def test_a_batch_of_one_mapping_is_told_that_it_takes_a_list():
+    with pytest.raises(sgl.ParameterError, match=r"one mapping.* Give a list: run_batch\(\[\{…\}, \{…\}\]\)"):
+        program.run_batch({"x": 1}, backend=BACKEND)
+
+
+def test_a_name_that_is_no_type_is_told_which_types_there_are():
+    with pytest.raises(
+        sgl.ConstraintError, match=r"Foo has no JSON schema.*Give the type itself: int, float.*pydantic"
+    ):
+        sgl.gen("a", type="Foo")
+
+
+def test_a_check_that_raises_is_named_in_a_note():
+    def polite(text):
+        raise KeyError(text)
+
+    @sgl.function
+    def checked(s):
+        s += sgl.gen("a", check=polite)
+
+    with pytest.raises(sgl.ProgramError) as caught:
+        checked.run(backend=BACKEND)["a"]
+    assert caught.value.__cause__ is not None
+    (note,) = caught.value.__cause__.__notes__
+    assert note == f"in check=polite, {__file__}:{polite.__code__.co_firstlineno}"

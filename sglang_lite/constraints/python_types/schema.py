@@ -79,6 +79,12 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
     try:
         schema = TypeSchema().generate(adapter.core_schema)
     except PydanticUserError as error:
+        if error.code == "class-not-fully-defined":
+            raise ConstraintError(
+                f"type: {name} has no JSON schema: a name in it is not that of a type.",
+                hint="Give the type itself: int, float, bool, str, a Literal or Enum, a date, list[…], dict[str, …], "
+                "… | None, a dataclass, a TypedDict or a pydantic model.",
+            ) from error
         raise ConstraintError(
             f"type: {name} has no JSON schema: {error.message}.",
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",

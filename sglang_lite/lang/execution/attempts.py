@@ -119,13 +119,20 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
 
 
 async def check_value(check: Callable[[UserValue], UserValue], value: UserValue, text: str) -> None:
-    if inspect.iscoroutinefunction(check):
-        verdict = check(value)
-    else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
-        verdict = await elsewhere(lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value))
-    if inspect.isawaitable(verdict):
-        verdict = await verdict
     name = getattr(check, "__name__", "check")
+    try:
+        if inspect.iscoroutinefunction(check):
+            verdict = check(value)
+        else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
+            verdict = await elsewhere(
+                lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value)
+            )
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except Exception as error:
+        code = getattr(check, "__code__", None)
+        error.add_note(f"in check={name}" + (f", {code.co_filename}:{code.co_firstlineno}" if code else ""))
+        raise
     if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's too
         raise ParameterError(
             "check", f"{name} returned {verdict!r:.60}, not True or False.", hint="Return whether the value will do."
