@@ -409,7 +409,8 @@ class Engine:
         asked for so far (requests and selections by themselves, programs, and how often those were extended),
         constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
         with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
-        (on a CPU: the step) waited for them; and rows that continued a step later, as their masks took too long."""
+        waited for them (one such step of eight; on a CPU each step); and rows that continued a step later, as their
+        masks took too long."""
         return self.core.stats()
 
     def close(self) -> None:

@@ -353,7 +353,9 @@ class StepLoop:
         sampled = before.drawn.read()
         if before.masked.filling:
             self.mask_times.add(before.masked.filling)
-            self.mask_waits.add(before.masked.filling if sampled.waited is None else sampled.waited)
+            waited = before.masked.filling if before.drawn is sampled else sampled.waited  # on a CPU nothing else waits
+            if waited is not None:
+                self.mask_waits.add(waited)
         scheduler.store.settle(batch.step)
         live = scheduler.live(batch)
         for row, scored in step.forward.scored.items():

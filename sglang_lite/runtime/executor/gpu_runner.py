@@ -49,7 +49,8 @@ from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(Look.TEXT)  # comparing an array with a member of an enumeration is slow
-_MARKS = 8  # events: two a step, until its tokens are read
+_MARKS = 8  # events: two a step that has some, until its tokens are read
+_MEASURED = 8  # steps with masks, of which one's waiting is measured: events take the host as long as a launch
 _FEW = 64  # rows whose draws are captured
 
 
@@ -164,6 +165,7 @@ class GpuRunner:
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # in the cache, of no slot
         self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
+        self._with_masks = 0  # steps
         self._prefixes: PrefixGroups | None = None
         self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
@@ -230,9 +232,13 @@ class GpuRunner:
         return GpuForward(batch, hidden, None, inputs.last, scored, None, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
-        """A point in the device's time, for steps whose rows are looked at one by one: those may have masks."""
+        """A point in the device's time, for some steps whose rows are looked at one by one: those may have masks."""
         if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
             return None
+        self._with_masks += 1
+        return self._now() if self._with_masks % _MEASURED == 1 else None
+
+    def _now(self) -> torch.cuda.Event:
         mark = next(self._marks)
         mark.record()
         return mark
@@ -245,8 +251,7 @@ class GpuRunner:
         if not len(rows):
             return Sampled((), {})
         batch, graph = forward.batch, forward.graph
-        begins = None if masks is None else self._mark(batch)
-        waiting = None if begins is None or forward.done is None else (forward.done, begins)
+        waiting = None if masks is None or forward.done is None else (forward.done, self._now())
         whole = graph is not None and graph.plan.separate and len(rows) == len(batch.slots)
         if not whole or graph is None or graph.draws is None or special:
             return self._draw_each(forward, rows, special, masks, waiting)
@@ -287,7 +292,7 @@ class GpuRunner:
         if not self._original_logprobs:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
-                    _forbid(logits[i], device_masks[masks.rows[i]])
+                    _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
                 logprobs[i] = draw_logprobs(logits[i], special[i].params)
         draw(
             logits, where[0], where[1], self._slots.sampling, self._slots.drawn, tokens,
