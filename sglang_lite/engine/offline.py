@@ -137,7 +137,9 @@ class Running:
         if failures and not self._is_list:
             raise failures[0]
         if failures:
-            raise BatchError(f"{len(failures)} of {len(outcomes)} requests failed; the first: {failures[0]}", outcomes)
+            which = outcomes.index(failures[0])
+            count = f"{len(failures)} of {len(outcomes)} requests failed"
+            raise BatchError(f"{count}; the first at index {which}: {failures[0]}", outcomes)
         return outcomes if self._is_list else outcomes[0]
 
     def abort(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from sglang_lite.errors import BatchError
 from sglang_lite.protocol import (
     BackendError,
     CapabilityError,
@@ -89,12 +90,20 @@ _TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first one counts
 
 
 def status_of(error: SglError) -> Status:
-    """The row of the table for an error."""
-    return next(status for kind, status in _TABLE if isinstance(error, kind))
+    """The row of the table for an error; of a batch, for the first that failed."""
+    cause = _cause(error)
+    return next(status for kind, status in _TABLE if isinstance(cause, kind))
+
+
+def _cause(error: SglError) -> SglError:
+    if not isinstance(error, BatchError):
+        return error
+    return next((result for result in error.results if isinstance(result, SglError)), error)
 
 
 def parameter_of(error: SglError) -> str | None:
     """The parameter, or the JSON Pointer into the body or a schema, that an error names."""
+    error = _cause(error)
     if isinstance(error, ParameterError | CapabilityError):
         return error.parameter
     if isinstance(error, ConstraintError | WireError):

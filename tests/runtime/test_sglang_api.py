@@ -344,7 +344,8 @@ def test_one_that_fails_leaves_the_others_their_results(small):
     def fail(tokens, logits):
         raise LookupError("mine")
 
-    with pytest.raises(sgl.BatchError, match="1 of 3 requests failed; the first: logit_processor failed") as caught:
+    message = "1 of 3 requests failed; the first at index 1: logit_processor failed"
+    with pytest.raises(sgl.BatchError, match=message) as caught:
         small.generate(["ab", "ba", "b"], GREEDY, custom_logit_processor=[None, fail, None])
     first, second, third = caught.value.results
     assert first["text"] == small.generate("ab", GREEDY)["text"]

@@ -106,6 +106,15 @@ def test_an_error_names_what_is_wrong(http):
     assert "sampling_params?" in hinted
 
 
+def test_a_batch_with_a_bad_request_is_refused_as_that_one(http):
+    params = [GREEDY, {**GREEDY, "regex": "("}]
+    answer = http.post("/generate", json={"text": ["a", "b"], "sampling_params": params})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, 400)
+    assert "1 of 2 requests failed; the first at index 1: " in error["message"]
+    assert http.post("/generate", json={"text": "a", "sampling_params": GREEDY}).status_code == 200
+
+
 def test_fields_that_gateways_add_are_taken(http):
     added = {
         "model": None, "log_metrics": True, "no_logs": False, "background": False, "return_bytes": False,
