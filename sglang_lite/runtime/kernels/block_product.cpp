@@ -132,9 +132,10 @@ static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, vo
         for (int s = 0; s < S; s++) sums[r][s] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
         const Block *w = blocks + b;  // those side by side lie `count` apart
+        int64_t last = (count - b) * sizeof(Block) > AHEAD ? 0 : (S - 1) * count;  // then come the next groups
         for (int s = 0; s < S; s++) {
             for (size_t at = 0; at < sizeof(Block); at += 64)  // processors look ahead within 4 KB alone
-                __builtin_prefetch(reinterpret_cast<const char *>(w + s * count) + AHEAD + at);
+                __builtin_prefetch(reinterpret_cast<const char *>(w + s * count + last) + AHEAD + at);
             Floats least = w[s * count].least();
             for (int r = 0; r < R; r++) sums[r][s] = fma(least, all(sum[r * count + b]), sums[r][s]);
         }
@@ -186,7 +187,8 @@ static void multiply_all(const Matrix &matrix, Integers x, int64_t rows, void *o
                          int64_t to) {
     const int S = Block::SIDE_BY_SIDE;
     int64_t group = from / LANES;
-    for (; group + S <= to / LANES; group += S) multiply_rows<S, Block, A>(matrix, x, rows, out, apart, group);
+    if (rows >= 4)  // fewer wait for memory, which one run of blocks is read from best
+        for (; group + S <= to / LANES; group += S) multiply_rows<S, Block, A>(matrix, x, rows, out, apart, group);
     for (; group < to / LANES; group++) multiply_rows<1, Block, A>(matrix, x, rows, out, apart, group);
 }
 
