@@ -364,7 +364,8 @@ class Scheduler:
             tokens = request.tokens
             reusable = tokens if request.score_from is None else tokens[: max(request.score_from, 1)]
             match = store.match(reusable, request.namespace)
-            if store.reuses and _computes(prefilling, table, reusable, len(match.pages) * size, request.namespace):
+            cached = len(match.pages) * size + (0 if match.tail is None else match.tail.count)
+            if store.reuses and _computes(prefilling, table, reusable, cached, request.namespace):
                 continue
             expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
             needed = -(-expected // size) - len(match.pages)
