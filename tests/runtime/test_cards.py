@@ -93,6 +93,7 @@ def pool_tokens(shape: str) -> int:
     half = SimpleNamespace(itemsize=2)
     model = SimpleNamespace(
         device=CUDA, attentions=[layer.attention for layer in spec.layers], shares_prefixes=True, vocab_size=spec.vocab_size, widest=23_552,
+        products=sum(layer.products(spec.hidden_size) for layer in spec.layers),
         token_bytes=2 * spec.kv_layout.numbers, precision=SimpleNamespace(compute=half, cache=half),
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)

@@ -204,4 +204,4 @@ def graph_sizes(most: int) -> tuple[int, ...]:
 
 def _token_sizes(most: int) -> list[int]:
     """Numbers of tokens, more than rows, that are worth a graph: padding is cheap where rows have several."""
-    return [size for size in (8, 16, 32, *range(64, most, 64)) if size < most] + [most]
+    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, most, 128)) if size < most] + [most]

@@ -22,6 +22,7 @@ from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, READ, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
+from sglang_lite.runtime.executor.prompt_graphs import PromptGraphs, captured_tokens
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
@@ -60,7 +61,7 @@ class GpuForward:
 
     Attributes:
         batch: the batch that it computes.
-        hidden: [T, hidden_size], where no graph ran.
+        hidden: [T, hidden_size], where no graph gave logits.
         logits: [rows, vocab_size] of all rows, where one did.
         last: int64 [rows]: index of each row's last token.
         scored: by row of the batch, log-probabilities of its prompt tokens.
@@ -176,6 +177,8 @@ class GpuRunner:
             page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
+        most = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
+        self.prompts = PromptGraphs(most, self._slots, self._staging, table.page_size, self.graphs.record)
 
     def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
         group, precision = heads.heads // heads.kv_heads, self._model.precision
@@ -198,11 +201,13 @@ class GpuRunner:
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
         self.graphs.clear()
+        self.prompts.clear()
 
     def close(self) -> None:
         """Frees the GPU's memory. No other call may follow."""
         self.graphs.clear()
-        del self._model, self._cache, self._copy, self._attention, self._slots, self._masks, self.graphs
+        self.prompts.clear()
+        del self._model, self._cache, self._copy, self._attention, self._slots, self._masks, self.graphs, self.prompts
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -227,9 +232,10 @@ class GpuRunner:
             if graph.draws is None:
                 self._capture_draws(graph)
             return GpuForward(batch, None, logits, inputs.last, {}, graph, self._mark(batch))
-        hidden = self._run(self._plan(batch, inputs, shared))
-        scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden, self._staging.fetch)
-        return GpuForward(batch, hidden, None, inputs.last, scored, None, self._mark(batch))
+        read = self.prompts.run(self._run, inputs) if shared is None else None
+        hidden, last = read or (self._run(self._plan(batch, inputs, shared)), inputs.last)
+        scored = score(self._model, self._table, batch, last.tolist(), hidden, self._staging.fetch)
+        return GpuForward(batch, hidden, None, last, scored, None, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """A point in the device's time, for some steps whose rows are looked at one by one: those may have masks."""

@@ -28,11 +28,14 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     Raises:
         ModelError: not even one sequence fits; the message has the numbers.
     """
+    from sglang_lite.runtime.executor.prompt_graphs import captured_tokens  # needs Triton
+
     device = model.device
     item = model.precision.compute.itemsize
     torch.cuda.empty_cache()  # what engines that were closed had
     free, total = torch.cuda.mem_get_info(device)
-    step = sizes.step_tokens * model.widest * item
+    captured = captured_tokens(model, sizes.step_tokens)  # whose graphs hold memory of their own
+    step = (sizes.step_tokens + captured) * model.widest * item
     rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
     # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)

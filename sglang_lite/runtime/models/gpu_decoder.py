@@ -54,6 +54,10 @@ class GpuDecoder(Decoder):
         return max(hidden * 6 + layer.attention.held + _held(layer.feed_forward, hidden) for layer in self.spec.layers)
 
     @property
+    def products(self) -> int:
+        return sum(layer.products(self.spec.hidden_size) for layer in self.spec.layers)
+
+    @property
     def shares_prefixes(self) -> bool:
         if any(isinstance(each, LatentSpec) and each.heads >= PAIRS for each in self.attentions):
             return False  # a program has heads of one row alone, and is busy with products

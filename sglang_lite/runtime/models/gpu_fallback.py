@@ -53,6 +53,7 @@ class GpuFallback(FallbackModel):
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.uncapturable: str | None = None
         self.widest = 0
+        self.products = sum(weight.numel() for weight in module.parameters())
         if self.device.type != "meta":
             with torch.inference_mode():
                 _shorten(module)

@@ -96,6 +96,11 @@ class DeviceModel(Model, Protocol):
         ...
 
     @property
+    def products(self) -> int:
+        """Numbers of the layers' matrices that a token is multiplied by."""
+        ...
+
+    @property
     def shares_prefixes(self) -> bool:
         """True where all layers see a whole prefix, so that rows can read a common one together."""
         ...

@@ -260,6 +260,13 @@ class LayerSpec:
         """Numbers of its matrices."""
         return self.attention.numbers(hidden) + self.feed_forward.numbers(hidden)
 
+    def products(self, hidden: int) -> int:
+        """Numbers of its matrices that a token is multiplied by: of experts, those that are chosen for it."""
+        fed = self.feed_forward
+        return self.attention.numbers(hidden) + (
+            fed.numbers(hidden) if isinstance(fed, DenseSpec) else fed.numbers(hidden, fed.top_k)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:

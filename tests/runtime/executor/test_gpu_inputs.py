@@ -9,7 +9,7 @@ from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 MOST = 512
-TABLE = SlotTable(4, 20_000, 16)
+TABLE = SlotTable(9, 20_000, 16)
 TABLE.tokens[:] = np.arange(TABLE.tokens.size).reshape(TABLE.tokens.shape)
 
 
@@ -28,11 +28,13 @@ def batch(*rows):
 @pytest.mark.parametrize(
     ("rows", "most_read", "together", "decoded"),
     [
-        ([(0, 512)], 131_328, 1, True),
-        ([(0, 512)], 131_327, 1, False),
-        ([(0, 513)], 1 << 20, 1, False),  # more tokens than can be decoded
-        ([(5, 6), (0, 300), (0, 200)], 100_000, 1, True),
-        ([(5, 6), (0, 300), (0, 212)], 100_000, 1, False),
+        ([(0, 256)], 32_896, 1, True),
+        ([(0, 256)], 32_895, 1, False),
+        ([(0, 257)], 1 << 20, 1, False),  # as a captured step that reads a prompt
+        ([(0, 64)] * 8, 1 << 20, 1, True),
+        ([(9, 10), *[(0, 64)] * 8], 1 << 20, 1, False),  # more tokens than can be decoded
+        ([(5, 6), (0, 150), (0, 100)], 16_375, 1, True),
+        ([(5, 6), (0, 150), (0, 100)], 16_374, 1, False),
         ([(2000, 2128)], 264_256, 1, True),
         ([(2000, 2128)], 264_255, 1, False),
         ([(2000, 2128)], 16_256, 32, True),  # what is before them is read four times

@@ -99,6 +99,7 @@ def with_graphs(device, monkeypatch):
         engine = device(**settings)
         if not GPU:
             engine.core.runner.graphs.sizes = graph_sizes(settings["max_running"])
+            engine.core.runner.prompts.most = settings.get("step_tokens", 0)
         return engine
 
     if not GPU:
@@ -135,6 +136,24 @@ def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on
         engine, [[*range(41, 60)]], greedy(max_tokens=1, return_logprob=True, logprob_start_len=0)
     )  # by no graph
     assert len(scored[0].prompt_logprobs) == 18
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("device", ["triton"], indirect=True)
+def test_a_step_that_reads_prompts_is_a_captured_one(with_graphs, on_cpu):
+    engine = with_graphs(max_running=4, page_size=4, step_tokens=120)
+    asked = [[*range(2, 72)], [*range(60, 90)], [*range(3, 93), *range(2, 22)], [5, 6, 7]]
+    expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
+    assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
+    assert {*engine.core.runner.prompts.captured} == {(0, 128), (4, 128)}  # none is decoded, some are
+    behind = [[*asked[0], *range(10, 80)]]  # tokens that are cached
+    scored = greedy(max_tokens=2, return_logprob=True, logprob_start_len=72)
+    (found,), (wanted,) = answers(engine, behind, scored), answers(on_cpu, behind, scored)
+    assert found.token_ids == wanted.token_ids
+    assert [p.logprob for p in found.prompt_logprobs] == pytest.approx(
+        [p.logprob for p in wanted.prompt_logprobs], abs=1e-3
+    )
+    assert len(engine.core.runner.prompts.captured) == 2
 
 
 @pytest.mark.sampled(1)
