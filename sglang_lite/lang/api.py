@@ -385,16 +385,19 @@ def _turn(role: str, expr: str | Expression | None) -> Expressions:
     return Expressions((begin, end) if expr is None else (begin, as_expression(expr), end))
 
 
+@tells_names
 def system(expr: str | Expression | None = None) -> Expressions:
     """A system turn."""
     return _turn("system", expr)
 
 
+@tells_names
 def user(expr: str | Expression | None = None) -> Expressions:
     """A user turn."""
     return _turn("user", expr)
 
 
+@tells_names
 def assistant(expr: str | Expression | None = None) -> Expressions:
     """An assistant turn."""
     return _turn("assistant", expr)

@@ -43,12 +43,22 @@ _ELSEWHERE = {
     "functions": "tools",
     "variable": "name",
     "key": "name",
+    "content": "expr",
+    "text": "expr",
+    "count": "size",
+    "workers": "num_threads",
+    "max_workers": "num_threads",
+    "concurrency": "num_threads",
+    "show_progress": "progress_bar",
 }
+
+
+_LISTED = 16  # names
 
 
 def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
     """Makes an unknown keyword of a function a ParameterError that says what it is called here."""
-    known = inspect.signature(func).parameters
+    known = [name for name in inspect.signature(func).parameters if name != "self"]
 
     @functools.wraps(func)
     def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -58,19 +68,27 @@ def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
             unknown = next((name for name in kwargs if name not in known), None)
             if unknown is None:
                 raise
-        raise ParameterError(
-            unknown, f"{func.__name__} has no such argument.", hint=_hint(unknown, known), where=user_location()
-        )
+        raise no_such_argument(func.__name__, unknown, known)
 
     return told
 
 
-def _hint(unknown: str, known: Collection[str]) -> str:
+def no_such_argument(called: str, unknown: str, known: Collection[str]) -> ParameterError:
+    """The error of a call that was given an argument of another name."""
+    return ParameterError(
+        unknown, f"{called} has no such argument.", hint=name_meant(unknown, known), where=user_location()
+    )
+
+
+def name_meant(unknown: str, known: Collection[str]) -> str:
+    """A hint at the name here of what was written."""
     here = _ELSEWHERE.get(unknown)
     if here in known:
         return f"It is {here}= here."
     near = difflib.get_close_matches(unknown, known, n=1)
-    return f"Did you mean {near[0]}=?" if near else f"There are {', '.join(known)}."
+    if near:
+        return f"Did you mean {near[0]}=?"
+    return f"There are {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
 
 
 class TellsFunctions:

@@ -12,6 +12,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sglang_lite.lang import batch
+from sglang_lite.lang.argument_names import name_meant, no_such_argument, tells_names
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch import BatchPlan, Cluster, OnError
@@ -237,6 +238,7 @@ class SglFunction(BaseProgram):
             start_thread(call.run_streaming)
         return call.state
 
+    @tells_names
     def run_batch(
         self,
         batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
@@ -318,7 +320,7 @@ class SglFunction(BaseProgram):
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
-            raise TypeError(f"SglFunction.arun_batch() got an unexpected keyword argument {name!r}")
+            raise no_such_argument("arun_batch", name, _BATCH_DEFAULTS)
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
         outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, held=True), plan)
         if plan.iterates:
@@ -366,6 +368,7 @@ class SglFunction(BaseProgram):
         chosen = None if backend is None else backend_for(backend)
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
+    @tells_names
     def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
         """The program compiled: its body is run once with symbols for its arguments, and no more. Runs of what is
         returned are filled with their arguments and played as a whole, with the same results; where your Python has a
@@ -444,8 +447,10 @@ class SglFunction(BaseProgram):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                told = _misfit(error, [name for name in kwargs if name not in self.names])
-                raise ParameterError(what, f"{self.name}: {told}.", where=user_location()) from error
+                unknown = [name for name in kwargs if name not in self.names]
+                known = [*self.signature.parameters, *(sorted(self.options) if what == "run" else ())]
+                told, hint = _misfit(error, unknown), name_meant(str(unknown[0]), known) if unknown else ""
+                raise ParameterError(what, f"{self.name}: {told}.", hint=hint, where=user_location()) from error
         return kwargs
 
     def _sorted(

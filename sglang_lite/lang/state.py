@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
-from sglang_lite.lang.argument_names import TellsFunctions
+from sglang_lite.lang.argument_names import TellsFunctions, tells_names
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
@@ -361,6 +361,7 @@ class ProgramState(TellsFunctions):
 
     # ----------------------------------------------------------------------------------------- branches
 
+    @tells_names
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         """`size` states that continue from here, in parallel.
 

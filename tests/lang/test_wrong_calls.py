@@ -268,6 +268,11 @@ def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices
         assert node.choices_method is sgl.greedy_token_selection
 
 
+@sgl.function
+def forks_by_count(s):
+    s.fork(count=2)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -277,6 +282,19 @@ def test_choices_may_be_anything_that_gives_texts_and_methods_have_names(choices
         (lambda: sgl.gen_string("a", schema={}), "schema: gen_string has no such argument. There are name, max_tokens"),
         (lambda: sgl.select("a", options=["b"]), "options: select has no such argument. It is choices= here."),
         (lambda: sgl.image(path="a.png"), "path: image has no such argument. There are expr."),
+        (lambda: sgl.user(content="a"), "content: user has no such argument. It is expr= here."),
+        (lambda: sgl.assistant("a", nme="b"), "nme: assistant has no such argument. There are expr."),
+        (lambda: sgl.system(exr="a"), "exr: system has no such argument. Did you mean expr=?"),
+        (
+            lambda: program.run_batch([{}], backend=BACKEND, workers=3),
+            "workers: run_batch has no such argument. It is num_threads= here.",
+        ),
+        (lambda: program.compile(backnd=BACKEND), "backnd: compile has no such argument. Did you mean backend=?"),
+        (
+            lambda: program.run(backend=BACKEND, max_new_toks=3),
+            "run: <lambda>: got an unexpected keyword argument 'max_new_toks'. Did you mean max_new_tokens=?",
+        ),
+        (lambda: forks_by_count.run(backend=BACKEND), "count: fork has no such argument. It is size= here."),
     ],
 )
 def test_an_argument_of_another_name_is_told_its_name_here(call, said):
