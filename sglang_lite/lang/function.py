@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MethodType
@@ -338,10 +338,8 @@ class SglFunction(BaseProgram):
 
     def _run_here(self, call: Call | CompiledCall | HeldRow) -> ProgramState:
         """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
-        if self.is_async and in_event_loop():
-            call.run_in_thread()
-        else:
-            call.run()
+        run = call.run_in_thread if self.is_async and in_event_loop() else call.run
+        run()
         return call.state
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -447,10 +445,7 @@ class SglFunction(BaseProgram):
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
-                unknown = [name for name in kwargs if name not in self.names]
-                known = [*self.signature.parameters, *(sorted(self.options) if what == "run" else ())]
-                told, hint = _misfit(error, unknown), name_meant(str(unknown[0]), known) if unknown else ""
-                raise ParameterError(what, f"{self.name}: {told}.", hint=hint, where=user_location()) from error
+                raise _misfit(self, kwargs, what, error) from error
         return kwargs
 
     def _sorted(
@@ -481,10 +476,16 @@ def _handed(
     return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
 
 
-def _misfit(error: TypeError, unknown: list[str]) -> str:
+def _misfit(program: SglFunction, given: Collection[str], what: str, error: TypeError) -> ParameterError:
     """The error of arguments that do not fit, with those that may be misspelt."""
-    names = ", ".join(map(repr, unknown))
-    return f"{error}, and was given {names}" if names and "missing" in str(error) else str(error)
+    unknown = [name for name in given if name not in program.names]
+    told, hint = f"{program.name}: {error}", ""
+    if unknown:
+        known = [*program.signature.parameters, *(sorted(program.options) if what == "run" else ())]
+        hint = name_meant(str(unknown[0]), known)
+        if "missing" in str(error):
+            told += f", and was given {', '.join(map(repr, unknown))}"
+    return ParameterError(what, f"{told}.", hint=hint, where=user_location())
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:

@@ -7,6 +7,7 @@ greedily (llguidance) reads exactly this language.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from sglang_lite.constraints.formal.grammars import contradiction, pruned, regular
 from sglang_lite.constraints.formal.nodes import EMPTY, NOTHING, Language, Node, Ref, alternation, concat, literal
 from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.document import Place
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, pointer_of
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
@@ -24,6 +26,7 @@ from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
+from sglang_lite.protocol.anything import Json
 
 MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
@@ -108,13 +111,15 @@ class JsonWriter:
             return pruned(language)
         except ConstraintError as error:
             self.contradicts = True
-            raise ConstraintError(error.message, pointer=self._pointer(contradiction(language))) from None
+            place = self._place(contradiction(language))
+            hint = _blamed(self.reader.document.schema(place))
+            raise ConstraintError(error.message, pointer=place.pointer, hint=hint) from None
 
-    def _pointer(self, names: Iterable[str]) -> str:
-        """JSON Pointer of the schema that the last of some rules is of."""
+    def _place(self, names: Iterable[str]) -> Place:
+        """Place of the schema that the last of some rules is of."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         places = [formula.place for name in names if isinstance(formula := formulas[name], ValidAt)]
-        return places[-1].pointer if places else ""
+        return places[-1] if places else Place("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """A reference to the rule of a key. Its body is worked out later."""
@@ -197,6 +202,19 @@ class JsonWriter:
         arrays = [array_text(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
+
+
+def _blamed(schema: Json) -> str:
+    """A hint at the keywords of a schema that no value meets."""
+    if not isinstance(schema, dict):
+        return "The schema false allows no value."
+    said = (
+        f"{name}: {json.dumps(value, ensure_ascii=False):.60}" for name, value in schema.items() if name not in _NOTES
+    )
+    return f"No value meets all of {'; '.join(said)}. Change one."
+
+
+_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 
 
 @contextmanager

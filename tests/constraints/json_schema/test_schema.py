@@ -267,6 +267,27 @@ def test_a_contradiction_is_told_with_its_place(schema, pointer, enforce):
     assert caught.value.pointer == pointer
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (
+            {"type": "integer", "enum": ["a"], "title": "Age"},
+            'No value meets all of type: "integer"; enum: ["a"]. Change one.',
+        ),
+        (
+            {"required": ["a"], "properties": {"a": {"minimum": 5, "maximum": 3, "type": "number"}}, "type": "object"},
+            'No value meets all of minimum: 5; maximum: 3; type: "number". Change one.',
+        ),
+        ({"type": "array", "minItems": 1, "items": False}, "No value meets all of"),
+        (False, "The schema false allows no value."),
+    ],
+)
+def test_a_contradiction_names_the_keywords(schema, told):
+    with pytest.raises(ConstraintError) as caught:
+        normalise(json_schema(schema))
+    assert told in str(caught.value)
+
+
 def test_large_schemas_are_compiled_or_refused_in_time():
     properties = {f"p{i}": {"type": "integer"} for i in range(3000)}
     grammar = byte_engine().compile(json_schema({"type": "object", "properties": properties}))
