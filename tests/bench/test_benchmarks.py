@@ -24,6 +24,7 @@ SMALL = {
     "encoding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
+    "first_token.py": ["--help"],  # it needs a GPU
     "fresh_text.py": ["--rows", "2", "--trials", "1"],
     "gpu_floor.py": ["--help"],  # it needs a GPU
     "grammar_memory.py": ["--constraints", "1", "--seconds", "0"],
