@@ -12,7 +12,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.encoding import bert_spec
+from sglang_lite.runtime.embedding import bert_spec
 from sglang_lite.runtime.models import families, read_gguf
 
 ROOT = Path(__file__).parent.parent

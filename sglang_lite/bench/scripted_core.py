@@ -35,7 +35,7 @@ from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.encoding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import resolve_params

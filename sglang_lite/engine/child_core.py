@@ -47,9 +47,9 @@ from sglang_lite.engine.frames import (
     Progress,
     Ready,
     Report,
+    RequestEvent,
     Score,
     Submit,
-    Told,
     error_of,
     frame,
     reports,
@@ -78,9 +78,9 @@ from sglang_lite.runtime.core.submission import (
     check_nodes,
     check_priority,
 )
-from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text, reads_no_text
-from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
-from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text, reads_no_text
+from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
+from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
@@ -452,7 +452,7 @@ class ChildCore:
 
     def _take(self, message: Report, process: EngineProcess) -> None:
         match message:
-            case Told():
+            case RequestEvent():
                 self._events.tell(message)
             case Answer():
                 self._events.answer(message)

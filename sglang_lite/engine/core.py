@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.config import Capacity, EngineConfig
     from sglang_lite.runtime.core.open_requests import Ticket
     from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-    from sglang_lite.runtime.encoding.request import EncodeRequest
-    from sglang_lite.runtime.encoding.spec import EncoderSpec
+    from sglang_lite.runtime.embedding.request import EncodeRequest
+    from sglang_lite.runtime.embedding.spec import EncoderSpec
     from sglang_lite.runtime.output_builder import Sink
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from sglang_lite.engine import encoding, sglang_generate, sglang_score
+from sglang_lite.engine import embedding, sglang_generate, sglang_score
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.server_args import engine_settings
 from sglang_lite.program.nodes import Program
@@ -31,7 +31,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.config import FIELDS, EngineConfig, takes_fields
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.encoding.spec import is_encoder
+from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.installed import check_installed
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.version import __version__
@@ -311,11 +311,11 @@ class Engine:
 
     # ------------------------------------------------------------------------------- models that read texts
 
-    encode = encoding.encode
-    score_pairs = encoding.score_pairs
+    encode = embedding.encode
+    score_pairs = embedding.score_pairs
     rerank = sglang_score.rerank
-    classify = encoding.classify
-    reward = encoding.reward
+    classify = embedding.classify
+    reward = embedding.reward
 
     def get_model_info(self) -> dict[str, object]:
         """Description of the model that runs."""

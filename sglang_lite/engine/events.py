@@ -12,7 +12,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import Answer, Ended, Told, error_of
+from sglang_lite.engine.frames import Answer, Ended, RequestEvent, error_of
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.wire.failure import Failure
@@ -95,7 +95,7 @@ class Events:
         else:
             future.set_exception(error_of(message.failure))
 
-    def tell(self, message: Told) -> None:
+    def tell(self, message: RequestEvent) -> None:
         """Hands an event to the sink of its submission."""
         entry = self._open.get(message.id)
         if entry is None:  # it was aborted, or its sink has failed

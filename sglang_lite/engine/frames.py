@@ -169,7 +169,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
     text: str
 
 
-class Told(_Message, frozen=True, tag="told"):
+class RequestEvent(_Message, frozen=True, tag="told"):
     """An event of a submission. Of a program: with the path and name of its node.
 
     Attributes:
@@ -201,7 +201,7 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Ready | Failed | Told | Answer | Log
+Report: TypeAlias = Progress | Ready | Failed | RequestEvent | Answer | Log
 
 
 # -------------------------------------------------------------------------------------------------- frames

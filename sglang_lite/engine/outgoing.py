@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Answer, Log, Progress, Report, Told, failure_of, frame
+from sglang_lite.engine.frames import Answer, Log, Progress, Report, RequestEvent, failure_of, frame
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 
@@ -23,10 +23,10 @@ _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
 class _Joined:
     """Deltas of one stream that will be one."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, told: RequestEvent) -> None:
         self.first, self.deltas = told, [told.event]
 
-    def told(self) -> Told:
+    def told(self) -> RequestEvent:
         first, deltas = self.first, [delta for delta in self.deltas if isinstance(delta, Delta)]
         if len(deltas) == 1:
             return first
@@ -36,7 +36,7 @@ class _Joined:
             tuple([each for delta in deltas for each in delta.logprobs]),
             deltas[0].index,
         )
-        return Told(first.id, joined, first.cached, first.path, first.name)
+        return RequestEvent(first.id, joined, first.cached, first.path, first.name)
 
 
 class Outgoing:
@@ -59,7 +59,7 @@ class Outgoing:
         self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
         self._thread.start()
 
-    def put(self, told: Told) -> None:
+    def put(self, told: RequestEvent) -> None:
         """Takes an event, to be sent after `flush`."""
         with self._lock:
             event = told.event
@@ -140,8 +140,8 @@ class Outgoing:
                 self._send(messages[half:])
                 return
             (message,) = messages
-            if isinstance(message, Told):
-                message = Told(message.id, failure_of(error), message.cached, message.path, message.name)
+            if isinstance(message, RequestEvent):
+                message = RequestEvent(message.id, failure_of(error), message.cached, message.path, message.name)
             elif isinstance(message, Answer):
                 message = Answer(message.id, failure=failure_of(error))
             else:

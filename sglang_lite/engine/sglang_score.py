@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.engine import encoding
+from sglang_lite.engine import embedding
 from sglang_lite.engine.sglang_api import plain_ids, read_request
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
@@ -125,7 +125,7 @@ def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json
         CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
     """
     pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
-    scores, tokens = encoding.pair_scores(self, pairs, field="prompt")
+    scores, tokens = embedding.pair_scores(self, pairs, field="prompt")
     return [
         {"embedding": score, "meta_info": {"id": random_id(), "prompt_tokens": count}}
         for score, count in zip(scores.tolist(), tokens)

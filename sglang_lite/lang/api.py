@@ -23,7 +23,7 @@ from sglang_lite.lang.expressions import (
     SglSeparateReasoning,
     SglVideo,
 )
-from sglang_lite.lang.function import SglFunction, takes_what
+from sglang_lite.lang.function import SglFunction, with_signature_of
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.sampling_keywords import gen_params
 from sglang_lite.lang.tools import Toolbox
@@ -308,7 +308,7 @@ _OF_GEN_INT = inspect.signature(gen_int)
 
 
 @tells_names
-@takes_what(gen_int)
+@with_signature_of(gen_int)
 def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     """`gen` of a string in double quotes, which are part of the result."""
     node = gen(dtype=str, **_OF_GEN_INT.bind(*args, **kwargs).arguments)

@@ -287,7 +287,7 @@ def saving(report: Report, file: BatchFile | None) -> Report:
         if isinstance(outcome, ProgramState):
             try:
                 file.save(index, outcome)
-            except Exception as error:  # the item's outcome: it can't be kept
+            except Exception as error:  # saving failed: reported as this item's error
                 outcome = error
         report(index, outcome)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias, cast
 import msgspec
 
 from sglang_lite.lang.state import user_location
-from sglang_lite.lang.symbols import MARK, Recording, Symbol, TraceError, recording
+from sglang_lite.lang.symbols import MARK, Symbol, TraceError, TraceLog, recording
 from sglang_lite.program.decisions import answer
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import Location
@@ -27,7 +27,7 @@ class CompileError(TraceError):
 
 
 @dataclass(slots=True, eq=False)
-class Deciding(Recording):
+class Deciding(TraceLog):
     """Record of a body that is compiled, which decides by what only a run knows. It is run again for each other way.
 
     Attributes:
@@ -42,7 +42,7 @@ class Deciding(Recording):
 
     ways: tuple[int, ...] = ()
     cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
-    hold: Callable[[Origin], Fill] = lambda origin: Fill(hold=0)
+    hold: Callable[[BlankSource], Fill] = lambda origin: Fill(hold=0)
     hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
@@ -113,7 +113,7 @@ def unmarked(text: str) -> list[str | Symbol]:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class BlankSource:
     """Source of a symbol's value.
 
     Attributes:
@@ -193,7 +193,7 @@ class Blank(Symbol):
 
     __slots__ = ("__comes_from__",)
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: BlankSource) -> None:
         super().__init__(origin.name)
         self.__comes_from__ = origin
 
@@ -294,7 +294,7 @@ def _operand(other: object) -> Any:
     return _NO_OPERAND
 
 
-def origin_of(blank: Blank) -> Origin:
+def origin_of(blank: Blank) -> BlankSource:
     return blank.__comes_from__
 
 

@@ -60,7 +60,7 @@ class Compiled:
         return specialized
 
     def check_saved(self, saved: CompiledProgram, specialized: Specialization) -> None:
-        """Refuses a compiled program that was kept and is another one now.
+        """Raises ParameterError where the saved compiled program differs from the current one.
 
         Raises:
             ProgramError: it names the first difference.

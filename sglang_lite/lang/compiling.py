@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Deciding, Origin, kept, marking, origin_of
+from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, Deciding, kept, marking, origin_of
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
@@ -133,7 +133,7 @@ def _arguments(
             given[name] = default  # it is the same in all runs
             continue
         parameters.append(Parameter(name, default, required))
-        given[name] = Blank(Origin(name, (Fill(argument=name),)))
+        given[name] = Blank(BlankSource(name, (Fill(argument=name),)))
     arguments = inspect.BoundArguments(program.signature, {n: given[n] for n in program.signature.parameters})
     return tuple(parameters), arguments
 

@@ -57,8 +57,8 @@ class _Trimmed:
 _trimmed = _Trimmed()
 
 
-def takes_what(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
-    """Gives a method the signature of another one, of which it is the twin."""
+def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
+    """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
 
     def given(twin: Callable[..., _T]) -> Callable[_P, _T]:
         twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # where `inspect` looks
@@ -204,9 +204,9 @@ class SglFunction(BaseProgram):
         """
         given = dict(locals())
         inside = current_run.get()
-        if inside is not None and (handed := _handed(inside, self, args, kwargs, given)) is not None:
+        if inside is not None and (handed := _compiled_symbol(inside, self, args, kwargs, given)) is not None:
             return handed  # type: ignore[no-any-return] # it stands for a state
-        own, options = self._sorted(args, kwargs, given)
+        own, options = self._split_options(args, kwargs, given)
         check_flags(use_thread=options["use_thread"])
         call = self.prepared(args, own, options)
         with _trimmed:
@@ -221,12 +221,12 @@ class SglFunction(BaseProgram):
             print(call.state.text())
         return call.state
 
-    @takes_what(run)
+    @with_signature_of(run)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
-        own, options = self._sorted(args, own, {**_RUN_DEFAULTS, **kwargs})
+        own, options = self._split_options(args, own, {**_RUN_DEFAULTS, **kwargs})
         call = self.prepared(args, own, options)
         if not isinstance(call, Call) or not options["stream"]:
             with _trimmed:
@@ -316,7 +316,7 @@ class SglFunction(BaseProgram):
         with plan:
             return batch.settle(plan, dict(outcomes))
 
-    @takes_what(run_batch)
+    @with_signature_of(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
         """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
@@ -448,7 +448,7 @@ class SglFunction(BaseProgram):
                 raise _misfit(self, kwargs, what, error) from error
         return kwargs
 
-    def _sorted(
+    def _split_options(
         self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own keyword arguments, and the options of the run. A name that both have is the program's."""
@@ -468,7 +468,7 @@ class SglFunction(BaseProgram):
         return own, with_seed(options)
 
 
-def _handed(
+def _compiled_symbol(
     inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
 ) -> Any:
     """Symbol of a run's state, where it is inside a body that is compiled; None elsewhere."""

@@ -14,7 +14,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage
 from sglang_lite.lang.graph_checks import Finding, check
-from sglang_lite.lang.symbols import MARK, Decision, Entry, Origin, Recording, Symbol, is_limit, origin
+from sglang_lite.lang.symbols import MARK, Entry, Symbol, SymbolOrigin, TracedQuestion, TraceLog, is_limit, origin
 from sglang_lite.lang.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
@@ -125,7 +125,7 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
 
 
 def graph_of(
-    program: str, paths: Sequence[TracedPath], again: Recording, *, body: Callable[..., UserValue], complete: bool
+    program: str, paths: Sequence[TracedPath], again: TraceLog, *, body: Callable[..., UserValue], complete: bool
 ) -> Graph:
     """The graph of what traces have recorded.
 
@@ -173,7 +173,7 @@ class _Merged:
             ids.append(i)
             reader.pass_by(entry, i)
             place += 1
-            if isinstance(entry.node, Decision):
+            if isinstance(entry.node, TracedQuestion):
                 outcomes, place = (*outcomes, entry.node.taken), 0
         for symbol in recording.reads:
             source = reader.source(origin(symbol))
@@ -189,7 +189,7 @@ class _Merged:
 class _Reader:
     """Nodes of one trace, with the places where they stand."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: TraceLog) -> None:
         self._marks = recording.marks
         self._paths: dict[int, Path] = {}  # of states, by their identity
         self._roles: dict[int, str | None] = {}
@@ -233,7 +233,7 @@ class _Reader:
                     self._roles[id(each)] = self._roles.get(state)
                     self._scopes[id(each)] = self._scopes.get(state, ())
 
-    def source(self, of: Origin) -> int | None:
+    def source(self, of: SymbolOrigin) -> int | None:
         return None if of.source is None else self._ids.get(id(of.source))
 
     def _use(self, symbol: Symbol, into: str) -> Use:
@@ -250,7 +250,7 @@ class _Reader:
     def _said(self, entry: Entry) -> tuple[Any, tuple[Use, ...]]:
         node, where = entry.node, entry.where
         match node:
-            case Decision():
+            case TracedQuestion():
                 return Branching(node.question, node.outcomes, where=where), (self._use(node.symbol, "question"),)
             case Symbol():
                 return Value(where=where), (self._use(node, "text"),)
@@ -338,7 +338,7 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
     return msgspec.structs.replace(graph, changes=tuple(found.values()))
 
 
-def _changes(first: Recording, again: Recording, way: Way) -> list[Change]:
+def _changes(first: TraceLog, again: TraceLog, way: Way) -> list[Change]:
     """Texts that a second trace has otherwise, in each branch up to where the two can't be compared."""
     found: list[Change] = []
     others = _by_branch(again)
@@ -351,7 +351,7 @@ def _changes(first: Recording, again: Recording, way: Way) -> list[Change]:
     return sorted(found, key=lambda change: change.node)
 
 
-def _by_branch(recording: Recording) -> dict[tuple[int, ...], list[tuple[int, Entry]]]:
+def _by_branch(recording: TraceLog) -> dict[tuple[int, ...], list[tuple[int, Entry]]]:
     """Entries and their places in the log by branch: threads may add to several branches in any order. A branch is
     known by where the one before it was forked, and which of that fork it is."""
     found: dict[tuple[int, ...], list[tuple[int, Entry]]] = defaultdict(list)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Deciding, Origin, kept, origin_of, unmarked
+from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, Deciding, kept, origin_of, unmarked
 from sglang_lite.lang.script import Action, Called, Script
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbols import Symbol
@@ -105,7 +105,7 @@ class Recorder:
         """Notes that the caller's Python decides on a node."""
         self.held = self.held or path
 
-    def _hold(self, origin: Origin) -> Fill:
+    def _hold(self, origin: BlankSource) -> Fill:
         """Hole that the caller's Python fills."""
         self.stop_at((len(self.branches[0].nodes),))
         known = [(each.source, each.steps) for each in self.script.holds]
@@ -125,7 +125,7 @@ class Recorder:
         """Records a call of the user's Python, which a run makes. Returns the symbol of its result."""
         self.stop_at((len(self.branches[0].nodes),))
         call = Called(branch, function, kept(tuple(args)), kept(dict(kwargs)), user_location())
-        return Blank(Origin(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
+        return Blank(BlankSource(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
 
     def _cut(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
         self.script.cuts.append(len(self.script.actions))
@@ -196,7 +196,7 @@ class Recorder:
         return made if len(self.holes) > found else node
 
     @staticmethod
-    def _arguments(origin: Origin, where: Location | None) -> list[str | Fill]:
+    def _arguments(origin: BlankSource, where: Location | None) -> list[str | Fill]:
         if origin.source is not None:
             told = f"{origin.name} is what a node brings: it can be text, and no parameter, choice or constraint."
             raise CompileError(told, hint=RUN_IT, where=where)

@@ -10,12 +10,22 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.blanks import RUN_IT, Blank, CompileError, Origin, kept, origin_of, unmarked
+from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, kept, origin_of, unmarked
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.equal_branches import EqualBranches
-from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
-from sglang_lite.lang.execution.operations import Mark as Place
+from sglang_lite.lang.execution.operations import (
+    BranchMark,
+    ForkOp,
+    GenOp,
+    HookOp,
+    JoinOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import check_name, nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
@@ -116,7 +126,7 @@ class RecordingBranch(Branch):
         self.children: dict[int, list[RecordingBranch]] = {}
         self.parent = parent
         self._live: list[int] = []  # places of its nodes that nothing has taken back
-        self._marks: dict[Place, tuple[int, int, int]] = {}  # place, how many were live, number of the action
+        self._marks: dict[BranchMark, tuple[int, int, int]] = {}  # place, how many were live, number of the action
         self._scope_starts: dict[str, int] = {}
         self._seed: str | None = None  # what a seed of the next node is made of
         self.state = _State(self)
@@ -190,7 +200,7 @@ class RecordingBranch(Branch):
             self._scope_starts[node.name] = len(self.nodes)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeEnd):
             parts, why = self._scope_parts(self._scope_starts[node.name])
-            op.variable.set(Blank(Origin(f"s[{node.name!r}]", parts, (number, node.name), why)))
+            op.variable.set(Blank(BlankSource(f"s[{node.name!r}]", parts, (number, node.name), why)))
 
     def _try(self, op: GenOp, number: int) -> None:
         """Records attempts at a typed value, each of which goes back to before the one that could not be read."""
@@ -250,12 +260,14 @@ class RecordingBranch(Branch):
             recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
             if op.thoughts is not None:
                 thoughts = f"{name}_reasoning_content"
-                op.thoughts.set(Blank(Origin(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")))
+                op.thoughts.set(
+                    Blank(BlankSource(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off"))
+                )
         if held:
             recorder.stop_at(path)
             if any(hole.path == path and "constraint" in hole.field for hole in recorder.holes):
                 self._refuse_reasoned(op, name)
-        origin = Origin(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
+        origin = BlankSource(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
         op.variable.set(Blank(origin))
 
     @staticmethod
@@ -311,12 +323,12 @@ class RecordingBranch(Branch):
         numbers = tuple(child.index for child in own)
         self.recorder.act(Joined(self.index, numbers, mode))
 
-    def _mark(self, mark: Place) -> None:
+    def _mark(self, mark: BranchMark) -> None:
         number = self.recorder.act(Marked(self.index))
         self._marks[mark] = len(self.nodes), len(self._live), number
         self._record(Mark())
 
-    def _go_back(self, mark: Place, where: Location | None) -> None:
+    def _go_back(self, mark: BranchMark, where: Location | None) -> None:
         """Records a rollback. What the body has read since the mark has to be played before."""
         place, live, marked = self._marks[mark]
         after = tuple(dict.fromkeys([path for number, path in self.recorder.reads if number > marked]))

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend, said
+from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, JoinOp, MarkOp, SelectOp
 from sglang_lite.lang.execution.player import Player
@@ -89,7 +89,7 @@ class RememberingBackend(DelegatingBackend):
         return self.backend.takes_priority
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        return self.backend.open_program(sink, stream=stream, **said(priority))
+        return self.backend.open_program(sink, stream=stream, **priority_keywords(priority))
 
     def _known(self, asked: str) -> SavedAnswer | None:
         return self._answers[asked].popleft() if self._answers.get(asked) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from sglang_lite.lang.backend.base_backend import BaseBackend, said
+from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
 from sglang_lite.lang.body_pool import Outcome, Report
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
@@ -232,7 +232,9 @@ class RemoteRowPool:
         arguments = {index: row.arguments for index, row in self._rows.items()}
         seeds = {index: row.seed for index, row in self._rows.items()}
         priority = next(iter(self._rows.values())).settings.priority
-        played = self._backend.play_rows(compiled, arguments, seeds, self._window, self._timeout, **said(priority))
+        played = self._backend.play_rows(
+            compiled, arguments, seeds, self._window, self._timeout, **priority_keywords(priority)
+        )
         async with contextlib.aclosing(played):
             async for index, events in played:
                 row = self._rows[index]

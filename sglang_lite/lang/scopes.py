@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.execution.operations import Checkpoint as Place
+from sglang_lite.lang.execution.operations import BranchSnapshot
 from sglang_lite.lang.state_group import adopt
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression
@@ -53,7 +53,7 @@ class Checkpoint:
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
-        self._mark: Place | None = None
+        self._mark: BranchSnapshot | None = None
 
     def __enter__(self) -> Checkpoint:
         self._mark = self._state.branch.mark()

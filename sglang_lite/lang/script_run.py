@@ -9,7 +9,7 @@ from typing import Any
 from sglang_lite.lang.blanks import Blank, origin_of, resolved
 from sglang_lite.lang.call import start_thread
 from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.operations import Checkpoint
+from sglang_lite.lang.execution.operations import BranchSnapshot
 from sglang_lite.lang.execution.reading import finished, nothing
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.script import (
@@ -47,7 +47,7 @@ class ScriptRun:
     asks: Callable[[Submitted], Any]
     values: dict[Path, Variable] = field(default_factory=dict)
     _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by the actions that have made them
-    _marks: dict[int, Checkpoint] = field(default_factory=dict)
+    _marks: dict[int, BranchSnapshot] = field(default_factory=dict)
 
     def of(self, source: tuple[int, str] | None, argument: str) -> UserValue:
         """The value of an action's variable, or of an argument."""

@@ -1,4 +1,4 @@
-"""The state of a run whose nodes were played elsewhere: its script is done again with what they have brought."""
+"""A run's state rebuilt from results of nodes that were played elsewhere, by doing its script again."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def is_limit(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decision:
+class TracedQuestion:
     """A question of the body whose answer only a run has.
 
     Attributes:
@@ -84,7 +84,7 @@ class Entry:
     """
 
     state: TracerProgramState | None
-    node: Expression | Decision
+    node: Expression | TracedQuestion
     where: Location | None
     own: SglGen | SglSelect | None = None
     states: tuple[TracerProgramState, ...] = ()
@@ -93,7 +93,7 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Recording:
+class TraceLog:
     """Log of what a trace does, in order, in the program and those inside it.
 
     Attributes:
@@ -110,7 +110,7 @@ class Recording:
     left: int = MAX_NODES
     entries: list[Entry] = field(default_factory=list)
     marks: dict[str, Symbol] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[TracedQuestion] = field(default_factory=list)
     reads: list[Symbol] = field(default_factory=list)
     asked: set[Location] = field(default_factory=set)
     equal: dict[Any, object] = field(default_factory=dict)
@@ -142,14 +142,14 @@ class Recording:
         at = len(self.decisions)
         assert self.forced is not None
         taken = self.forced[at] if at < len(self.forced) else 0
-        decision = Decision(symbol, question, outcomes, taken)
+        decision = TracedQuestion(symbol, question, outcomes, taken)
         self.decisions.append(decision)
         self.add(Entry(None, decision, where))
         self._known[key] = taken
         return taken
 
 
-recording: ContextVar[Recording | None] = ContextVar("sglang_lite_recording", default=None)
+recording: ContextVar[TraceLog | None] = ContextVar("sglang_lite_recording", default=None)
 _numbers = itertools.count()
 MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 
@@ -191,9 +191,9 @@ class Symbol(Expression, Deferred):
         name = self._name + (f".{key}" if kind == "attribute" else f"[{key!r}]")
         return type(self)(name, parts_of=(root, (*steps, (kind, key))))
 
-    def __origin__(self) -> Origin:
+    def __origin__(self) -> SymbolOrigin:
         root, steps = self._parts_of
-        return Origin(self._name, (), None, self) if root is self else replace(root.__origin__(), parts=steps)
+        return SymbolOrigin(self._name, (), None, self) if root is self else replace(root.__origin__(), parts=steps)
 
     def __getattr__(self, name: str) -> Symbol:
         if name.startswith("_"):
@@ -225,14 +225,14 @@ class Symbol(Expression, Deferred):
 
     # Questions, which are decisions where a trace explores.
 
-    def _exploring(self) -> Recording | None:
+    def _exploring(self) -> TraceLog | None:
         record = recording.get()
         return None if record is None or record.forced is None else record
 
     def _key(self) -> tuple[Any, ...]:
         return self._name, id(self._parts_of[0]) if isinstance(self, SglVariable) else 0
 
-    def _choice(self, record: Recording) -> str | None:
+    def _choice(self, record: TraceLog) -> str | None:
         """The choice that a selection has made on this path; None for other values."""
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
@@ -357,7 +357,7 @@ class SglVariable(Symbol):
         self._source = source
         self._choices = choices
 
-    def __origin__(self) -> Origin:
+    def __origin__(self) -> SymbolOrigin:
         found = super().__origin__()
         return replace(found, source=self._source) if found.symbol is self else found
 
@@ -366,8 +366,8 @@ class SglVariable(Symbol):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Origin of a symbol.
+class SymbolOrigin:
+    """SymbolOrigin of a symbol.
 
     Attributes:
         name: of the argument or variable.
@@ -382,7 +382,7 @@ class Origin:
     symbol: Symbol
 
 
-def origin(symbol: Symbol) -> Origin:
+def origin(symbol: Symbol) -> SymbolOrigin:
     return symbol.__origin__()
 
 

@@ -20,8 +20,17 @@ from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
 from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared
-from sglang_lite.lang.execution.operations import Checkpoint, GenOp, HookOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
-from sglang_lite.lang.execution.operations import Mark as PlayedMark
+from sglang_lite.lang.execution.operations import (
+    BranchMark,
+    BranchSnapshot,
+    GenOp,
+    HookOp,
+    MarkOp,
+    Op,
+    ReadOp,
+    ScopeOp,
+    SelectOp,
+)
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
@@ -35,11 +44,11 @@ from sglang_lite.lang.symbols import (
     CutError,
     EndlessError,
     Entry,
-    Recording,
     SglArgument,
     SglVariable,
     Symbol,
     TraceError,
+    TraceLog,
     is_limit,
     origin,
     recording,
@@ -159,7 +168,7 @@ class TraceBranch(Branch):
             self._ahead = None
         self.state.add(Join(mode=mode, where=where), where, states=[_state_of(child) for child in children])
 
-    def roll_back(self, to: Checkpoint, where: Location | None) -> None:
+    def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         super().roll_back(to, where)
         self.state.record_mark(to.mark, back=True)
 
@@ -224,7 +233,7 @@ class TracerProgramState(ProgramState):
         given: the arguments that were given.
     """
 
-    def __init__(self, executor: TraceBranch, arguments: dict[str, UserValue], recording: Recording) -> None:
+    def __init__(self, executor: TraceBranch, arguments: dict[str, UserValue], recording: TraceLog) -> None:
         super().__init__(executor)
         executor.state = self
         self.arguments = arguments
@@ -233,7 +242,7 @@ class TracerProgramState(ProgramState):
         self.variables: dict[str, SglVariable] = {}
         self.child_states: list[TracerProgramState] = []
         self.on_node: Callable[[Expression], None] | None = None
-        self._marks: list[PlayedMark] = []
+        self._marks: list[BranchMark] = []
         self.program: BaseProgram | None = None
         self.paths: list[TracedPath] = []
         self.complete = True
@@ -274,7 +283,7 @@ class TracerProgramState(ProgramState):
         group = super().fork(size, position_ids_offset)
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
-    def record_mark(self, mark: PlayedMark, *, back: bool = False) -> None:
+    def record_mark(self, mark: BranchMark, *, back: bool = False) -> None:
         """Records a checkpoint, or the way back to one. Neither is among `nodes`."""
         if not back:
             self._marks.append(mark)
@@ -359,7 +368,7 @@ class TracingScope:
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
         self.tracer_state = tracer_state
-        self._tokens: tuple[Token[TracingScope | None], Token[Recording | None]] | None = None
+        self._tokens: tuple[Token[TracingScope | None], Token[TraceLog | None]] | None = None
 
     def __enter__(self) -> TracingScope:
         self._tokens = _scope.set(self), recording.set(self.tracer_state.recording)
@@ -481,7 +490,7 @@ def _tracer(
         raise ParameterError("trace", f"{program.name}: {error}.", where=user_location()) from error
     run = Run(backend or NoBackend(), RunSettings(), is_async=program.is_async, new_state=_state_of)
     scope = TracingScope.get_current_scope()
-    record = Recording(forced) if scope is None else scope.tracer_state.recording
+    record = TraceLog(forced) if scope is None else scope.tracer_state.recording
     state = TracerProgramState(TraceBranch(Player(run)), {**arguments, **symbols}, record)
     state.program, state.paths, state.given, state.outermost = program, [TracedPath(state)], arguments, scope is None
     if scope is not None:

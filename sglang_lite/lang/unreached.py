@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from sglang_lite.lang.symbols import Recording
+from sglang_lite.lang.symbols import TraceLog
 from sglang_lite.protocol import Location
 from sglang_lite.protocol.anything import UserValue
 
@@ -18,7 +18,7 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def unreached(
-    body: Callable[..., UserValue], ways: Sequence[Recording], failed: Iterable[Location | None] = ()
+    body: Callable[..., UserValue], ways: Sequence[TraceLog], failed: Iterable[Location | None] = ()
 ) -> list[Location]:
     """Places of such statements behind a question that was followed both ways, or behind the end of their block.
     (Others may be reached with other arguments or globals.)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import BaseBackend, said
+from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
@@ -86,7 +86,7 @@ class WholeRow:
     def start(self) -> None:
         """Has the backend play it, unless it was stopped before."""
         if self.result.end is None:
-            priority = said(self.settings.priority)
+            priority = priority_keywords(self.settings.priority)
             self._abort = self.specialized.backend.play_program(self.program, self.take, self.flush, **priority)
 
     def take(self, event: ProgramEvent) -> None:

@@ -14,11 +14,11 @@ import torch
 from sglang_lite.protocol import SglError
 from sglang_lite.runtime.checkpoint import open_checkpoint, read_spec
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.encoding.bert import Bert
-from sglang_lite.runtime.encoding.bert_spec import BertSpec
-from sglang_lite.runtime.encoding.load import encoder_dtype
-from sglang_lite.runtime.encoding.spec import EncoderSpec, encoder_spec, is_encoder
-from sglang_lite.runtime.encoding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.embedding.bert import Bert
+from sglang_lite.runtime.embedding.bert_spec import BertSpec
+from sglang_lite.runtime.embedding.load import encoder_dtype
+from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
+from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.load import pick_device, precision
 from sglang_lite.runtime.models.config_fields import read_json

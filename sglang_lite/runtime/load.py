@@ -18,8 +18,8 @@ from sglang_lite.runtime import onednn, startup_messages
 from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.encoding.load import LoadedEncoder, load_encoder
-from sglang_lite.runtime.encoding.spec import is_encoder
+from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
+from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.kv_scales import kv_scales

@@ -164,7 +164,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServedAnswer:
     """An answer as it goes out.
 
     Attributes:
@@ -207,7 +207,7 @@ def as_say(answer: Answer) -> Say:
     return Say(text=answer if answer is None or isinstance(answer, str) else json.dumps(answer))
 
 
-def told(say: Say, wanted: Wanted, random: Random) -> Told:
+def told(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
     """An answer within what a request asks for.
 
     Raises:
@@ -226,7 +226,7 @@ def told(say: Say, wanted: Wanted, random: Random) -> Told:
     calls = say.calls
     if wanted.tool is not None and not calls and not say.refusal and finish == "stop":
         calls, text = (Call(wanted.tool, text if wanted.custom else json.loads(text)),), ""
-    return Told(text, say, calls, finish, stop, count(wanted.prompt), thoughts)
+    return ServedAnswer(text, say, calls, finish, stop, count(wanted.prompt), thoughts)
 
 
 def _fitted(say: Say, wanted: Wanted, random: Random) -> str:

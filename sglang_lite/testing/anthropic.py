@@ -9,7 +9,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, Told, Wanted, count
+from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted, count
 from sglang_lite.testing.api import problem, texts
 
 _KINDS = {
@@ -42,12 +42,12 @@ class Messages:
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
         return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
+    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
         (each,) = told
         reason, stop, details = _end(each)
         return _message(each, wanted, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from anthropic import types
 
         (only,) = told
@@ -99,7 +99,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
     return tool["name"], JsonSchema(json.dumps(tool["input_schema"]))
 
 
-def _end(told: Told) -> tuple[Any, str | None, Any]:
+def _end(told: ServedAnswer) -> tuple[Any, str | None, Any]:
     """End of a message: the reason, the stop string, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 
@@ -112,7 +112,7 @@ def _end(told: Told) -> tuple[Any, str | None, Any]:
     return ("tool_use" if told.calls else "end_turn"), None, None
 
 
-def _blocks(told: Told, number: int) -> list[Any]:
+def _blocks(told: ServedAnswer, number: int) -> list[Any]:
     from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
     blocks: list[Any] = []
@@ -127,7 +127,7 @@ def _blocks(told: Told, number: int) -> list[Any]:
     return blocks
 
 
-def _deltas(block: Any, told: Told) -> tuple[Any, list[Any]]:
+def _deltas(block: Any, told: ServedAnswer) -> tuple[Any, list[Any]]:
     """A block with nothing in it yet, and what comes into it."""
     from anthropic import types
 
@@ -145,7 +145,7 @@ def _deltas(block: Any, told: Told) -> tuple[Any, list[Any]]:
 
 
 def _message(
-    told: Told, wanted: Wanted, number: int, blocks: list[Any], reason: Any, stop: str | None, details: Any,
+    told: ServedAnswer, wanted: Wanted, number: int, blocks: list[Any], reason: Any, stop: str | None, details: Any,
     output: int,
 ) -> Any:  # fmt: skip
     from anthropic.types import Message, Usage
@@ -162,7 +162,7 @@ def _message(
     )  # fmt: skip
 
 
-def _thoughts(told: Told) -> Any:
+def _thoughts(told: ServedAnswer) -> Any:
     from anthropic.types import OutputTokensDetails
 
     return OutputTokensDetails(thinking_tokens=told.reasoning_tokens)

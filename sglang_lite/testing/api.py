@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Protocol
 
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.testing.answers import Fail, Told, Wanted
+from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted
 
 
 class Api(Protocol):
@@ -21,7 +21,7 @@ class Api(Protocol):
         """The error that the provider would answer with; None: it takes the request."""
         ...
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
+    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
         """An answer in one piece.
 
         Args:
@@ -30,7 +30,7 @@ class Api(Protocol):
         """
         ...
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         """The same as a stream."""
         ...
 

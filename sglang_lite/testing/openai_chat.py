@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Call, Fail, Told, Wanted
+from sglang_lite.testing.answers import Call, Fail, ServedAnswer, Wanted
 from sglang_lite.testing.api import problem, texts
 
 _FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
@@ -64,7 +64,7 @@ class Chat(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_chat(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
+    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
         from openai.types.chat import ChatCompletion, ChatCompletionMessage
         from openai.types.chat.chat_completion import Choice
 
@@ -83,7 +83,7 @@ class Chat(OpenAiErrors):
             usage=usage_of(told),
         )  # fmt: skip
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 
         found: list[Any] = []
@@ -131,10 +131,10 @@ class Completions(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.too_many_stops(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
+    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
         return _completion(wanted, number, [_choice(i, each, wanted) for i, each in enumerate(told)], usage_of(told))
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         found = []
         for index, each in enumerate(told):
             pieces = each.pieces or [""]
@@ -152,7 +152,7 @@ def stops_of(stop: Json) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def usage_of(told: Sequence[Told]) -> Json:
+def usage_of(told: Sequence[ServedAnswer]) -> Json:
     from openai.types import CompletionUsage
     from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
@@ -192,7 +192,7 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 2**16 else chr(code)
 
 
-def _reason(told: Told) -> Any:
+def _reason(told: ServedAnswer) -> Any:
     return "tool_calls" if told.calls and told.finish == "stop" else _FINISH[told.finish]
 
 
@@ -221,7 +221,7 @@ def _chunk(wanted: Wanted, number: int, choices: list[Any], usage: Any = None) -
     )  # fmt: skip
 
 
-def _logprobs(told: Told, wanted: Wanted, pieces: Sequence[str] | None = None) -> Any:
+def _logprobs(told: ServedAnswer, wanted: Wanted, pieces: Sequence[str] | None = None) -> Any:
     """Log-probabilities: each word is almost certain, and beside it there are made-up ones."""
     if wanted.logprobs is None or told.calls:
         return None
@@ -245,7 +245,7 @@ def _completion(wanted: Wanted, number: int, choices: list[Any], usage: Any) -> 
     )
 
 
-def _choice(index: int, told: Told, wanted: Wanted, piece: str | None = None, *, finished: bool = True) -> Any:
+def _choice(index: int, told: ServedAnswer, wanted: Wanted, piece: str | None = None, *, finished: bool = True) -> Any:
     from openai.types import CompletionChoice
     from openai.types.completion_choice import Logprobs
 

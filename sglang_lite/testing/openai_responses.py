@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, Told, Wanted
+from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted
 from sglang_lite.testing.api import problem, texts
 from sglang_lite.testing.openai_chat import OpenAiErrors, grammar_of
 
@@ -42,10 +42,10 @@ class Responses(OpenAiErrors):
         kind: Any = ResponseCreateParamsStreaming if body.get("stream") else ResponseCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_responses(body)
 
-    def whole(self, told: Sequence[Told], wanted: Wanted, number: int) -> Json:
+    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
         return _response(told[0], wanted, number, _items(told[0], number))
 
-    def events(self, told: Sequence[Told], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
         from openai.types import responses as types
 
         (each,) = told
@@ -89,7 +89,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
     return name, True, grammar_of(form if form.get("type") == "grammar" else None)
 
 
-def _items(told: Told, number: int) -> list[Any]:
+def _items(told: ServedAnswer, number: int) -> list[Any]:
     """Items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
@@ -128,7 +128,7 @@ def _items(told: Told, number: int) -> list[Any]:
     return items
 
 
-def _response(told: Told, wanted: Wanted, number: int, items: list[Any], status: Any = None) -> Any:
+def _response(told: ServedAnswer, wanted: Wanted, number: int, items: list[Any], status: Any = None) -> Any:
     from openai.types.responses import Response
     from openai.types.responses.response import IncompleteDetails
     from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
@@ -148,7 +148,7 @@ def _response(told: Told, wanted: Wanted, number: int, items: list[Any], status:
     )  # fmt: skip
 
 
-def _item_events(item: Any, at: int, told: Told, numbers: Any) -> list[Any]:
+def _item_events(item: Any, at: int, told: ServedAnswer, numbers: Any) -> list[Any]:
     """An item as a stream has it."""
     from openai.types import responses as types
 
@@ -187,7 +187,7 @@ def _begun(item: Any) -> Any:
     return item.model_copy(update=empty.get(item.type, {}))
 
 
-def _message_events(item: Any, told: Told, step: Any) -> list[Any]:
+def _message_events(item: Any, told: ServedAnswer, step: Any) -> list[Any]:
     from openai.types import responses as types
 
     (part,) = item.content

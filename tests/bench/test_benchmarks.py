@@ -21,7 +21,7 @@ SMALL = {
     "cpu_decode.py": ["--batches", "1", "--new", "2", "--systems", "sglang_lite auto"],
     "engine_process.py": ["--repeat", "1", "--tokens", "2"],
     "experts.py": ["--small"],
-    "encoding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
+    "embedding.py": ["--shape", "small", "--texts", "2", "--tokens", "8", "--repeat", "1"],
     "extraction.py": ["--texts", "1", "--max-tokens", "2"],
     "frontend_overhead.py": ["--seconds", "0.01", "--programs", "4"],
     "first_token.py": ["--help"],  # it needs a GPU

@@ -28,7 +28,7 @@ import sglang_lite as sgl
 from sglang_lite.cli import main
 from sglang_lite.runtime.description import describe
 from sglang_lite.runtime.models.layers.linear import block_library
-from tests.runtime.encoding.tiny import saved
+from tests.runtime.embedding.tiny import saved
 from tests.runtime.models.tiny import VOCAB, save
 
 SIZES = dict(

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NODE_HOOKS = ("agenerate", "aselect", "generate", "generate_stream", "select")
 
 
-def said(priority: int) -> dict[str, int]:
+def priority_keywords(priority: int) -> dict[str, int]:
     """Keywords for a priority: none where it says nothing, so that nobody else has to know of it."""
     return {"priority": priority} if priority else {}
 
@@ -124,7 +124,7 @@ class BaseBackend:
         """
         if program.decision is not None:
             raise CapabilityError(f"{type(self).__name__} plays no decisions.")
-        opened = self.open_program(flushed(sink, flush), stream=False, **said(priority))
+        opened = self.open_program(flushed(sink, flush), stream=False, **priority_keywords(priority))
         opened.extend((), program.nodes)
         opened.close()
         return partial(opened.drop, ())
@@ -191,7 +191,7 @@ class BaseBackend:
         return None
 
     def begin_run(self, wait: Callable[[], object]) -> None:
-        """A run begins, of which a backend that defines this is told at once. `wait` waits until all that was added to
+        """Called when a run begins. `wait` waits until all that was added to
         the run so far has been played."""
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks

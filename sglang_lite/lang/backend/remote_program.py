@@ -55,7 +55,7 @@ class RemoteProgram:
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
         self._repeatable = True  # nothing was taken back: then the order in which things came would count
-        self._told = _Told()
+        self._told = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
         self._over = False
@@ -259,7 +259,7 @@ async def played_alone(
     path, body = "/program", program
     if model is not None:
         path, body = "/v1/completions", {"model": model, "prompt": prompt.text, "program": program, "stream": True}
-    retries, told = Retries(server), _Told()
+    retries, told = Retries(server), _DeliveredEvents()
     while True:
         told.begin()
         try:
@@ -280,8 +280,8 @@ async def played_alone(
             await retries.pause(error)
 
 
-class _Told:
-    """Events that were told, of which a program that is played again brings none a second time."""
+class _DeliveredEvents:
+    """Events already delivered, so that a program that is played again after reconnecting delivers none twice."""
 
     def __init__(self) -> None:
         self._ends: Counter[Path] = Counter()  # last events of nodes

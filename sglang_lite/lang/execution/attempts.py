@@ -40,7 +40,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
 
 
 async def attempts(
-    branch: Player,
+    player: Player,
     retries: int,
     ask: Callable[[int], Awaitable[_T]],
     same_again: Callable[[Exception], bool] = lambda _: False,
@@ -50,10 +50,10 @@ async def attempts(
     Args:
         same_again: an attempt has failed by what would be so in the next one.
     """
-    deadline = branch.run.deadline
+    deadline = player.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with limit(left, "the run took longer than its timeout of", branch.run.timeout):
+    async with limit(left, "the run took longer than its timeout of", player.run.timeout):
         while True:
             try:
                 return await ask(attempt)

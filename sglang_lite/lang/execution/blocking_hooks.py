@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def generate(
-    backend: BaseBackend, branch: Player, op: GenOp, show: Callable[[str, dict[str, UserValue]], None] | None
+    backend: BaseBackend, player: Player, op: GenOp, show: Callable[[str, dict[str, UserValue]], None] | None
 ) -> list[Generation]:
     """Calls `generate` or, in a stream of one sample, `generate_stream`."""
     given = SglSamplingParams.of(op.node.params, op.node.constraint)
-    if branch.log is None or given.n > 1:
-        text, meta = backend.generate(StreamExecutor(branch), given)
+    if player.log is None or given.n > 1:
+        text, meta = backend.generate(StreamExecutor(player), given)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
-    for piece, meta in backend.generate_stream(StreamExecutor(branch), given):  # the last one is the node's
+    for piece, meta in backend.generate_stream(StreamExecutor(player), given):  # the last one is the node's
         pieces.append(piece)
         if show is not None:
             show(piece, meta or {})
@@ -50,13 +50,13 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
     return Generation(text, finish_reason="length" if kind == "length" else "stop", usage=usage, index=index, meta=meta)
 
 
-def select(branch: Player, op: SelectOp) -> ChoicesDecision:
+def select(player: Player, op: SelectOp) -> ChoicesDecision:
     node = op.node
     if op.own.multi is not None:
         raise CapabilityError(
-            f"select(multi=…) is not possible on {type(branch.backend).__name__}: it picks without scores."
+            f"select(multi=…) is not possible on {type(player.backend).__name__}: it picks without scores."
         )
-    decision = branch.backend.select(
-        StreamExecutor(branch), list(node.choices), node.temperature, op.own.choices_method
+    decision = player.backend.select(
+        StreamExecutor(player), list(node.choices), node.temperature, op.own.choices_method
     )
     return checked(decision, node.choices)

@@ -14,12 +14,12 @@ from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared, may_share
 from sglang_lite.lang.execution.operations import (
-    Checkpoint,
+    BranchMark,
+    BranchSnapshot,
     ForkOp,
     GenOp,
     HookOp,
     JoinOp,
-    Mark,
     MarkOp,
     Op,
     ScopeOp,
@@ -431,23 +431,23 @@ class Branch:
             self._ahead = None
         self._put(JoinOp(node, players, appended))
 
-    def mark(self) -> Checkpoint:
+    def mark(self) -> BranchSnapshot:
         """Remembers this place."""
-        place = Checkpoint(
-            Mark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes), self._grammar,
-            self._ahead and self._ahead.copy(),
+        place = BranchSnapshot(
+            BranchMark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes),
+            self._grammar, self._ahead and self._ahead.copy(),
         )  # fmt: skip
         self._put(MarkOp(place.mark, back=False))
         return place
 
-    def roll_back(self, to: Checkpoint, where: Location | None) -> None:
+    def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
         """Goes back to a mark: text, turns and variables are what they were there."""
         self._go_back(to.mark, where)
         self.names.variables = dict(to.variables)
         self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
         self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
 
-    def _go_back(self, mark: Mark, where: Location | None) -> None:
+    def _go_back(self, mark: BranchMark, where: Location | None) -> None:
         self.player.go_back(mark, where)
 
     def end(self) -> None:

@@ -49,28 +49,28 @@ _index, _text = attrgetter("index"), attrgetter("text")
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
-def generate_immediately(branch: Player, op: GenOp) -> bool:
+def generate_immediately(player: Player, op: GenOp) -> bool:
     """Plays a generation whose answer is there without waiting. False: it has to wait."""
-    backend = branch.backend
-    if not backend.answers_now or branch.log is not None or not branch.run.plain:
+    backend = player.backend
+    if not backend.answers_now or player.log is not None or not player.run.plain:
         return False
     if op.own.options is not None and _decides(op.own.options):
         return False
     if op.turn is not None:  # which is asked for as a whole
         return False
-    say_who_asks(branch, op)
-    generations = backend.answer_now(branch.transcript.prompt(), op.node.params, _constraint(branch, op))
+    set_asked_node(player, op)
+    generations = backend.answer_now(player.transcript.prompt(), op.node.params, _constraint(player, op))
     if generations is None:
         return False
     if not backend.enforces and op.node.constraint is not None:
-        _hold(branch, op, generations)
-    _accept(branch, op, generations, _checked(branch, op, generations))
+        _hold(player, op, generations)
+    _accept(player, op, generations, _checked(player, op, generations))
     return True
 
 
-def say_who_asks(branch: Player, op: AskedOp) -> None:
+def set_asked_node(player: Player, op: AskedOp) -> None:
     """Lets the backend know which node asks."""
-    called = branch.run.called
+    called = player.run.called
     asking.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
 
 
@@ -79,7 +79,7 @@ def _decides(options: GenOptions) -> bool:
     return options != GenOptions(reasoning=options.reasoning)
 
 
-def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
+def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
     """Tells whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
     caller's has a say in it."""
     return (
@@ -87,62 +87,62 @@ def is_only_answered(op: Op, branch: Player) -> TypeGuard[GenOp]:
         and op.asked is not None
         and op.own.options is None
         and op.own.value_type is None
-        and branch.log is None
-        and branch.run.plain
+        and player.log is None
+        and player.run.plain
         and op.node.params.samples == 1
     )
 
 
-def take_answer(branch: Player, op: GenOp) -> bool:
+def take_answer(player: Player, op: GenOp) -> bool:
     """Plays such a generation, if its answer is there. On the executor loop."""
     assert op.asked is not None
     pushed, place = op.asked
-    pushed.reach(op, branch.transcript.pieces)
+    pushed.reach(op, player.transcript.pieces)
     answer = pushed.answer(place)
     if answer is None:
         return False
     if isinstance(answer, SglError):
         raise answer
-    if not branch.backend.enforces and op.node.constraint is not None:
-        _hold(branch, op, [answer])
-    _accept(branch, op, [answer], _checked(branch, op, [answer]))
+    if not player.backend.enforces and op.node.constraint is not None:
+        _hold(player, op, [answer])
+    _accept(player, op, [answer], _checked(player, op, [answer]))
     return True
 
 
-def agenerate(branch: Player, op: GenOp) -> Awaitable[None]:
+def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
     """Plays a generation, when its branch's gate is open."""
-    gate, branch.gate = branch.gate, None
-    return _generate(branch, op, None) if gate is None else _generate_behind(gate, branch, op)
+    gate, player.gate = player.gate, None
+    return _generate(player, op, None) if gate is None else _generate_behind(gate, player, op)
 
 
-async def _generate_behind(gate: FirstToken, branch: Player, op: GenOp) -> None:
+async def _generate_behind(gate: FirstToken, player: Player, op: GenOp) -> None:
     leads = await gate.enter()
     try:
-        await _generate(branch, op, gate.open if leads else None)
+        await _generate(player, op, gate.open if leads else None)
     finally:
         if leads:  # whatever has come of it
             gate.open()
 
 
-def _generate(branch: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
+def _generate(player: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
     """Asks the backend until the answer will do, and appends it.
 
     Args:
         came: to be called when something of an answer has come.
     """
-    if branch.pushed is not None:
-        branch.pushed.reach(op, branch.transcript.pieces)
-    once = op.own.options is None and branch.run.plain
-    return _generate_once(branch, op, came) if once else _generate_in_attempts(branch, op, came)
+    if player.pushed is not None:
+        player.pushed.reach(op, player.transcript.pieces)
+    once = op.own.options is None and player.run.plain
+    return _generate_once(player, op, came) if once else _generate_in_attempts(player, op, came)
 
 
-async def _generate_once(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
-    generations = await _call(branch, op, _NO_OPTIONS, 0, came, live=True)
-    _accept(branch, op, generations, _checked(branch, op, generations))
+async def _generate_once(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+    generations = await _call(player, op, _NO_OPTIONS, 0, came, live=True)
+    _accept(player, op, generations, _checked(player, op, generations))
 
 
-async def _generate_in_attempts(branch: Player, op: GenOp, came: Callable[[], None] | None) -> None:
-    run, options = branch.run, op.own.options or _NO_OPTIONS
+async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+    run, options = player.run, op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be taken back is not shown while it comes
 
@@ -156,7 +156,7 @@ async def _generate_in_attempts(branch: Player, op: GenOp, came: Callable[[], No
         try:
             async with limit(options.timeout, "no answer within the node's timeout of"):
                 ask_once = _ask if run.budgets else _call
-                answers = await ask_once(branch, op, options, attempt, came, live=live)
+                answers = await ask_once(player, op, options, attempt, came, live=live)
             values = _values(op, answers)
             if options.check is not None:
                 left = None if options.timeout is None else began + options.timeout - time.monotonic()
@@ -164,57 +164,57 @@ async def _generate_in_attempts(branch: Player, op: GenOp, came: Callable[[], No
                     for value, answer in zip(values, answers):
                         await check_value(options.check, value, answer.text)
         except Exception as error:  # noted, and raised on
-            _refuse(branch, op, answers, error)
+            _refuse(player, op, answers, error)
             raise
         return answers, values
 
     def same_again(error: Exception) -> bool:
         return greedy and not shows(options, op) and (bool(answers) or isinstance(error, ValueValidationError))
 
-    generations, values = await attempts(branch, retries, ask, same_again)
+    generations, values = await attempts(player, retries, ask, same_again)
     if not live:
-        Show(branch, op, options.reasoning).end(generations[0])
-    _accept(branch, op, generations, values)
+        Show(player, op, options.reasoning).end(generations[0])
+    _accept(player, op, generations, values)
 
 
-def generate(branch: Player, op: GenOp) -> None:
+def generate(player: Player, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
-    show = Show(branch, op, None) if branch.log is not None else None
-    generations = blocking_hooks.generate(branch.backend, branch, op, None if show is None else show.piece)
-    _hold(branch, op, generations)
+    show = Show(player, op, None) if player.log is not None else None
+    generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
+    _hold(player, op, generations)
     if show is not None:
         show.end(generations[0])
-    _accept(branch, op, generations, _checked(branch, op, generations))
+    _accept(player, op, generations, _checked(player, op, generations))
 
 
-def needs_loop(branch: Player, op: Op) -> bool:
+def needs_loop(player: Player, op: Op) -> bool:
     """Tells whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits
     for other branches (a thread that waited for them could be the one they need), where there are attempts or a time
     limit to watch, or another backend to ask."""
     if isinstance(op, AskedOp):
-        return not branch.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
+        return not player.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
     return isinstance(op, JoinOp)
 
 
 async def _ask(
-    branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Makes one attempt, if the budgets allow it. Returns the samples, in order."""
-    backend = branch.backend if options.backend is None else options.backend
-    prompt = _prompt(branch, op, options, attempt)
-    with branch.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
-        answers = await _call(branch, op, options, attempt, came, live=live)
+    backend = player.backend if options.backend is None else options.backend
+    prompt = _prompt(player, op, options, attempt)
+    with player.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
+        answers = await _call(player, op, options, attempt, came, live=live)
         used += [answer.usage for answer in answers]
     return answers
 
 
 async def _call(
-    branch: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
-    backend = branch.backend if options.backend is None else options.backend
-    show = Show(branch, op, options.reasoning) if live and branch.log is not None else None
-    events = _events(backend, branch, op, options, attempt, show, stream=branch.log is not None or came is not None)
+    backend = player.backend if options.backend is None else options.backend
+    show = Show(player, op, options.reasoning) if live and player.log is not None else None
+    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or came is not None)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
@@ -225,7 +225,7 @@ async def _call(
             elif show is not None and not event.index:
                 show.delta(event)
     except SglError as error:
-        branch.run.account.failed([error.usage])
+        player.run.account.failed([error.usage])
         raise
     if len(done) > 1:
         done.sort(key=_index)
@@ -233,10 +233,10 @@ async def _call(
         raise ProgramError(f"{type(backend).__name__} ended without an answer.")
     if not backend.enforces and op.node.constraint is not None:
         try:
-            _hold(branch, op, done)
+            _hold(player, op, done)
         except SglError as error:
             error.usage = total_usage(answer.usage for answer in done)
-            branch.run.account.failed([error.usage])
+            player.run.account.failed([error.usage])
             raise
     if show is not None:
         show.end(done[0])
@@ -245,7 +245,7 @@ async def _call(
 
 def _events(
     backend: BaseBackend,
-    branch: Player,
+    player: Player,
     op: GenOp,
     options: GenOptions,
     attempt: int,
@@ -257,19 +257,19 @@ def _events(
     params = op.node.params
     if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
-    prompt, constraint = partial(_prompt, branch, op, options, attempt), partial(_constraint, branch, op)
-    if backend.remembers and branch.pushed is not None:
+    prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
+    if backend.remembers and player.pushed is not None:
         known = backend.remembered(prompt(), params, constraint())
         if known is not None:
             return _each(known)
     repairs = bool(attempt) and shows(options, op)
-    if branch.pushed is not None and options.backend is None and not repairs:
+    if player.pushed is not None and options.backend is None and not repairs:
         first = op.asked if not attempt else None
-        pushed, place = first or (branch.pushed, branch.pushed.gen(op, params, branch.transcript.pieces))
+        pushed, place = first or (player.pushed, player.pushed.gen(op, params, player.transcript.pieces))
         return pushed.answers(place, params.samples)
     if backend.blocking:
-        return _from_hooks(backend, branch, op, show)
-    say_who_asks(branch, op)
+        return _from_hooks(backend, player, op, show)
+    set_asked_node(player, op)
     if op.turn is not None and not repairs:
         turn, place = op.turn
         return turn.answers(place, backend, prompt(), params, constraint(), attempt, stream=stream)
@@ -280,14 +280,14 @@ def _events(
     return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 
-def _prompt(branch: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
+def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
     """The prompt of an attempt."""
-    prompt, template = branch.transcript.prompt(same_model=options.backend is None), None
+    prompt, template = player.transcript.prompt(same_model=options.backend is None), None
     if options.backend is not None and not options.backend.capabilities.continues:  # a chat, whose marks are others
         template = options.backend.get_chat_template()
-        prompt = rendered(prompt, template, branch.run.template)
+        prompt = rendered(prompt, template, player.run.template)
     if attempt and shows(options, op):
-        prompt = repaired(prompt, op, template or branch.run.template)
+        prompt = repaired(prompt, op, template or player.run.template)
     return prompt
 
 
@@ -296,24 +296,24 @@ async def _each(known: Sequence[Generation]) -> AsyncGenerator[Generation, None]
         yield each
 
 
-def _constraint(branch: Player, op: GenOp) -> Constraint | None:
+def _constraint(player: Player, op: GenOp) -> Constraint | None:
     """The constraint of a generation where the branch is now."""
-    walk = branch.transcript.walk
+    walk = player.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
-def _checked(branch: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
+def _checked(player: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     """`_values` of an only attempt."""
     try:
         return _values(op, generations)
     except Exception as error:  # as in `ask`
-        _refuse(branch, op, generations, error)
+        _refuse(player, op, generations, error)
         raise
 
 
-def _refuse(branch: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
+def _refuse(player: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
     op.refuse(error, answers)
-    branch.run.account.failed(answer.usage for answer in answers)
+    player.run.account.failed(answer.usage for answer in answers)
 
 
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
@@ -339,7 +339,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     return texts
 
 
-def _hold(branch: Player, op: GenOp, generations: Sequence[Generation]) -> None:
+def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
     """Holds finished texts against the node's constraint. (`_values` does it with types and JSON, the branch with a
     grammar that spans several nodes.)
 
@@ -349,12 +349,12 @@ def _hold(branch: Player, op: GenOp, generations: Sequence[Generation]) -> None:
     constraint = op.node.constraint
     if (
         constraint is None
-        or branch.transcript.walk is not None
+        or player.transcript.walk is not None
         or op.own.value_type
         or isinstance(constraint, JsonSchema)
     ):
         return
-    given = (op.own.node.params, branch.run.settings.params)
+    given = (op.own.node.params, player.run.settings.params)
     if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
         return  # they may end it anywhere
     for generation in generations:
@@ -371,9 +371,9 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     return ReasoningParser.split(op.own.options.reasoning, generation.text, once=op.node.constraint is not None)
 
 
-def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
+def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and gives the variable its value."""
-    if not branch.is_at(op):  # stopped meanwhile
+    if not player.is_at(op):  # stopped meanwhile
         return
     samples = op.node.params.n
     several = not isinstance(samples, Unset) and samples > 1
@@ -384,25 +384,25 @@ def _accept(branch: Player, op: GenOp, generations: Sequence[Generation], values
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))
-        behind = branch.transcript.append([Reasoned(spans, answers[0])])
+        behind = player.transcript.append([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     else:
-        behind = branch.transcript.append(spans)
+        behind = player.transcript.append(spans)
     variable = op.variable
     variable.record, variable.behind = list(generations) if several else first, behind
-    op.ended = branch.run.account.played(variable.record)
+    op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
     if op.log is not None:
         op.log.close()
 
 
 async def _from_hooks(
-    backend: BaseBackend, branch: Player, op: GenOp, show: Show | None
+    backend: BaseBackend, player: Player, op: GenOp, show: Show | None
 ) -> AsyncGenerator[Delta | Generation, None]:
     for event in await in_pool(
-        backend.pool, partial(blocking_hooks.generate, backend, branch, op, None if show is None else show.piece)
+        backend.pool, partial(blocking_hooks.generate, backend, player, op, None if show is None else show.piece)
     ):
         yield event

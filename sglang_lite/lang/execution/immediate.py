@@ -16,56 +16,56 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
 
-def _scope(branch: Player, op: ScopeOp) -> bool:
+def _scope(player: Player, op: ScopeOp) -> bool:
     if isinstance(op.node, ScopeBegin):
-        branch.scope_starts[id(op.variable)] = len(branch.transcript.pieces)
+        player.scope_starts[id(op.variable)] = len(player.transcript.pieces)
     else:
-        op.variable.set(branch.transcript.text(branch.scope_starts.pop(id(op.variable))))
+        op.variable.set(player.transcript.text(player.scope_starts.pop(id(op.variable))))
     return True
 
 
-def _fork(branch: Player, op: ForkOp) -> bool:
-    gate = _gate(branch, op)
+def _fork(player: Player, op: ForkOp) -> bool:
+    gate = _gate(player, op)
     for child in op.children:
-        branch.transcript.fork(child.transcript)
+        player.transcript.fork(child.transcript)
         child.gate = gate
         child.begin()
     return True
 
 
-def _gate(branch: Player, op: ForkOp) -> FirstToken | None:
+def _gate(player: Player, op: ForkOp) -> FirstToken | None:
     """The gate of a fork over so much text that a provider keeps it, of so many branches that it pays to wait."""
-    if len(op.children) < LEAST_BRANCHES or not branch.backend.caches_prompts:
+    if len(op.children) < LEAST_BRANCHES or not player.backend.caches_prompts:
         return None
-    return FirstToken() if len(branch.transcript.text()) >= LEAST else None
+    return FirstToken() if len(player.transcript.text()) >= LEAST else None
 
 
-def _join(branch: Player, op: JoinOp) -> bool:
-    if branch.pushed is not None:
-        branch.pushed.reach(op, branch.transcript.pieces)
+def _join(player: Player, op: JoinOp) -> bool:
+    if player.pushed is not None:
+        player.pushed.reach(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
         return False
     for variable in op.added:
-        branch.transcript.take(variable.result())
+        player.transcript.take(variable.result())
     return True
 
 
-def _read(branch: Player, op: ReadOp) -> bool:
-    op.variable.set(op.what(branch))
+def _read(player: Player, op: ReadOp) -> bool:
+    op.variable.set(op.what(player))
     return True
 
 
-def _mark(branch: Player, op: MarkOp) -> bool:
+def _mark(player: Player, op: MarkOp) -> bool:
     if not op.back:
-        op.mark.played = branch.transcript.place()
+        op.mark.played = player.transcript.place()
     elif op.mark.played is not None:
-        branch.transcript.go_back(op.mark.played)
+        player.transcript.go_back(op.mark.played)
     return True
 
 
 def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Player, Any], bool]:
-    def immediate(branch: Player, node: Any) -> bool:
-        change(branch.transcript, node)
+    def immediate(player: Player, node: Any) -> bool:
+        change(player.transcript, node)
         return True
 
     return immediate
@@ -85,5 +85,5 @@ IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
     JoinOp: _join,
     ReadOp: _read,
     MarkOp: _mark,
-    HookOp: lambda branch, op: False,
+    HookOp: lambda player, op: False,
 }

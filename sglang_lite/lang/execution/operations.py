@@ -110,7 +110,7 @@ class JoinOp:
 class MarkOp:
     """A place to come back to; `back` goes there."""
 
-    mark: Mark
+    mark: BranchMark
     back: bool
 
 
@@ -137,7 +137,7 @@ Op: TypeAlias = (
 
 
 @dataclass(slots=True, eq=False)
-class Mark:
+class BranchMark:
     """A place to come back to: where it is in the transcript, once it is played, and of its node, where that is handed
     over."""
 
@@ -146,10 +146,10 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class BranchSnapshot:
     """Knowledge of the submitting side of a branch at a mark."""
 
-    mark: Mark
+    mark: BranchMark
     variables: dict[str, Variable]
     turns: list[str]
     role: tuple[str, str] | None

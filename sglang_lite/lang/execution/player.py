@@ -29,11 +29,11 @@ from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
     AskedOp,
+    BranchMark,
     ForkOp,
     GenOp,
     HookOp,
     JoinOp,
-    Mark,
     MarkOp,
     Op,
     ReadOp,
@@ -180,7 +180,7 @@ class Player:
         if self.log is not None:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
-    def go_back(self, mark: Mark, where: Location | None) -> None:
+    def go_back(self, mark: BranchMark, where: Location | None) -> None:
         """Goes back to a mark. A branch that has failed since works again, unless it was stopped from outside or its
         time is over."""
         if self.log is not None:
@@ -201,7 +201,7 @@ class Player:
         if running is not None:
             executor().post(self._give_up, running, given_up)
 
-    def _take_back(self, mark: Mark) -> tuple[Op | None, list[Op]]:
+    def _take_back(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
         """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
         will not be played. Under the lock."""
         queued = list(self._queue)

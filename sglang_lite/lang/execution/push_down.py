@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from sglang_lite.lang.backend.base_backend import said
+from sglang_lite.lang.backend.base_backend import priority_keywords
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import resolve
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, Op, ReadOp, ScopeOp, SelectOp
@@ -94,7 +94,9 @@ class PushedProgram:
             return
         try:
             if self._open is None:
-                self._open = self.backend.open_program(self._take, stream=self.stream, **said(self.priority))
+                self._open = self.backend.open_program(
+                    self._take, stream=self.stream, **priority_keywords(self.priority)
+                )
             self._send(branch, self._open)
             late, branch.late = branch.late, []
             for each in late:

@@ -11,7 +11,7 @@ from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.attempts import attempts
 from sglang_lite.lang.execution.budget import most_of_selection
-from sglang_lite.lang.execution.generation import say_who_asks
+from sglang_lite.lang.execution.generation import set_asked_node
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.expressions import only_picks
 from sglang_lite.program.choosing import ChoicesDecision, decide
@@ -25,48 +25,48 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def select_immediately(branch: Player, op: SelectOp) -> bool:
+def select_immediately(player: Player, op: SelectOp) -> bool:
     """Plays a selection whose scores are there without waiting. False: it has to wait."""
-    if not branch.backend.answers_now or op.own.multi is not None or branch.log is not None or not branch.run.plain:
+    if not player.backend.answers_now or op.own.multi is not None or player.log is not None or not player.run.plain:
         return False
     if op.turn is not None:  # which is asked for as a whole
         return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
-    _say_what_asks(branch, op)
-    selection = branch.backend.select_now(
-        branch.transcript.prompt(), _choices(branch, op.node), unconditional=unconditional
+    _set_asked_selection(player, op)
+    selection = player.backend.select_now(
+        player.transcript.prompt(), _choices(player, op.node), unconditional=unconditional
     )
     if selection is None:
         return False
-    _picked(branch, op, selection, _decided(op, selection))
+    _picked(player, op, selection, _decided(op, selection))
     return True
 
 
-def _say_what_asks(branch: Player, op: SelectOp) -> None:
+def _set_asked_selection(player: Player, op: SelectOp) -> None:
     """Lets the backend know which node asks, and whether it needs scores."""
-    say_who_asks(branch, op)
+    set_asked_node(player, op)
     scores_needed.set(not only_picks(op.own))
 
 
-async def aselect(branch: Player, op: SelectOp) -> None:
+async def aselect(player: Player, op: SelectOp) -> None:
     """Plays a selection."""
-    backend = branch.backend
-    if branch.pushed is not None:
-        branch.pushed.reach(op, branch.transcript.pieces)
+    backend = player.backend
+    if player.pushed is not None:
+        player.pushed.reach(op, player.transcript.pieces)
     if backend.blocking:
-        decision = await _retried(branch, op, lambda _: _by_hook(branch, op))
-        _picked(branch, op, None, decision)
+        decision = await _retried(player, op, lambda _: _by_hook(player, op))
+        _picked(player, op, None, decision)
     elif op.own.multi is None:
-        selection = await _score(branch, op, _choices(branch, op.node))
-        _picked(branch, op, selection, _decided(op, selection))
+        selection = await _score(player, op, _choices(player, op.node))
+        _picked(player, op, selection, _decided(op, selection))
     else:
-        await _select_several(branch, op)
+        await _select_several(player, op)
 
 
-async def _by_hook(branch: Player, op: SelectOp) -> ChoicesDecision:
-    prompt, choices = branch.transcript.prompt(), op.node.choices
-    with branch.run.within_budget(branch.backend, partial(most_of_selection, prompt, choices)):
-        decision: ChoicesDecision = await in_pool(branch.backend.pool, partial(blocking_hooks.select, branch, op))
+async def _by_hook(player: Player, op: SelectOp) -> ChoicesDecision:
+    prompt, choices = player.transcript.prompt(), op.node.choices
+    with player.run.within_budget(player.backend, partial(most_of_selection, prompt, choices)):
+        decision: ChoicesDecision = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
         return decision
 
 
@@ -74,18 +74,18 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
     return decide(selection, op.node.choices, op.own.choices_method, op.node.temperature, op.node.seed)
 
 
-def _choices(branch: Player, node: Select) -> Sequence[str]:
+def _choices(player: Player, node: Select) -> Sequence[str]:
     """Choices that may come where the branch is now."""
-    walk = branch.transcript.walk
+    walk = player.transcript.walk
     return node.choices if walk is None else walk.possible(node.choices)
 
 
-async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
+async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
     """
     Args:
         ask: makes an attempt; 0 is the first.
     """
-    if branch.run.plain:
+    if player.run.plain:
         return await ask(0)
 
     async def attempt(number: int) -> _T:
@@ -95,39 +95,39 @@ async def _retried(branch: Player, op: SelectOp, ask: Callable[[int], Awaitable[
             op.refuse(error)
             raise
 
-    return await attempts(branch, branch.run.settings.retries, attempt)
+    return await attempts(player, player.run.settings.retries, attempt)
 
 
-async def _score(branch: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
+async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
     unconditional = op.own.choices_method.requires_unconditional_logprobs
-    if branch.pushed is None:
-        _say_what_asks(branch, op)
-        return await _retried(branch, op, partial(_select_once, branch, op, texts, unconditional=unconditional))
+    if player.pushed is None:
+        _set_asked_selection(player, op)
+        return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
 
     async def ask(_: int) -> Selection:
-        assert branch.pushed is not None
-        if branch.backend.remembers:
-            prompt = branch.transcript.prompt()
-            known = branch.backend.remembered_choice(prompt, texts, unconditional=unconditional)
+        assert player.pushed is not None
+        if player.backend.remembers:
+            prompt = player.transcript.prompt()
+            known = player.backend.remembered_choice(prompt, texts, unconditional=unconditional)
             if known is not None:
                 return known
         asked, op.asked = op.asked, None
         pushed, place = asked or (
-            branch.pushed,
-            branch.pushed.score(op, texts, branch.transcript.pieces, unconditional=unconditional),
+            player.pushed,
+            player.pushed.score(op, texts, player.transcript.pieces, unconditional=unconditional),
         )
         answers: list[Any] = [each async for each in pushed.answers(place)]
         selection: Selection = answers[0]
         return selection
 
-    return await _retried(branch, op, ask)
+    return await _retried(player, op, ask)
 
 
 async def _select_once(
-    branch: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
+    player: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
 ) -> Selection:
     """Asks the backend for scores, if the budgets allow it."""
-    prompt, run, backend = branch.transcript.prompt(), branch.run, branch.backend
+    prompt, run, backend = player.transcript.prompt(), player.run, player.backend
     with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
         try:
             if op.turn is None:
@@ -142,46 +142,46 @@ async def _select_once(
     return selection
 
 
-async def _select_several(branch: Player, op: SelectOp) -> None:
+async def _select_several(player: Player, op: SelectOp) -> None:
     node, multi = op.node, op.own.multi
     assert multi is not None
     left, taken, records = list(node.choices), list[str](), []
     while left:
         before = multi.separator if taken else ""
         texts = [before + choice for choice in left] + ([multi.end] if taken else [])
-        selection = await _score(branch, op, texts)
-        if not branch.is_at(op):  # as in _accept
+        selection = await _score(player, op, texts)
+        if not player.is_at(op):  # as in _accept
             return
         seed = reseeded(node.seed, len(taken))
         records.append((selection, decide(selection, texts, op.own.choices_method, node.temperature, seed)))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
-        branch.transcript.choose(decision)
+        player.transcript.choose(decision)
         op.mark = None  # that was before it
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
-    _chosen(branch, op, records, multi.separator.join(taken), taken)
+    _chosen(player, op, records, multi.separator.join(taken), taken)
 
 
-def select(branch: Player, op: SelectOp) -> None:
+def select(player: Player, op: SelectOp) -> None:
     """`aselect` with blocking hooks, on a thread of the backend's pool."""
-    _picked(branch, op, None, blocking_hooks.select(branch, op))
+    _picked(player, op, None, blocking_hooks.select(player, op))
 
 
-def _picked(branch: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
-    if not branch.is_at(op):  # as in _accept
+def _picked(player: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
+    if not player.is_at(op):  # as in _accept
         return
-    branch.transcript.choose(decision.decision)
+    player.transcript.choose(decision.decision)
     record = selection or Selection((), picked=decision.decision), decision
-    _chosen(branch, op, record, decision.decision, decision.decision)
+    _chosen(player, op, record, decision.decision, decision.decision)
 
 
-def _chosen(branch: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
+def _chosen(player: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
     """Gives the variable of a selection its value, and its stream the text."""
     op.variable.record = record
-    op.variable.behind = branch.transcript.behind
-    op.ended = branch.run.account.played(record)
+    op.variable.behind = player.transcript.behind
+    op.ended = player.run.account.played(record)
     if op.log is not None:
         op.log.append(text)
         op.log.close()

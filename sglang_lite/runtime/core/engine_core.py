@@ -48,8 +48,8 @@ from sglang_lite.runtime.core.submission import (
     check_kind,
     check_priority,
 )
-from sglang_lite.runtime.encoding.request import EncodeRequest, reads_no_text
-from sglang_lite.runtime.encoding.spec import EncoderSpec
+from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction import EVICTION

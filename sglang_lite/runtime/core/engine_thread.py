@@ -13,11 +13,11 @@ import torch
 
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.encoding_core import EncodingCore
-from sglang_lite.runtime.core.encoding_loop import EncodingLoop
+from sglang_lite.runtime.core.embedding_core import EncodingCore
+from sglang_lite.runtime.core.embedding_loop import EncodingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
-from sglang_lite.runtime.encoding.load import LoadedEncoder
+from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.load import LoadedModel
 

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from sglang_lite.engine import encoding
+from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.encoding.request import are_ids
+from sglang_lite.runtime.embedding.request import are_ids
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
@@ -72,7 +72,7 @@ async def embeddings(service: Service, call: Call) -> Response:
     body = call.read(EMBEDDINGS)
     service.check_model(body.model)
     read = partial(
-        encoding.embeddings, service.engine, texts_of(body.input, "input"), body.dimensions, truncate=body.truncate,
+        embedding.embeddings, service.engine, texts_of(body.input, "input"), body.dimensions, truncate=body.truncate,
         prompt_name=body.prompt_name, field="input",
     )  # fmt: skip
     vectors, tokens = await service.ask(read, at_most_s=LONGEST_S)
@@ -88,12 +88,12 @@ async def encode(service: Service, call: Call) -> Response:
         raise ParameterError("text", "is missing." if body.text is None else "and input_ids are both given.")
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
-        read = partial(encoding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
+        read = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
         return await native(service, body, read)
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(name, f"{service.model_name} gives a number for each label, no vectors.")
-    return await native(service, body, encoding.rewarded)
+    return await native(service, body, embedding.rewarded)
 
 
 async def native(
@@ -101,7 +101,7 @@ async def native(
     body: NativeTexts,
     read: Callable[..., Any],  # a dictionary, or a list of them
 ) -> Response:
-    """Answers in SGLang's shape, by `encoding.encoded` or `rewarded`."""
+    """Answers in SGLang's shape, by `embedding.encoded` or `rewarded`."""
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
@@ -117,7 +117,7 @@ async def rerank(service: Service, call: Call) -> Response:
     if body.top_n is not None and body.top_n < 1:
         raise ParameterError("top_n", f"{body.top_n} is below 1.")
     pairs = [(body.query, document) for document in documents]
-    read = partial(encoding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
+    read = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
     scores, tokens = await service.ask(read, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]

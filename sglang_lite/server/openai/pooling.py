@@ -11,11 +11,11 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.engine import encoding
+from sglang_lite.engine import embedding
 from sglang_lite.protocol import ParameterError
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.encoding.request import reads_no_text, too_long
-from sglang_lite.runtime.encoding.spec import EncoderSpec
+from sglang_lite.runtime.embedding.request import reads_no_text, too_long
+from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
 from sglang_lite.server.openai.chat_request import Message, shown_messages
@@ -70,9 +70,9 @@ async def classify(service: Service, call: Call) -> Response:
         raise ParameterError("input", "is missing." if not given else f"{' and '.join(given)} exclude each other.")
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        return await native(service, body, encoding.rewarded)
+        return await native(service, body, embedding.rewarded)
     texts, field = await _readable(service, call, body)
-    read = partial(encoding.classes, service.engine, texts, truncate=body.truncate, field=field)
+    read = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
     found, tokens = await service.ask(read, at_most_s=LONGEST_S)
     data = [
         {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
@@ -91,10 +91,10 @@ async def pooling(service: Service, call: Call) -> Response:
     _check_kind(body, spec, service.model_name)
     texts, field = await _readable(service, call, body)
     if spec.classifier is None:
-        read = partial(encoding.embeddings, service.engine, texts, body.dimensions)
+        read = partial(embedding.embeddings, service.engine, texts, body.dimensions)
     else:
         plain = spec.classifier.plain if body.use_activation is None else not body.use_activation
-        read = partial(encoding.label_numbers, service.engine, texts, plain=plain)
+        read = partial(embedding.label_numbers, service.engine, texts, plain=plain)
     rows, tokens = await service.ask(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
     found = written(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]

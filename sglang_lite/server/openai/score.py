@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.engine import encoding
+from sglang_lite.engine import embedding
 from sglang_lite.engine.sglang_score import label_calls, label_logprobs, label_scores
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
@@ -75,7 +75,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
         raise ParameterError("text_2", f"has {len(second)} texts, text_1 has {len(first)}.")
     if len(first) > _MOST_TEXTS:
         raise ParameterError("text_2", f"has {len(second):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
-    read = partial(encoding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
+    read = partial(embedding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
     scores, tokens = await service.ask(read, at_most_s=_LONGEST_S)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}

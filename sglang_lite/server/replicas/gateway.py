@@ -20,7 +20,7 @@ import requests
 
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.replicas.tied import TiedProcess
+from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
@@ -28,7 +28,7 @@ logger = logging.getLogger("sglang_lite.server")
 PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}  # by the name to install: the name to import
 _LOOK_S = 0.25  # between two looks at what is not yet as it should be
 _TIMEOUT_S = 5.0  # of a request to it
-_AGAIN_S = 5.0  # after which a worker that is not there is told of again
+_AGAIN_S = 5.0  # before a missing worker is registered again
 
 
 def package_of(name: str) -> str:

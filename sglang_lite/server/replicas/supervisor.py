@@ -21,7 +21,7 @@ from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.gateway import Gateway
-from sglang_lite.server.replicas.tied import TiedProcess
+from sglang_lite.server.replicas.tied_process import TiedProcess
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_of_strangers
 
 logger = logging.getLogger("sglang_lite.server")

@@ -9,7 +9,7 @@ import pytest
 from transformers import BertForSequenceClassification, BertModel
 
 import sglang_lite as sgl
-from tests.runtime.encoding.tiny import saved
+from tests.runtime.embedding.tiny import saved
 from tests.server.conftest import serving
 
 TEXTS = ["the sea", "a cat sat and sat", "green"]

@@ -1,7 +1,7 @@
 """How fast texts are read by an embedding model.
 
-    python benchmarks/encoding.py [--model FOLDER] [--texts 500] [--repeat 5]
-    python benchmarks/encoding.py --shape bert-base [--tokens 512]
+    python benchmarks/embedding.py [--model FOLDER] [--texts 500] [--repeat 5]
+    python benchmarks/embedding.py --shape bert-base [--tokens 512]
 
 With `--shape`: random weights, texts of one length. With `--model`: the folder's own tokenizer and weights; texts are
 pieces of docs/, 3 to 400 words, cut to what the model reads; beside it, in turn, sentence-transformers where it is
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from machine import describe
 
 import sglang_lite as sgl
-from sglang_lite.runtime.encoding.request import EncodeRequest
+from sglang_lite.runtime.embedding.request import EncodeRequest
 
 SHAPES: dict[str, dict[str, Any]] = {
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sglang_lite.protocol import CapabilityError, ParameterError
-from sglang_lite.runtime.encoding.spec import EncoderSpec
+from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.resolved_params import shown
 
 if TYPE_CHECKING:

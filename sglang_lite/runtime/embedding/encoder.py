@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.encoding.bert import Bert
-from sglang_lite.runtime.encoding.bert_spec import BertSpec
-from sglang_lite.runtime.encoding.lengths import equal_lengths
-from sglang_lite.runtime.encoding.packed_decoder import PackedDecoder
-from sglang_lite.runtime.encoding.products import Product, Weights
-from sglang_lite.runtime.encoding.sentence_transformers import DenseLayer
-from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
+from sglang_lite.runtime.embedding.bert import Bert
+from sglang_lite.runtime.embedding.bert_spec import BertSpec
+from sglang_lite.runtime.embedding.lengths import equal_lengths
+from sglang_lite.runtime.embedding.packed_decoder import PackedDecoder
+from sglang_lite.runtime.embedding.products import Product, Weights
+from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
+from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 

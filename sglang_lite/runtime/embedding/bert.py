@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.encoding.bert_spec import BertSpec
-from sglang_lite.runtime.encoding.lengths import equal_lengths, positions
-from sglang_lite.runtime.encoding.products import Product, Weights
+from sglang_lite.runtime.embedding.bert_spec import BertSpec
+from sglang_lite.runtime.embedding.lengths import equal_lengths, positions
+from sglang_lite.runtime.embedding.products import Product, Weights
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 

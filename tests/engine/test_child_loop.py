@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
+from sglang_lite.engine.child_loop import Served
 from sglang_lite.engine.child_process import ChildProcess
 from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, Submit, frame
-from sglang_lite.engine.serve import Served
 from sglang_lite.protocol import OverloadedError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket

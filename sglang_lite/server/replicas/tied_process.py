@@ -43,7 +43,9 @@ class TiedProcess:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        code = f"import sys; sys.path[:] = {_paths()!r}; from sglang_lite.server.replicas.tied import main; main()"
+        code = (
+            f"import sys; sys.path[:] = {_paths()!r}; from sglang_lite.server.replicas.tied_process import main; main()"
+        )
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=descriptors,

@@ -43,10 +43,10 @@ from sglang_lite.engine.frames import (
     Play,
     Progress,
     Ready,
+    RequestEvent,
     Score,
     Start,
     Submit,
-    Told,
     Unreadable,
     commands,
     error_of,
@@ -70,12 +70,12 @@ from sglang_lite.runtime.compile_process import CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
-from sglang_lite.runtime.encoding.request import EncodeRequest
+from sglang_lite.runtime.embedding.request import EncodeRequest
 from sglang_lite.runtime.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.core.encoding_core import EncodingCore
+    from sglang_lite.runtime.core.embedding_core import EncodingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.program_player import ProgramPlayer
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -356,7 +356,7 @@ class Served:
             if not submission.last:
                 self._open.pop(submission.number, None)
                 self._programs.pop(submission.number, None)
-        self._outgoing.put(Told(submission.number, _as_data(event), submission.cached_tokens, path, name))
+        self._outgoing.put(RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name))
 
     def _fail(self, number: int, error: BaseException) -> None:
         """Tells of something that it ended, though there were to be several last events, and that it may not have."""
@@ -364,7 +364,7 @@ class Served:
         program = self._programs.pop(number, None)
         if program is not None:
             program.abort()
-        self._outgoing.post(Told(number, failure_of(error), ends=True))
+        self._outgoing.post(RequestEvent(number, failure_of(error), ends=True))
 
     # --------------------------------------------------------------------------------------------- calls
 
@@ -404,7 +404,7 @@ class Served:
         self._outgoing.post(Answer(number, failure=None if error is None else failure_of(error)))
 
 
-def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as Told has it
+def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as RequestEvent has it
     if isinstance(event, SglError):
         return failure_of(event)
     return Ended(event.text) if isinstance(event, ProgramResult) else event

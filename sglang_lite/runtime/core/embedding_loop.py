@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import BackendError, EngineClosedError, SglError
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.encoding.encoder import Encoder
-from sglang_lite.runtime.encoding.request import EncodeRequest
+from sglang_lite.runtime.embedding.encoder import Encoder
+from sglang_lite.runtime.embedding.request import EncodeRequest
 
 logger = logging.getLogger("sglang_lite")
 Vectors: TypeAlias = NDArray[np.float32]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sglang_lite.protocol import CapabilityError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.runtime.encoding.request import Readable, are_ids, reads_no_text, tokenised
-from sglang_lite.runtime.encoding.spec import Classifier, EncoderSpec
+from sglang_lite.runtime.embedding.request import Readable, are_ids, reads_no_text, tokenised
+from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.encoding.bert_spec import FAMILIES as ENCODERS
-from sglang_lite.runtime.encoding.bert_spec import BertSpec, bert_spec
-from sglang_lite.runtime.encoding.sentence_transformers import (
+from sglang_lite.runtime.embedding.bert_spec import FAMILIES as ENCODERS
+from sglang_lite.runtime.embedding.bert_spec import BertSpec, bert_spec
+from sglang_lite.runtime.embedding.sentence_transformers import (
     DenseLayer,
     Pooling,
     Prompts,

@@ -19,7 +19,7 @@ from transformers import (
 
 import sglang_lite as sgl
 from sglang_lite.runtime.models.weights.folder import open_folder
-from tests.runtime.encoding.tiny import saved
+from tests.runtime.embedding.tiny import saved
 
 TEXTS = ["the sea", "the sea is green and deep", "a cat sat", "cats and cats and cats", "the sea is deeper"]
 POOLINGS = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.encoding.lengths import positions
+from sglang_lite.runtime.embedding.lengths import positions
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, TypeVar
 
 from sglang_lite.protocol import CapabilityError, OverloadedError
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
-from sglang_lite.runtime.core.encoding_loop import EncodingLoop, Vectors
-from sglang_lite.runtime.encoding.load import LoadedEncoder
-from sglang_lite.runtime.encoding.request import EncodeRequest, generates_no_text
+from sglang_lite.runtime.core.embedding_loop import EncodingLoop, Vectors
+from sglang_lite.runtime.embedding.load import LoadedEncoder
+from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text
 
 E = TypeVar("E")
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
