@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_lite.lang.api import gen
+from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.blanks import later
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.execution.reading import check_name
@@ -40,6 +41,7 @@ def use_tools(
         The answer.
 
     Raises:
+        ParameterError: an option that `gen` does not have, or a tool_choice that allows no answer.
         ToolError: a tool raised, or no answer came within max_steps turns with calls.
     """
     where: Location | None = user_location()
@@ -48,6 +50,11 @@ def use_tools(
     check_whole("max_steps", max_steps, 0, where)
     check_name(name, where)
     check_tools(tools, where)
+    for option in options:
+        if option not in _OPTIONS:
+            raise no_such_argument("use_tools", option, ["max_steps", *_OPTIONS])
+    if options.get("tool_choice", "auto") != "auto":
+        raise ParameterError("tool_choice", "the model could never answer.", hint="Leave it out.", where=where)
     for tool in tools:
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(
@@ -69,6 +76,9 @@ def use_tools(
             s += f"{results}"
     later(_fail, value, max_steps, where)
     return ""  # of a body that is compiled
+
+
+_OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
 
 
 def _calls(value: object) -> list[ToolCall]:

@@ -186,9 +186,13 @@ def gen(
     free = free and tools is None and ebnf is None and lark is None and constraint is None
     kind = None if free else _only_kind(given)
     if tool_choice is not None and tools is None:
-        raise ParameterError("tool_choice", "needs tools.")
+        raise ParameterError(
+            "tool_choice", f"{tool_choice!r:.60} is given without tools.", hint="Pass tools=[…], or leave it out."
+        )
     if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
-        raise ParameterError("parallel_tool_calls", f"{parallel_tool_calls!r:.60}: it needs tools, and True or False.")
+        raise ParameterError(
+            "parallel_tool_calls", f"{parallel_tool_calls!r:.60}: it is True or False, and needs tools=."
+        )
     if choices is not None:
         _refuse_beside_choices(
             seed=seed, timeout=timeout, retries=retries, check=check, backend=backend, reasoning=reasoning,
@@ -197,7 +201,9 @@ def gen(
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, 0.0 if temperature is None else temperature, method)
     if choices_method is not None:
-        raise ParameterError("choices_method", "needs choices.")
+        raise ParameterError(
+            "choices_method", "it is given without choices.", hint="Pass choices=[…], or leave choices_method out."
+        )
     params = gen_params(
         max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p,
         frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
@@ -227,7 +233,7 @@ def _only_kind(given: Sequence[Any]) -> str:
 def _refuse_beside_choices(**given: Any) -> None:
     for parameter, value in given.items():
         if value is not None:
-            raise ParameterError(parameter, "a generation among choices scores them, and generates nothing.")
+            raise ParameterError(parameter, f"{value!r:.60} has no effect with choices=.", hint="Leave it out.")
 
 
 def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: Any, repair: Any) -> GenOptions:

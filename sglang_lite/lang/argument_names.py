@@ -50,6 +50,9 @@ _ELSEWHERE = {
     "max_workers": "num_threads",
     "concurrency": "num_threads",
     "show_progress": "progress_bar",
+    "max_turns": "max_steps",
+    "max_iterations": "max_steps",
+    "max_rounds": "max_steps",
 }
 
 

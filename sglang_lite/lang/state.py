@@ -411,7 +411,8 @@ class ProgramState(TellsFunctions):
         run = self.branch.run
         if run.called is None:
             raise ProgramError(
-                "nobody knows what ran here.", hint="sgl.load(path, program), of a run with plain data as arguments.",
+                "this state has no program to run again.",
+                hint="Load it with sgl.load(path, program); its run's arguments must be plain data.",
                 where=user_location(),
             )  # fmt: skip
         if run.backend.blocking:

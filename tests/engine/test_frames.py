@@ -17,8 +17,8 @@ from sglang_lite.engine.frames import (
     Log,
     Open,
     Play,
+    RequestEvent,
     Score,
-    Told,
     Unreadable,
 )
 from sglang_lite.errors import Location
@@ -60,9 +60,9 @@ COMMANDS = [
     Abort(2**40),
 ]
 REPORTS = [
-    Told(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
-    Told(1, Generation("a", (1,), usage=Usage(3, 2, 1), meta={"k": [1]})),
-    Told(1, frames.failure_of(aborted())),
+    RequestEvent(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
+    RequestEvent(1, Generation("a", (1,), usage=Usage(3, 2, 1), meta={"k": [1]})),
+    RequestEvent(1, frames.failure_of(aborted())),
     Answer(2, {"steps": 3, "s": 0.5}),
     Log("sglang_lite", 20, "é"),
 ]

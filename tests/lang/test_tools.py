@@ -281,7 +281,7 @@ def test_a_choice_that_is_none_is_refused():
     for choice in ("subtract", weather, "none", 3):
         with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is not 'auto', 'required' or one"):
             sgl.gen("x", tools=[add], tool_choice=choice)  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(sgl.ParameterError, match="tool_choice: needs tools"):
+    with pytest.raises(sgl.ParameterError, match=r"tool_choice: .* is given without tools"):
         sgl.gen("x", tool_choice="auto")
 
 
@@ -454,3 +454,11 @@ def test_async_tools_are_awaited_by_the_program_itself():
     with pytest.raises(sgl.ParameterError, match="fetch is async, and use_tools can't await it"):
         agent.run([fetch], backend=script)
     assert len(script.calls) == 1
+
+
+def test_use_tools_refuses_what_it_has_no_use_for():
+    uses = sgl.function(lambda s, **options: sgl.use_tools(s, [add], **options))
+    with pytest.raises(sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. It is max_steps= here"):
+        uses.run(backend=sgl.ScriptedBackend(default="1"), max_turns=3).text()
+    with pytest.raises(sgl.ParameterError, match="tool_choice: the model could never answer"):
+        uses.run(backend=sgl.ScriptedBackend(default="1"), tool_choice="required").text()

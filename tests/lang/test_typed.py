@@ -484,3 +484,9 @@ def test_partial_values_need_a_type():
 def test_a_type_that_pydantic_can_not_take_is_refused_for_partial_values_too():
     with pytest.raises(sgl.ConstraintError):
         partial_reader(Any | type("Foreign", (), {}))
+
+
+def test_a_value_that_max_tokens_cuts_short_says_so():
+    program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=City, max_tokens=2)))
+    with pytest.raises(sgl.ValueValidationError, match=r"not JSON: .*max_tokens ended 'x' after 2 tokens: raise it"):
+        program.run(backend=sgl.ScriptedBackend({"x": ROME}))["x"]

@@ -329,7 +329,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     if own.options is not None and own.options.reasoning is not None:
         texts = [_split(op, g)[1] for g in generations]
     if own.value_type is not None:
-        return [own.value_type.parse(text) for text in texts]
+        return [_parsed(op, text, generation) for text, generation in zip(texts, generations)]
     if isinstance(own.node.constraint, JsonSchema):
         from sglang_lite.constraints.schema import parse_json
 
@@ -337,6 +337,21 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
             if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
                 parse_json(own.node.constraint, text)
     return texts
+
+
+def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
+    """The value of a text in the node's type. Raises ValueValidationError: it is none, and whether it was cut."""
+    value_type = op.own.value_type
+    assert value_type is not None, "as `_values` has found"
+    try:
+        return value_type.parse(text)
+    except ValueValidationError as error:
+        if generation.finish_reason != "length":
+            raise
+        hint = f"max_tokens ended {op.node.name!r} after {generation.usage.completion_tokens} tokens: raise it."
+        raise ValueValidationError(
+            error.message, text=error.text, value=error.value, hint=f"{error.hint} {hint}".strip()
+        ) from error
 
 
 def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
