@@ -327,7 +327,7 @@ class ProgramPlayer:
             branch.take(entries[:back])
         rest = entries[back:]
         if self._queued + len(rest) > MOST_QUEUED:
-            branch.refuse(len(rest), too_many(self._queued))
+            branch.refuse(len(rest), too_many())
         else:
             self._queued += len(rest)
             branch.take(rest)

@@ -89,7 +89,7 @@ class ProgramRequest:
                 count += len(each.nodes)
         check_decisions(self.program)
         if count > MOST_QUEUED:
-            raise too_many(count)
+            raise too_many()
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
@@ -122,9 +122,9 @@ def no_choices() -> ParameterError:
     return ParameterError("choices", "at least one is needed.")
 
 
-def too_many(waiting: int) -> OverloadedError:
+def too_many() -> OverloadedError:
     """The error of a program with more nodes to be played than may wait."""
     return OverloadedError(
-        f"{waiting:,} nodes of the program wait to be played.",
-        hint="Read a value now and then: that waits for what was added before.",
+        f"more than {MOST_QUEUED:,} nodes of the program wait to be played.",
+        hint="Does a loop end? Read a value now and then: that waits for what was added before.",
     )
