@@ -41,7 +41,7 @@ def use_tools(
         The answer.
 
     Raises:
-        ParameterError: an option that `gen` does not have, or a tool_choice that allows no answer.
+        ParameterError: an option that `gen` does not have.
         ToolError: a tool raised, or no answer came within max_steps turns with calls.
     """
     where: Location | None = user_location()
@@ -53,8 +53,6 @@ def use_tools(
     for option in options:
         if option not in _OPTIONS:
             raise no_such_argument("use_tools", option, ["max_steps", *_OPTIONS])
-    if options.get("tool_choice", "auto") != "auto":
-        raise ParameterError("tool_choice", "the model could never answer.", hint="Leave it out.", where=where)
     for tool in tools:
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(
