@@ -26,7 +26,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# While something is written: without interpreted kernels, statistics, examples and long random runs.
+# While something is written: without interpreted kernels, statistics, examples, long random runs and what takes over 0.2 s.
 fast: check $(VENV)/.model
 	$(PYTEST) -m 'not slow'
 

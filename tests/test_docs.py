@@ -15,6 +15,8 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding import bert_spec
 from sglang_lite.runtime.models import families, read_gguf
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SNIPPETS = [
     pytest.param(text, id=f"{path.name}-{i}")

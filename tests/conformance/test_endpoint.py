@@ -27,6 +27,7 @@ def backends():
         remote.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", some_slow(list(CASES)))
 @pytest.mark.parametrize("form", ["whole", "node by node"])
@@ -37,6 +38,7 @@ def test_a_program_means_the_same_on_a_server(backends, name, form):
     assert outcome(case, remote, **SETTINGS, **how) == outcome(case, local, **SETTINGS, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["read_loop", "rollback_until", "fork_best", "sglang_hellaswag"])
 def test_a_compiled_program_that_decides_is_one_request(backends, name):
     case, (local, remote) = CASES[name], backends

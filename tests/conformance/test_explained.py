@@ -56,6 +56,7 @@ def explained(case, backend):
     return rungs, {lines(node.where) for node in found.refused}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", some_slow(list(CASES)))
 def test_no_node_is_served_otherwise_than_explained(backend, name):
@@ -83,6 +84,7 @@ def test_no_node_is_served_otherwise_than_explained(backend, name):
                 assert any(served in each and meta["calls"] <= most for each, (_, most) in said), (meta, said)
 
 
+@pytest.mark.slow
 def test_the_matrix_of_the_docs_is_what_explain_says():
     page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
     assert "\n".join(rows()) in page

@@ -46,6 +46,7 @@ def told(state):
     return state.text(), state["a"], b, state["c"], state.usage().completion_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", [program, deciding, checked], ids=["plain", "decides", "holds"])
 def test_a_compiled_batch_is_the_same_in_both_forms(here, own, program):

@@ -174,6 +174,7 @@ def copied(folder, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}'])
 def test_a_model_whose_files_are_damaged_is_refused(nothing_left, folders, tmp_path, file, content):
@@ -338,6 +339,7 @@ for left in range(12):
 """
 
 
+@pytest.mark.slow
 def test_descriptors_that_run_out_are_one_error(folders, mark):
     ran = subprocess.run(
         [sys.executable, "-c", EXHAUSTED, folders[0], json.dumps(SETTINGS)],

@@ -414,6 +414,7 @@ def test_the_path_may_be_text(path, monkeypatch):
     assert os.fspath(Path("batch.jsonl")) == "batch.jsonl"
 
 
+@pytest.mark.slow
 def test_a_file_that_another_run_has_open_is_refused(path):
     states = square.run_batch(ITEMS, backend=script(), checkpoint=path, generator_style=True, num_threads=1)
     assert next(states)["a"] == TEXTS[0]

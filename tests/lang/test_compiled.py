@@ -383,6 +383,7 @@ def test_bound_arguments_are_constants_that_bodies_may_decide_by(backend):
         compiled.run(x="a", n=4, backend=backend)
 
 
+@pytest.mark.slow
 def test_a_body_without_an_end_is_ended():
     @sgl.function
     def adds(s):

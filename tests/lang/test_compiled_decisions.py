@@ -143,6 +143,7 @@ def test_typed_values_samples_and_parts_of_them_are_decided_by(backend):
     assert len(same(program, backend, "n", "b", "several", seeds=range(8))) > 2
 
 
+@pytest.mark.slow
 def test_a_typed_value_that_can_not_be_read_is_tried_again_by_the_engine(backend):
     def body(s, retries):
         s += "n=" + sgl.gen("n", type=int, max_tokens=1, retries=retries)
@@ -177,6 +178,7 @@ def test_a_typed_value_that_can_not_be_read_is_tried_again_by_the_engine(backend
     assert after["programs_extended"] - before["programs_extended"] == 1
 
 
+@pytest.mark.slow
 def test_a_check_with_retries_is_a_loop_with_a_checkpoint(backend):
     @sgl.function
     def program(s):
@@ -255,6 +257,7 @@ def drawn_body(numbers):
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(8))
 def test_random_bodies_that_decide_mean_the_same(backend, number):
     program = sgl.function(drawn_body(random.Random(number)))
@@ -269,6 +272,7 @@ def test_random_bodies_that_decide_mean_the_same(backend, number):
 # ------------------------------------------------------------------------------------------------------- bad input
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_limit_is_refused_at_its_line():
     @sgl.function
     def until_done(s):

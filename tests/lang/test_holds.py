@@ -70,6 +70,7 @@ def test_a_check_is_a_hold_and_the_body_is_not_run(backend):
         assert of_it + of_it == checked  # each value once
 
 
+@pytest.mark.slow
 def test_a_batch_has_no_thread_a_row_and_one_program_each(backend):
     compiled = letters.compile(backend)
     rows = [{"question": f"What is {i}?"} for i in range(12)]
@@ -135,6 +136,7 @@ def agent(s):
     return sgl.use_tools(s, [double], "sum", max_steps=2, max_tokens=120)
 
 
+@pytest.mark.slow
 def test_a_turn_of_a_tool_is_a_hold(backend):
     compiled = agent.compile(backend)
     compiled.run(seed=1, backend=backend)

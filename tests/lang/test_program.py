@@ -432,6 +432,7 @@ def test_ten_thousand_live_states_have_one_thread():
         state.cancel()
 
 
+@pytest.mark.slow
 def test_states_that_are_alive_at_an_engine_share_its_threads():
     @sgl.function
     def program(s):

@@ -79,6 +79,7 @@ def shares(temperature, draws=2000, **options):
     return {choice: count / draws for choice, count in found.items()}
 
 
+@pytest.mark.slow
 def test_at_temperature_one_choices_are_drawn_by_their_probability():
     assert shares(1.0)["a"] == pytest.approx(0.8, abs=0.03)
 

@@ -12,6 +12,8 @@ import pytest
 from sglang_lite.cli import main
 from sglang_lite.lang.graph_checks import CODES
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PROGRAMS = sorted(path for path in (HERE / "programs").glob("*.py") if path.name != "__init__.py")
 EXAMPLES = sorted((HERE.parent.parent / "examples").glob("*.py"))

@@ -27,6 +27,7 @@ def greedy(**options):
     return SamplingParams(temperature=0, **{"max_tokens": 16, **options})
 
 
+@pytest.mark.slow
 def test_a_generation_tells_what_happened(engine):
     generation = engine.complete(CHAT, GREEDY)
     assert generation.text == "The capital of France is Paris."
@@ -140,6 +141,7 @@ def test_logprobs_of_output_and_prompt(small_engine):
     )
 
 
+@pytest.mark.slow
 def test_constraints_hold(engine):
     assert engine.complete(CHAT, greedy(), Regex("[A-Z]{3}-[0-9]{2}")).text[3] == "-"
     assert (
@@ -295,6 +297,7 @@ def test_pages_that_a_step_under_way_may_read_are_free(small_engine):
     assert small_engine.stats()["free_tokens"] == before
 
 
+@pytest.mark.slow
 def test_too_many_requests_are_refused(small_file):
     with sgl.Engine(
         small_file,
@@ -314,6 +317,7 @@ def test_too_many_requests_are_refused(small_file):
         assert engine.complete("x", greedy(max_tokens=1)).token_ids
 
 
+@pytest.mark.slow
 def test_closing_fails_what_is_under_way_and_what_comes_later(small_file):
     engine = sgl.Engine(small_file, max_running=2, in_process=True)
     events, done, _ = collect(engine, CHAT, greedy(max_tokens=4000, ignore_eos=True))
@@ -332,6 +336,7 @@ def test_closing_fails_what_is_under_way_and_what_comes_later(small_file):
             call()
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_its_engine_works(small_file):
     """Python would end the engine's thread within torch's code, which aborts the process."""
     script = f"""
@@ -347,6 +352,7 @@ begun.wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_loop_fails_every_request_with_its_cause(small_file, monkeypatch, caplog):
     engine = sgl.Engine(small_file, max_running=2, in_process=True)
 
@@ -386,6 +392,7 @@ def test_a_failing_flush_harms_nobody_else(small_engine, caplog):
     assert "could not be woken" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_engines_live_side_by_side(small_engine, small_file):
     with sgl.Engine(small_file, dtype="float32", max_running=2, seed=5, in_process=True) as other:
         a, b = small_engine.complete(CHAT, GREEDY), other.complete(CHAT, GREEDY)
@@ -396,6 +403,7 @@ def test_two_engines_live_side_by_side(small_engine, small_file):
         assert other.complete(CHAT, SamplingParams(max_tokens=12)).text == first
 
 
+@pytest.mark.slow
 def test_a_chat_template_of_ones_own(small_file, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     with sgl.Engine(small_file, max_running=2, chat_template=str(tmp_path / "t.jinja"), in_process=True) as other:

@@ -37,6 +37,7 @@ def _needs_gnu_openmp():
         pytest.skip("torch was not built with GNU OpenMP")
 
 
+@pytest.mark.slow
 def test_threads_of_the_engine_soon_sleep_and_the_environment_stays():
     code = "import os; before = dict(os.environ); import sglang_lite.runtime.load; assert dict(os.environ) == before"
     assert spins(code) == SPINS

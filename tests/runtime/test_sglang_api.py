@@ -199,6 +199,7 @@ def test_stops_tell_what_was_matched(small):
         assert kept["text"] == text[: text.index(text[2]) + 1]
 
 
+@pytest.mark.slow
 def test_logprobs_cover_prompt_and_output(engine):
     answer = engine.generate(
         "The capital of France is",
@@ -436,6 +437,7 @@ def test_weights_are_updated_between_steps_and_nothing_of_the_old_ones_stays(tmp
 # ------------------------------------------------------------------------------------------ room, and streams dropped
 
 
+@pytest.mark.slow
 def test_gathered_requests_wait_for_room_as_a_list_does():
     prompts = [scripted.LETTERS[1 + i % 20] * (1 + i // 20) for i in range(60)]
     params = [{**GREEDY, "n": 1 + i % 3} for i in range(60)]
@@ -465,6 +467,7 @@ def test_gathered_requests_wait_for_room_as_a_list_does():
                 engine.submit("ab", SamplingParams(max_tokens=400, ignore_eos=True), sink=lambda event: None)
 
 
+@pytest.mark.slow
 def test_programs_wait_for_room_too():
     @sgl.function
     def program(s, i):

@@ -50,6 +50,7 @@ def program(s):
 # ------------------------------------------------------------------------------------------------- what is said
 
 
+@pytest.mark.slow
 def test_every_api_says_what_is_scripted_whole_and_in_pieces(server, gpt, claude):
     server.answers = {"Louvre": "It is in Paris."}
     assert chat(gpt).choices[0].message.content == "It is in Paris."
@@ -273,6 +274,7 @@ def test_overload_before_and_in_the_middle_of_a_stream(server, claude, gpt):
         model.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("answer", [Cut(2), Cut(0), Cut(2, "garbage"), Html(), Html(502), Fail(500)], ids=repr)
 @pytest.mark.parametrize("kind", [sgl.OpenAI, sgl.Anthropic])

@@ -23,6 +23,8 @@ from tests.counts import some
 from tests.runtime import scripted
 from tests.runtime.scripted import SteppedEngine, ended
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "hello there"
 
 

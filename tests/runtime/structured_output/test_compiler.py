@@ -85,6 +85,7 @@ def make(**config):
     return Engine.of(random_model(), **config)
 
 
+@pytest.mark.slow
 def test_an_engine_is_ready_for_its_first_constraints(monkeypatch):
     """Neither an engine of grammars nor a process has yet to be started."""
     monkeypatch.setattr(Compiler, "warm_up", WARM_UP)
@@ -252,6 +253,7 @@ def test_a_constraint_that_takes_too_long_fails_alone_and_the_process_is_replace
             engine.complete("ab", PARAMS, stuck)
 
 
+@pytest.mark.slow
 def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
     """A worker that has to wait, as on a busy machine, for longer than a constraint may take."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -266,6 +268,7 @@ def test_only_time_on_the_cpu_counts(monkeypatch, tmp_path):
         assert isinstance(engine.complete("ab", PARAMS, LARGER), Generation)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say what time a process has had")
 def test_a_process_that_does_nothing_in_its_start_fails_one_constraint_and_is_replaced(monkeypatch, tmp_path):
     (tmp_path / "hangs").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
@@ -378,6 +381,7 @@ def test_refused_constraints_are_remembered_within_bytes(monkeypatch):
         assert 60_000 < compiler.cached_bytes < 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allocated(), reason="the C library does not tell what is allocated")
 def test_kept_grammars_count_with_what_they_were_seen_to_take():
     """By its text, of 3,000 characters, this one would count with an eighth of what it takes."""
@@ -385,7 +389,7 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
     for _ in range(6):
         schema = {"anyOf": [{"type": "array", "items": schema, "minItems": 20, "maxItems": 10**4}, schema]}
     constraint = JsonSchema(json.dumps(schema))
-    with make() as engine:
+    with make(threads=2) as engine:
         compiler = engine.core.compiler
         compiler.request(constraint).result()
         counted, others, seen = compiler.cached_bytes, [], [allocated()]
@@ -394,9 +398,11 @@ def test_kept_grammars_count_with_what_they_were_seen_to_take():
             seen.append(allocated())
         # Not their mean: what other tests left may be freed meanwhile.
         taken = median(after - before for before, after in pairwise(seen))
-        assert 0.5 * taken < counted < 2 * taken
+        # With two threads a grammar that loads quickly may have four parsers, and counts with all of them.
+        assert any(0.5 < counted / (parsers * taken) < 2 for parsers in (1, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [Regex("(a"), Ebnf('root ::= "a"{2,3} b')], ids=["here", "by a worker"])
 def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
     """An error that is raised again and again has all their frames in its traceback."""

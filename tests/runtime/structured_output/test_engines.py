@@ -239,6 +239,7 @@ def test_a_text_leads_to_where_any_tokens_of_it_lead(name, model_engines):
                     assert allowed(next_mask(at_once), size) == allowed(next_mask(by_byte), size), text[:end]
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_in_the_grammar_or_has_no_tokens_is_refused(model_engines):
     tokens, engines = model_engines
     for engine in engines:

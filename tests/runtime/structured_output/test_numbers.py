@@ -153,6 +153,7 @@ def test_a_number_is_what_free_text_begins_with(overlap, page, chunk, retract):
     assert {("length", False, False), ("stop", True, False), ("stop", False, True)} <= seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", ["safe", "off"])
 @pytest.mark.parametrize("schema", [
     {"type": "integer"}, {"type": "integer", "minimum": 10, "maximum": 5000}, {"type": "number"},
@@ -190,6 +191,7 @@ def test_a_json_document_that_is_a_number_ends_there_too(schema, jump):
     assert len(ends) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_program_goes_on_after_the_number_alone(overlap):
     """Programs as wholes give what call by call gives, whose prompts have the number's own tokens and no others."""

@@ -105,6 +105,7 @@ def test_labels_are_the_engines(running):
         assert each["probs"] == pytest.approx(list(expected["probs"].values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "path", "body", "message"),
     [

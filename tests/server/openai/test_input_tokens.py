@@ -12,6 +12,7 @@ def client(url):
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"instructions": "Be short."}, {"tools": [WEATHER, TIME]}, {"text": {"format": {"type": "text"}}},
 ])  # fmt: skip

@@ -12,17 +12,15 @@ from sglang_lite.server.openai.responses_answer import TextLogprobs
 from tests.server.conftest import serving
 from tests.server.scripted import Scripted
 
+pytestmark = pytest.mark.slow
+
 SAID = "a quick brown fox"
+CITY = {"city": {"type": "string", "maxLength": 8}}
 WEATHER: dict = {
     "type": "function",
     "name": "weather",
     "description": "Weather of a city",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 8}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    "parameters": {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False},
     "strict": True,
 }
 TIME: dict = {**WEATHER, "name": "time", "description": "Time of a city"}
@@ -31,10 +29,10 @@ DIAL: dict = {
     "name": "dial",
     "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}"},
 }
+SEARCH: dict = {"type": "web_search"}
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
 DIALS = '<tool_call>\n{"name": "dial", "arguments": {"input": "123"}}\n</tool_call>'
-SEARCH: dict = {"type": "web_search"}
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
     "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"

@@ -111,6 +111,7 @@ def remote(small):
         remote.shutdown()
 
 
+@pytest.mark.slow
 def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
     asked = []
     pieces = Server.pieces
@@ -136,6 +137,7 @@ def test_a_compiled_run_is_one_request(remote, monkeypatch):
     assert found == ask.run("Why", backend=remote, seed=3).text()
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_read_slowly_in_order_or_left(remote):
     compiled = ask.compile(remote)
     want = [s.text() for s in ask.run_batch(ROWS, backend=remote, seed=3)]
@@ -204,6 +206,7 @@ def test_a_batch_inside_a_body_ends_with_the_run(remote, small):
     until(lambda: not small.stats()["running"])
 
 
+@pytest.mark.slow
 def test_rows_wait_for_room_and_take_no_more_than_there_is():
     """Of an engine that takes two requests, which others have first."""
     with Engine.of(random_model(), max_running=1, max_queued=1) as engine, serving(engine) as url:
@@ -223,6 +226,7 @@ def test_rows_wait_for_room_and_take_no_more_than_there_is():
         remote.shutdown()
 
 
+@pytest.mark.slow
 def test_rows_are_told_as_events_and_in_frames(http):
     asked = body(ROWS, seeds=[7] * 20, window=4)
     events = told(http.post("/program/rows", json=asked))

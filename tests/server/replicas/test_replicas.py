@@ -376,6 +376,7 @@ def test_an_address_of_a_worker_has_to_be_whole(url):
         ReplicaSettings(workers=(url,))
 
 
+@pytest.mark.slow
 def test_a_gateway_that_never_starts_ends_the_command(tmp_path):
     (tmp_path / "smg").mkdir()
     (tmp_path / "smg" / "__init__.py").touch()

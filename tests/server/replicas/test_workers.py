@@ -25,6 +25,8 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 FAKE = str(Path(__file__).parent / "fake_gateway")  # a gateway that this machine always has
 
 
