@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BatchError,
         BudgetError,
         CapabilityError,
+        CompileError,
         ConstraintError,
         DownloadError,
         EngineClosedError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         RequestTimeoutError,
         SglError,
         TemplateError,
+        TraceError,
         UnknownVariableError,
         ValueValidationError,
     )
@@ -79,7 +81,6 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.runtime_endpoint import Runtime, RuntimeEndpoint
     from sglang_lite.lang.backend.scripted import ScriptedBackend
     from sglang_lite.lang.backend.vertexai import VertexAI
-    from sglang_lite.lang.blanks import CompileError
     from sglang_lite.lang.choices import (
         greedy_token_selection,
         token_length_normalized,
@@ -87,10 +88,9 @@ if TYPE_CHECKING:
     )
     from sglang_lite.lang.expressions import Multi
     from sglang_lite.lang.global_config import global_config
-    from sglang_lite.lang.graph import Graph
     from sglang_lite.lang.loading import load
     from sglang_lite.lang.state import ProgramState, ProgramStateGroup
-    from sglang_lite.lang.symbols import TraceError
+    from sglang_lite.lang.symbolic.graph import Graph
     from sglang_lite.lang.tools import ToolCall, ToolError
     from sglang_lite.protocol import Choices, Regex, SamplingParams
     from sglang_lite.runtime.config import EngineConfig
@@ -100,10 +100,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "constraints.coerce": ("Grammar",),
     "errors": (
-        "BackendError", "BatchError", "BudgetError", "CapabilityError", "ConstraintError", "DownloadError",
-        "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError", "RefusalError",
-        "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "UnknownVariableError",
-        "ValueValidationError",
+        "BackendError", "BatchError", "BudgetError", "CapabilityError", "CompileError", "ConstraintError",
+        "DownloadError", "EngineClosedError", "ModelError", "OverloadedError", "ParameterError", "ProgramError",
+        "RefusalError", "RequestAbortedError", "RequestTimeoutError", "SglError", "TemplateError", "TraceError",
+        "UnknownVariableError", "ValueValidationError",
     ),
     "lang.agent": ("use_tools",),
     "lang.api": (
@@ -131,10 +131,8 @@ _HOMES = {
     "lang.global_config": ("global_config",),
     "lang.loading": ("load",),
     "lang.state": ("ProgramState", "ProgramStateGroup"),
-    "lang.graph": ("Graph",),
+    "lang.symbolic.graph": ("Graph",),
     "lang.tools": ("ToolCall", "ToolError"),
-    "lang.blanks": ("CompileError",),
-    "lang.symbols": ("TraceError",),
     "protocol": ("Choices", "Regex", "SamplingParams"),
     "runtime.config": ("EngineConfig",),
     "srt.server_args": ("ServerArgs",),

@@ -211,6 +211,14 @@ class UnknownVariableError(ProgramError, KeyError):
     __str__ = SglError.__str__  # KeyError would print the repr of the message
 
 
+class TraceError(ProgramError):
+    """The body decides by a value that only a run has, or it does not end."""
+
+
+class CompileError(TraceError):
+    """A program can't be compiled: its Python decides by, or works on, what only a run knows."""
+
+
 class ValueValidationError(SglError, ValueError):
     """Generated text does not make a value of the type asked for.
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.lang.batch import BatchPlan, Item
-from sglang_lite.lang.body_pool import Outcome, Report
-from sglang_lite.lang.checkpoint import state_of
+from sglang_lite.lang.batches.batch import BatchPlan, Item
+from sglang_lite.lang.batches.body_pool import Outcome, Report
+from sglang_lite.lang.batches.checkpoint import state_of
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.saved import saved_run
+from sglang_lite.lang.saved.runs import saved_run
 from sglang_lite.protocol import BackendError, CapabilityError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.failure import as_error, as_failure
@@ -98,7 +98,7 @@ def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
 
 
 class ActorPool:
-    """A pool (lang/body_pool.py) whose items run on actors: a thread follows each actor.
+    """A pool (lang/batches/body_pool.py) whose items run on actors: a thread follows each actor.
 
     Args:
         held: a row is under way until `release` is called for it; rows are then taken in their order.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.batch import BatchPlan, Item, saving
-from sglang_lite.lang.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
+from sglang_lite.lang.batches.batch import BatchPlan, Item, saving
+from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
 from sglang_lite.lang.call import Call
 from sglang_lite.lang.run_options import backend_of
 from sglang_lite.lang.state import ProgramState
 
 if TYPE_CHECKING:
+    from sglang_lite.lang.compilation.held_row import HeldRow
+    from sglang_lite.lang.compilation.whole_row import CompiledCall
     from sglang_lite.lang.function import SglFunction
-    from sglang_lite.lang.held_row import HeldRow
-    from sglang_lite.lang.whole_row import CompiledCall
 
 
 def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:

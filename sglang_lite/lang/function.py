@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sglang_lite.lang import batch
 from sglang_lite.lang.argument_names import name_meant, no_such_argument, tells_names
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
-from sglang_lite.lang.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
+from sglang_lite.lang.batches import batch
+from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
 from sglang_lite.lang.call import Call, start_thread
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
@@ -33,9 +33,9 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.compiled import Compiled
-    from sglang_lite.lang.held_row import HeldRow
-    from sglang_lite.lang.whole_row import CompiledCall
+    from sglang_lite.lang.compilation.compiled import Compiled
+    from sglang_lite.lang.compilation.held_row import HeldRow
+    from sglang_lite.lang.compilation.whole_row import CompiledCall
     from sglang_lite.program.compiled import CompiledProgram
 
 _P = ParamSpec("_P")
@@ -388,7 +388,7 @@ class SglFunction(BaseProgram):
             CompileError: its Python decides by what only a run knows; the error names the line.
             ProgramError: `saved` is another program; the error names the first difference.
         """
-        from sglang_lite.lang.compiled import Compiled
+        from sglang_lite.lang.compilation.compiled import Compiled
         from sglang_lite.lang.tracer import NoBackend
 
         twin = SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments)

@@ -22,5 +22,5 @@ from sglang_lite.lang.expressions import SglVarScopeBegin as SglVarScopeBegin
 from sglang_lite.lang.expressions import SglVarScopeEnd as SglVarScopeEnd
 from sglang_lite.lang.expressions import SglVideo as SglVideo
 from sglang_lite.lang.function import SglFunction as SglFunction
-from sglang_lite.lang.symbols import SglArgument as SglArgument
-from sglang_lite.lang.symbols import SglVariable as SglVariable
+from sglang_lite.lang.symbolic.symbols import SglArgument as SglArgument
+from sglang_lite.lang.symbolic.symbols import SglVariable as SglVariable

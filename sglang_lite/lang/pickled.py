@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.kept_values import named
+from sglang_lite.lang.saved.kept_values import named
 from sglang_lite.protocol import ProgramError
 
 if TYPE_CHECKING:

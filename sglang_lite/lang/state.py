@@ -30,10 +30,10 @@ from sglang_lite.lang.execution.reading import (
 from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.kept_values import named
-from sglang_lite.lang.rerun import RememberingBackend, answers_of, with_value
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
-from sglang_lite.lang.saved import AbsentBackend, behind, branch_of, same_tokens, saved_run, write
+from sglang_lite.lang.saved.kept_values import named
+from sglang_lite.lang.saved.rerun import RememberingBackend, answers_of, with_value
+from sglang_lite.lang.saved.runs import AbsentBackend, behind, branch_of, same_tokens, saved_run, write
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim

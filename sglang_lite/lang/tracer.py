@@ -36,9 +36,9 @@ from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.execution.turn_plan import TurnPlan
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
-from sglang_lite.lang.graph import Graph, graph_of
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
-from sglang_lite.lang.symbols import (
+from sglang_lite.lang.symbolic.graph import Graph, graph_of
+from sglang_lite.lang.symbolic.symbols import (
     MARK,
     MAX_NODES,
     CutError,
@@ -47,14 +47,13 @@ from sglang_lite.lang.symbols import (
     SglArgument,
     SglVariable,
     Symbol,
-    TraceError,
     TraceLog,
     is_limit,
     origin,
     recording,
     refuse,
 )
-from sglang_lite.lang.traced_turns import may_share_traced, planned
+from sglang_lite.lang.symbolic.traced_turns import may_share_traced, planned
 from sglang_lite.program.graph import Call
 from sglang_lite.program.nodes import (
     BaseNode,
@@ -82,6 +81,7 @@ from sglang_lite.protocol import (
     Prompt,
     SamplingParams,
     Selection,
+    TraceError,
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.chat_template import ChatTemplate

@@ -11,9 +11,9 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.function import SglFunction
-from sglang_lite.lang.graph import Graph, changed
-from sglang_lite.lang.graph_checks import Finding
-from sglang_lite.lang.symbols import is_limit
+from sglang_lite.lang.symbolic.graph import Graph, changed
+from sglang_lite.lang.symbolic.graph_checks import Finding
+from sglang_lite.lang.symbolic.symbols import is_limit
 from sglang_lite.lang.tracer import explored
 from sglang_lite.lint.files import fitting, load, programs_in, rows_in, told
 from sglang_lite.lint.report import Prices, Report

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from sglang_lite.lang.graph_checks import CODES, Finding
+from sglang_lite.lang.symbolic.graph_checks import CODES, Finding
 from sglang_lite.lint.sharing import Sharing
 from sglang_lite.program.drawing import label
 from sglang_lite.version import __version__

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from sglang_lite.lang.graph import Graph
+from sglang_lite.lang.symbolic.graph import Graph
 from sglang_lite.lang.tracer import NoBackend, explored
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json

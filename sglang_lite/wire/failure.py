@@ -15,10 +15,10 @@ ERRORS: Final = {
     kind.__name__: kind
     for kind in (
         SglError, errors.BackendError, errors.BatchError, errors.BudgetError, errors.CapabilityError,
-        errors.ConstraintError,
-        errors.DownloadError, errors.EngineClosedError, errors.ModelError, errors.OverloadedError,
-        errors.ParameterError, errors.ProgramError, errors.RefusalError, errors.RequestAbortedError,
-        errors.RequestTimeoutError, errors.TemplateError, errors.UnknownVariableError, errors.ValueValidationError,
+        errors.CompileError, errors.ConstraintError, errors.DownloadError, errors.EngineClosedError,
+        errors.ModelError, errors.OverloadedError, errors.ParameterError, errors.ProgramError, errors.RefusalError,
+        errors.RequestAbortedError, errors.RequestTimeoutError, errors.TemplateError, errors.TraceError,
+        errors.UnknownVariableError, errors.ValueValidationError,
         WireError,
     )
 }  # fmt: skip

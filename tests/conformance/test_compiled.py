@@ -8,9 +8,9 @@ import sglang_lite as sgl
 from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.blanks import CompileError
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.compiled import CompiledProgram, Filler
+from sglang_lite.protocol import CompileError
 from tests.conformance.case import cases, outcome, some_slow
 from tests.constraints.test_generation import random_model
 

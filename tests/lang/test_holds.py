@@ -11,9 +11,9 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.blanks import CompileError
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.nodes import Fill
+from sglang_lite.protocol import CompileError
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Silent
 from tests.waiting import until

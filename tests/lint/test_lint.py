@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from sglang_lite.cli import main
-from sglang_lite.lang.graph_checks import CODES
+from sglang_lite.lang.symbolic.graph_checks import CODES
 
 pytestmark = pytest.mark.slow
 

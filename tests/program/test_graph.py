@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.graph import Graph
+from sglang_lite.lang.symbolic.graph import Graph
 from sglang_lite.program.graph import Branching, Edge, GraphRecord, Use
 from sglang_lite.program.nodes import Fork, Gen, Join, Select
 from tests.conformance import random_programs

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
     from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.turn_plan import TurnPlan
-    from sglang_lite.lang.symbols import Entry
+    from sglang_lite.lang.symbolic.symbols import Entry
 
 Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for the tokens of a call of a model; None: not known
 CHARACTERS_A_TOKEN = 4  # of English, about: where nobody counts

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
-from sglang_lite.lang.body_pool import Outcome, Report
+from sglang_lite.lang.batches.body_pool import Outcome, Report
+from sglang_lite.lang.compilation.held_row import HeldRow
+from sglang_lite.lang.compilation.whole_row import WholeRow
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.execution.run import current_run, deadline_of, too_long
-from sglang_lite.lang.held_row import HeldRow
-from sglang_lite.lang.whole_row import WholeRow
 from sglang_lite.protocol import RequestAbortedError, SglError
 
 Row: TypeAlias = HeldRow | WholeRow

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, Deciding, kept, origin_of, unmarked
-from sglang_lite.lang.script import Action, Called, Script
+from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, Deciding, kept, origin_of, unmarked
+from sglang_lite.lang.compilation.script import Action, Called, Script
 from sglang_lite.lang.state import user_location
-from sglang_lite.lang.symbols import Symbol
+from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.program.compiled import Hole, Seed, Step
 from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Path, Text, TurnBegin
-from sglang_lite.protocol import UNSET, Location, SamplingParams
+from sglang_lite.protocol import UNSET, CompileError, Location, SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.recording_state import RecordingBranch
+    from sglang_lite.lang.compilation.recording_state import RecordingBranch
 
 MOST_NODES = 100_000  # that a compiled program may have
 _ESCAPED = "ue002"  # a mark that JSON was made of

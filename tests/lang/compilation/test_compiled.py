@@ -10,11 +10,10 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.blanks import CompileError
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.program.compiled import CompiledProgram, Filler, Hole, Parameter
 from sglang_lite.program.nodes import Fill, Fork, Gen, Program, Text
-from sglang_lite.protocol import Played, ProgramResult, Regex
+from sglang_lite.protocol import CompileError, Played, ProgramResult, Regex
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Silent
 from tests.waiting import until

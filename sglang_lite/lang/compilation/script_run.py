@@ -6,13 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.lang.blanks import Blank, origin_of, resolved
 from sglang_lite.lang.call import start_thread
-from sglang_lite.lang.concurrency.variables import Variable
-from sglang_lite.lang.execution.operations import BranchSnapshot
-from sglang_lite.lang.execution.reading import finished, nothing
-from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.script import (
+from sglang_lite.lang.compilation.blanks import Blank, origin_of, resolved
+from sglang_lite.lang.compilation.script import (
     Action,
     Adopted,
     Assigned,
@@ -25,6 +21,10 @@ from sglang_lite.lang.script import (
     Script,
     Submitted,
 )
+from sglang_lite.lang.concurrency.variables import Variable
+from sglang_lite.lang.execution.operations import BranchSnapshot
+from sglang_lite.lang.execution.reading import finished, nothing
+from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup
 from sglang_lite.lang.state_group import adopt
 from sglang_lite.program.nodes import Path, ScopeEnd

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.nodes import Expression, Expressions
-from sglang_lite.protocol import Location, ProgramError
+from sglang_lite.protocol import Location, TraceError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 MAX_NODES: Final = 100_000  # of a trace; as many wait to be played of a program at most
 MAX_DECISIONS: Final = 64  # on a path
-
-
-class TraceError(ProgramError):
-    """The body decides by a value that only a run has, or it does not end."""
 
 
 class EndlessError(TraceError):

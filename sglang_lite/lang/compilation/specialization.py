@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.compiling import check_seen_through, compile_program
+from sglang_lite.lang.compilation.compiling import check_seen_through, compile_program
 from sglang_lite.lang.execution.run import Calling, RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.compiled import Filler

@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, Deciding, kept, marking, origin_of
+from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, Deciding, kept, marking, origin_of
+from sglang_lite.lang.compilation.merged_ways import MergedWays
+from sglang_lite.lang.compilation.recorder import Recorder
+from sglang_lite.lang.compilation.recording_state import RecordingRun
+from sglang_lite.lang.compilation.script import Scripts
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.fingerprint import Fingerprint
-from sglang_lite.lang.merged_ways import MergedWays
-from sglang_lite.lang.recorder import Recorder
-from sglang_lite.lang.recording_state import RecordingRun
-from sglang_lite.lang.script import Scripts
+from sglang_lite.lang.saved.fingerprint import Fingerprint
 from sglang_lite.lang.tracer import awaited
 from sglang_lite.program.compiled import CompiledProgram, Parameter, check_data
 from sglang_lite.program.nodes import Decision, Fill, Fork, Join, Node, Part, Program, Rollback, Text
-from sglang_lite.protocol import Location, ParameterError, SglError
+from sglang_lite.protocol import CompileError, Location, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.blanks import RUN_IT, Blank, BlankSource, CompileError, kept, origin_of, unmarked
+from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, kept, origin_of, unmarked
+from sglang_lite.lang.compilation.recorder import Recorder
+from sglang_lite.lang.compilation.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.equal_branches import EqualBranches
@@ -30,9 +32,7 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import check_name, nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
 from sglang_lite.lang.expressions import BaseProgram, GenOptions, SglCall, SglSeparateReasoning
-from sglang_lite.lang.recorder import Recorder
 from sglang_lite.lang.scopes import CopyScope
-from sglang_lite.lang.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
 from sglang_lite.program.compiled import Seed
 from sglang_lite.program.nodes import (
@@ -56,7 +56,7 @@ from sglang_lite.program.nodes import (
     Text,
 )
 from sglang_lite.program.seeds import reseeded
-from sglang_lite.protocol import UNSET, Choices, JsonSchema, Location, SglError, Unset
+from sglang_lite.protocol import UNSET, Choices, CompileError, JsonSchema, Location, SglError, Unset
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 

@@ -8,21 +8,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
+from sglang_lite.lang.compilation.held_row import HeldRow
+from sglang_lite.lang.compilation.row_pool import RemoteRowPool, RowPool
+from sglang_lite.lang.compilation.specialization import Specialization
+from sglang_lite.lang.compilation.whole_row import CompiledCall, WholeRow
 from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
-from sglang_lite.lang.held_row import HeldRow
-from sglang_lite.lang.row_pool import RemoteRowPool, RowPool
-from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import user_location
-from sglang_lite.lang.whole_row import CompiledCall, WholeRow
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.program.decisions import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.batch import BatchPlan
-    from sglang_lite.lang.body_pool import Pool, Report
+    from sglang_lite.lang.batches.batch import BatchPlan
+    from sglang_lite.lang.batches.body_pool import Pool, Report
 
 _MOST_SPECIALIZATIONS = 8  # backends and settings that a program is compiled for at a time
 

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend, priority_keywords
+from sglang_lite.lang.compilation.script import Script
+from sglang_lite.lang.compilation.specialization import Specialization
+from sglang_lite.lang.compilation.state_rebuild import RowResult, rebuilt_state, text_of
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.results import usages_of
-from sglang_lite.lang.script import Script
-from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.lang.state_rebuild import RowResult, rebuilt_state, text_of
 from sglang_lite.program.decisions import node_at, outcomes, way
 from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import ProgramEvent, RequestAbortedError, Selection, SglError, Usage

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from sglang_lite.lang.symbols import TraceLog
+from sglang_lite.lang.symbolic.symbols import TraceLog
 from sglang_lite.protocol import Location
 from sglang_lite.protocol.anything import UserValue
 

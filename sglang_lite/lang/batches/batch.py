@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from sglang_lite.lang.body_pool import Outcome, Pool, PoolOnLoop, Report
-from sglang_lite.lang.checkpoint import BatchFile, batch_parts
+from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
+from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.run_options import backend_of, settings_of

@@ -13,9 +13,18 @@ from sglang_lite.errors import SglError
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.expressions import SglGen, SglGetForkItem, SglImage
-from sglang_lite.lang.graph_checks import Finding, check
-from sglang_lite.lang.symbols import MARK, Entry, Symbol, SymbolOrigin, TracedQuestion, TraceLog, is_limit, origin
-from sglang_lite.lang.unreached import unreached
+from sglang_lite.lang.symbolic.graph_checks import Finding, check
+from sglang_lite.lang.symbolic.symbols import (
+    MARK,
+    Entry,
+    Symbol,
+    SymbolOrigin,
+    TracedQuestion,
+    TraceLog,
+    is_limit,
+    origin,
+)
+from sglang_lite.lang.symbolic.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
     Branching,

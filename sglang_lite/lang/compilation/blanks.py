@@ -11,19 +11,15 @@ from typing import Any, Final, NoReturn, TypeAlias, cast
 import msgspec
 
 from sglang_lite.lang.state import user_location
-from sglang_lite.lang.symbols import MARK, Symbol, TraceError, TraceLog, recording
+from sglang_lite.lang.symbolic.symbols import MARK, Symbol, TraceLog, recording
 from sglang_lite.program.decisions import answer
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
-from sglang_lite.protocol import Location
+from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
 
 RUN_IT = "Run the program as it is: it is handed over in runs."
 _IN_DATA = "attributes are of Python's objects, and data has none"
 MOST_DECISIONS: Final = 128  # on a way through the body
-
-
-class CompileError(TraceError):
-    """A program can't be compiled: its Python decides by, or works on, what only a run knows."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from sglang_lite.lang.execution.equal_branches import may_share
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_plan import Setting, TurnPlan, plan
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.symbols import Symbol
+from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.program.nodes import Expression, Text
 from sglang_lite.protocol import UNSET, Location, Regex
 

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.symbols import MAX_DECISIONS
+from sglang_lite.lang.symbolic.symbols import MAX_DECISIONS
 from sglang_lite.program.nodes import Text
 
 

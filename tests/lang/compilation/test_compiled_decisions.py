@@ -8,15 +8,14 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
-from sglang_lite.lang import merged_ways
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.blanks import CompileError
 from sglang_lite.lang.chat_template import get_chat_template
+from sglang_lite.lang.compilation import merged_ways
 from sglang_lite.program.compiled import Filler
 from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Gen, Part, Program, Text
-from sglang_lite.protocol import Regex
+from sglang_lite.protocol import CompileError, Regex
 from tests.constraints.test_generation import random_model
-from tests.lang.test_compiled import Silent
+from tests.lang.compilation.test_compiled import Silent
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sglang_lite.lang.blanks import resolved
-from sglang_lite.lang.body_pool import Outcome, outcome_of
+from sglang_lite.lang.batches.body_pool import Outcome, outcome_of
+from sglang_lite.lang.compilation.blanks import resolved
+from sglang_lite.lang.compilation.script import Script, Submitted
+from sglang_lite.lang.compilation.script_run import ScriptRun
+from sglang_lite.lang.compilation.specialization import Specialization
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
@@ -20,9 +23,6 @@ from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished, when_finished
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import SglGen, SglSelect
-from sglang_lite.lang.script import Script, Submitted
-from sglang_lite.lang.script_run import ScriptRun
-from sglang_lite.lang.specialization import Specialization
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.decisions import holds
 from sglang_lite.program.nodes import Fill

@@ -1,0 +1,1 @@
+"""Running a program over many items."""

@@ -1,0 +1,1 @@
+"""Runs as data: in files, compared, and run again."""
