@@ -274,6 +274,9 @@ def _schema(given: Any) -> JsonSchema:
         return given
     if isinstance(given, str | Mapping):
         return checked_schema(given)
+    if isinstance(given, bool):
+        hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
+        raise ParameterError("json_schema", f"{given!r} is no schema.", hint=hint)
     written = value_type(given).constraint
     if not isinstance(written, JsonSchema):
         raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
@@ -346,7 +349,8 @@ def select(
         ParameterError: no choices, or bad ones.
     """
     if name is not None and not isinstance(name, str):
-        raise ParameterError("name", f"{name!r:.60} is not a string.")
+        hint = 'The name comes first: select("name", ["a", "b"]).' if isinstance(name, Iterable) else ""
+        raise ParameterError("name", f"{name!r:.60} is not a string.", hint=hint)
     texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
+from sglang_lite.errors import shown
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.protocol import ParameterError
 
@@ -60,20 +61,51 @@ _LISTED = 16  # names
 
 
 def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes an unknown keyword of a function a ParameterError that says what it is called here."""
-    known = [name for name in inspect.signature(func).parameters if name != "self"]
+    """Makes a wrong call of a function a ParameterError that says what is called how here."""
+    signature = inspect.signature(func)
+    owner, _, name = func.__qualname__.rpartition(".")
+    called = owner.rpartition(".")[2] if name == "__init__" else name
 
     @functools.wraps(func)
     def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return func(*args, **kwargs)
         except TypeError:
-            unknown = next((name for name in kwargs if name not in known), None)
-            if unknown is None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                wrong = str(error)
+            else:
                 raise
-        raise no_such_argument(func.__name__, unknown, known)
+        raise _wrong_call(called, signature, args, kwargs, wrong)
 
     return told
+
+
+def _wrong_call(
+    called: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object], wrong: str
+) -> ParameterError:
+    """The error of a call that does not fit a signature."""
+    taken = [each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    by_position = [each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
+    known = [each.name for each in taken if each.name != "self"]
+    order = f"In order they are: {', '.join(name for name in by_position if name != 'self')}."
+    where = user_location()
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    for name in () if open_ended else kwargs:
+        if name not in known:
+            return no_such_argument(called, name, known)
+    for name, value in zip(by_position, args):
+        if name in kwargs:
+            return ParameterError(
+                name, f"{called} was given it twice: {shown(value)} and {shown(kwargs[name])}.", hint=order, where=where
+            )
+    for each in taken[len(args) :]:
+        if each.default is each.empty and each.name not in kwargs:
+            meant = next((name for name in kwargs if _ELSEWHERE.get(name) == each.name), None)
+            hint = order if meant is None else f"{meant}= is called {each.name}= here."
+            return ParameterError(each.name, f"{called} needs it.", hint=hint, where=where)
+    return ParameterError(called, f"{wrong}.", hint=order, where=where)
 
 
 def no_such_argument(called: str, unknown: str, known: Collection[str]) -> ParameterError:

@@ -12,9 +12,10 @@ verdict comes as further nodes.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from types import NoneType
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NoReturn, TypeAlias, get_args
 
 from sglang_lite.errors import Location, ParameterError, shown
 from sglang_lite.protocol import UNSET, Constraint, SamplingParams, Unset
@@ -75,6 +76,14 @@ class Expressions(Expression):
     def __repr__(self) -> str:
         return f"ExprList({list(self.expr_list)!r})"
 
+    def __enter__(self) -> NoReturn:
+        """Raises ParameterError: only a state's turns can be open."""
+        role = next((part.role for part in self.walk() if isinstance(part, TurnBegin)), "user")
+        hint = f"Write with s.{role}():, or s += sgl.{role}(…)."
+        raise ParameterError("with", "a turn that is in no program can't be open.", hint=hint)
+
+    def __exit__(self, *_: object) -> None: ...
+
 
 def _summands(expression: Expression) -> tuple[Expression, ...]:
     return expression.expr_list if isinstance(expression, Expressions) else (expression,)
@@ -83,17 +92,35 @@ def _summands(expression: Expression) -> tuple[Expression, ...]:
 def as_expression(value: object) -> Expression:
     """Text as a node; an expression as it is. Raises ParameterError: it is neither."""
     if isinstance(value, str):
+        check_awaited("+", value)
         return Text(value)
     if isinstance(value, Expression):
         return value
     raise not_addable("+", value)
 
 
+_UNAWAITED = re.compile(
+    r"<coroutine object (?:\w*ProgramState|SglFunction|BaseProgram)\.(?:get|arun|arun_batch) at 0x\w+>"
+)
+
+
+def check_awaited(operator: str, text: str, where: Location | None = None) -> None:
+    """Raises ParameterError: a text was made with a coroutine of this package, where its result was meant."""
+    if "<coroutine object " in text and (found := _UNAWAITED.search(text)):
+        raise ParameterError(
+            operator, f"the text has {found[0]!r}, a coroutine that was not awaited.",
+            hint='Await it: text = await s.get("a"), or add a program itself: s += program(…).', where=where,
+        )  # fmt: skip
+
+
 def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
     """The error for what is neither text nor an expression."""
     hint = "Turn it into text."
     if inspect.isawaitable(value):
-        hint = "Await it first: s += await s.get(…)."
+        name = getattr(value, "__name__", "…")
+        hint = f"Await it first: s += await {'s.get' if name == 'get' else name}(…)."
+        if name == "arun":
+            hint = "Add the program itself: s += program(…)."
         if inspect.iscoroutine(value):
             value.close()  # nobody will await it, and this error says so
     elif hasattr(value, "bind_arguments"):

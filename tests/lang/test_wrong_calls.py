@@ -286,6 +286,12 @@ def forks_by_count(s):
         (lambda: sgl.assistant("a", nme="b"), "nme: assistant has no such argument. There are expr."),
         (lambda: sgl.system(exr="a"), "exr: system has no such argument. Did you mean expr=?"),
         (
+            lambda: sgl.select(["a", "b"], name="x"),
+            "name: select was given it twice: ['a', 'b'] and 'x'. In order they are: name, choices, temperature",
+        ),
+        (lambda: sgl.video("a"), "num_frames: video needs it. In order they are: path, num_frames."),
+        (lambda: sgl.user("a", "b"), "user: too many positional arguments. In order they are: expr."),
+        (
             lambda: program.run_batch([{}], backend=BACKEND, workers=3),
             "workers: run_batch has no such argument. It is num_threads= here.",
         ),
@@ -346,3 +352,60 @@ def test_a_check_that_raises_is_named_in_a_note():
     assert caught.value.__cause__ is not None
     (note,) = caught.value.__cause__.__notes__
     assert note == f"in check=polite, {__file__}:{polite.__code__.co_firstlineno}"
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_flag_is_no_schema(given):
+    with pytest.raises(sgl.ParameterError, match=f"^json_schema: {given} is no schema. Leave it out for free text"):
+        sgl.gen("a", json_schema=given)
+
+
+@pytest.mark.parametrize("given", [False, {"type": "object"}])
+def test_what_is_no_type_is_told_where_schemas_go(given):
+    with pytest.raises(sgl.ConstraintError, match=r"is no type. Give a schema as json_schema=…, or a type"):
+        sgl.gen("a", type=given)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_turn_is_opened_by_the_state(role):
+    @sgl.function
+    def opens(s):
+        with getattr(sgl, role)():
+            s += "a"
+
+    with pytest.raises(sgl.ParameterError, match=rf"Write with s\.{role}\(\):, or s \+= sgl\.{role}\(…\)") as caught:
+        opens.run(backend=BACKEND)
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize(
+    "text", [lambda s: f"{s.get('a')}", lambda s: sgl.user(f"{program.arun()}"), lambda s: "x" + str(s.get("a")) + "y"]
+)
+def test_a_coroutine_inside_a_text_is_refused(text):
+    @sgl.function
+    async def forgets(s):
+        s += sgl.gen("a")
+        s += text(s)
+
+    with pytest.raises(sgl.ParameterError, match=r"a coroutine that was not awaited. Await it: text = await") as caught:
+        forgets.run(backend=BACKEND)
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+def test_a_run_that_is_added_is_told_to_add_the_program():
+    @sgl.function
+    def adds(s):
+        s += program.arun()
+
+    with pytest.raises(sgl.ParameterError, match=r"Add the program itself: s \+= program\(…\)"):
+        adds.run(backend=BACKEND)
+
+
+def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
+    with pytest.raises(
+        sgl.ParameterError, match=r"^name: \['a', 'b'\] is not a string. The name comes first: select\("
+    ):
+        sgl.select(["a", "b"])

@@ -32,6 +32,9 @@ MAX_DEPTH = 200
 MAX_SCHEMAS = 200_000
 
 _TOO_OLD = re.compile(r"json-schema\.org/draft-0[0-3]\b")
+_WRAPPERS = (("json_schema", "schema"), ("schema",), ("function", "parameters"), ("parameters",), ("input_schema",))
+_BESIDE = frozenset({"type", "name", "description", "strict"})  # what OpenAI and Anthropic write around a schema
+_KINDS = ["json_schema", "function"]
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -82,6 +85,7 @@ def check(schema: object) -> None:
             pointer="/$schema",
             hint="Rewrite the schema for draft 4 or a later one.",
         )
+    _refuse_wrapped(schema)
     # For each level those that are left, found one by one: lists of 100,000 would start collections of garbage, which
     # look at all that the caller has, and hold up its threads meanwhile.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
@@ -123,6 +127,22 @@ def check(schema: object) -> None:
             levels.append(_below(each, pointer))
         if not each.keys().isdisjoint(REFERENCES):
             references.append(pointer)
+
+
+def _refuse_wrapped(schema: object) -> None:
+    """Raises ConstraintError: a schema is inside of what an API takes, which as a schema would allow anything."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    for path in _WRAPPERS:
+        inner, outer = schema, set[str]()
+        for key in path:
+            outer |= (inner.keys() if isinstance(inner, dict) else set()) - {key}
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _KINDS):
+            place = "".join(f'["{key}"]' for key in path)
+            raise ConstraintError(
+                "json_schema: this is what an API takes around a schema, and as a schema would allow anything.",
+                pointer="", hint=f"Pass the schema inside: json_schema=wrapped{place}.",
+            )  # fmt: skip
 
 
 def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:

@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin
@@ -57,6 +57,9 @@ def value_type(annotation: object) -> ValueType:
     Raises:
         ConstraintError: the type has no JSON schema.
     """
+    if isinstance(annotation, Mapping | bool):
+        hint = "Give a schema as json_schema=…, or a type: a pydantic model, int, list[str] …"
+        raise ConstraintError(f"type: {annotation!r:.60} is no type.", hint=hint)
     today = datetime.date.today()
     try:
         return _value_type(annotation, today)
@@ -154,7 +157,9 @@ def _adapter(annotation: Any) -> Any:
     try:
         return TypeAdapter(for_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
-        raise ConstraintError(f"type: {annotation!r} is no type that can be generated: {error}") from error
+        raise ConstraintError(
+            f"type: {annotation!r} is no type that can be generated: {str(error).partition('. Set ')[0]}"
+        ) from error
     except ImportError as error:  # of what pydantic checks such values with
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
 

@@ -61,6 +61,7 @@ from sglang_lite.program.nodes import (
     Text,
     TurnBegin,
     TurnEnd,
+    check_awaited,
     not_addable,
 )
 from sglang_lite.program.seeds import derived_seed
@@ -120,6 +121,8 @@ class Branch:
         Args:
             equal: branches that nothing tells apart so far, and which are added the same.
         """
+        if isinstance(expr, str):
+            check_awaited("+=", expr, where)
         if type(expr) is str and self._ahead is None:  # as _put_text, in which a program spends its time
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):

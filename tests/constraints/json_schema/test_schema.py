@@ -406,3 +406,27 @@ def test_checking_a_large_schema_brings_on_no_collections_of_garbage():
     finally:
         gc.callbacks.remove(note)
     assert len(passes) < 5
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "place"),
+    [
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}, '["json_schema"]["schema"]'),
+        ({"type": "json_schema", "name": "n", "schema": {}, "strict": True}, '["schema"]'),
+        ({"name": "n", "schema": {"type": "object"}, "strict": True}, '["schema"]'),
+        ({"type": "function", "function": {"name": "n", "parameters": {}}}, '["function"]["parameters"]'),
+        ({"name": "n", "description": "d", "input_schema": {}}, '["input_schema"]'),
+    ],
+)
+def test_what_an_api_takes_around_a_schema_is_none(wrapped, place):
+    for source in (wrapped, json.dumps(wrapped)):
+        with pytest.raises(ConstraintError) as caught:
+            json_schema(source)
+        assert caught.value.hint == f"Pass the schema inside: json_schema=wrapped{place}."
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "object", "description": "d", "parameters": {}}, {"schema": {}}, {"properties": {"name": True}}]
+)
+def test_unknown_keywords_alone_make_no_wrapper(schema):
+    assert json_schema(schema).schema == json.dumps(schema)
