@@ -349,7 +349,7 @@ def select(
         ParameterError: no choices, or bad ones.
     """
     if name is not None and not isinstance(name, str):
-        hint = 'The name comes first: select("name", ["a", "b"]).' if isinstance(name, Iterable) else ""
+        hint = 'The name comes first: select("name", ["a", "b"]).'
         raise ParameterError("name", f"{name!r:.60} is not a string.", hint=hint)
     texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)

@@ -34,7 +34,7 @@ MAX_SCHEMAS = 200_000
 _TOO_OLD = re.compile(r"json-schema\.org/draft-0[0-3]\b")
 _WRAPPERS = (("json_schema", "schema"), ("schema",), ("function", "parameters"), ("parameters",), ("input_schema",))
 _BESIDE = frozenset({"type", "name", "description", "strict"})  # what OpenAI and Anthropic write around a schema
-_KINDS = ["json_schema", "function"]
+_WRAPPING = ["json_schema", "function"]
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
@@ -137,7 +137,7 @@ def _refuse_wrapped(schema: object) -> None:
         for key in path:
             outer |= (inner.keys() if isinstance(inner, dict) else set()) - {key}
             inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _KINDS):
+        if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _WRAPPING):
             place = "".join(f'["{key}"]' for key in path)
             raise ConstraintError(
                 "json_schema: this is what an API takes around a schema, and as a schema would allow anything.",
