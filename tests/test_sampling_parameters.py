@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.sglang_api import read_request, read_sampling
+from sglang_lite.engine.sglang.api import read_request, read_sampling
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams

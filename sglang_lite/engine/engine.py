@@ -11,9 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from sglang_lite.engine import embedding, sglang_generate, sglang_score
+from sglang_lite.engine import embedding
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.server_args import engine_settings
+from sglang_lite.engine.sglang import generate as sglang_generate
+from sglang_lite.engine.sglang import score as sglang_score
+from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.program.nodes import Program
 from sglang_lite.protocol import (
     BackendError,

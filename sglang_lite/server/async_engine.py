@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from sglang_lite.engine import offline
 from sglang_lite.engine.core import OpenProgram
 from sglang_lite.engine.engine import Engine
+from sglang_lite.engine.sglang import offline
 from sglang_lite.program.nodes import Path, Program
 from sglang_lite.protocol import (
     Delta,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sglang_lite.engine.sglang_api import SAMPLING_FIELDS
+from sglang_lite.engine.sglang.api import SAMPLING_FIELDS
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.http.body import convert

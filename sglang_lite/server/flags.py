@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
-from sglang_lite.engine.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
+from sglang_lite.engine.sglang.server_args import FLAG_OPTIONS, ServerArg, names_of, server_args
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.server.settings import ReplicaSettings, ServerSettings

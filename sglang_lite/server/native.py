@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.engine import sglang_api
+from sglang_lite.engine.sglang.api import read_request
 from sglang_lite.protocol import (
     Constraint,
     ModelError,
@@ -129,7 +129,7 @@ async def generate(service: Service, call: Call) -> Response:
     stream, prompt, constraint = asked.pop("stream", False), asked.pop("prompt", None), asked.pop("constraint", None)
     if prompt is not None and ("text" in asked or "input_ids" in asked):
         raise ParameterError("prompt", "and text or input_ids are both given.")
-    calls, is_list = sglang_api.read_request(asked.pop("text", None if prompt is None else ""), **asked)
+    calls, is_list = read_request(asked.pop("text", None if prompt is None else ""), **asked)
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:

@@ -1,5 +1,9 @@
 """Settings by SGLang's names, for its users to import."""
 
-from sglang_lite.compat.sglang.server_args import ServerArgs
+from typing import Any
+
+from sglang_lite.engine.sglang.server_args import record_type
 
 __all__ = ["ServerArgs"]
+
+ServerArgs: Any = record_type(__name__)

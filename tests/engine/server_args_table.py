@@ -4,7 +4,7 @@ import ast
 import json
 from pathlib import Path
 
-from sglang_lite.engine.server_args import server_args
+from sglang_lite.engine.sglang.server_args import server_args
 
 WHEEL = Path(__file__).parent / "data" / "server_args_0.5.23.json"
 

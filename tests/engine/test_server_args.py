@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine.server_args import engine_settings, server_args
+from sglang_lite.engine.sglang.server_args import engine_settings, server_args
 from sglang_lite.server import flags
 from tests.engine.server_args_table import listed, read_package, table
 

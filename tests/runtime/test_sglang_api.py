@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.server_args import engine_settings
-from sglang_lite.engine.sglang_api import Answer, read_request, read_sampling
+from sglang_lite.engine.sglang.api import Answer, read_request, read_sampling
+from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
 from tests.runtime import scripted

@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.engine.sglang_score import label_scores
+from sglang_lite.engine.sglang.score import label_scores
 from sglang_lite.program.nodes import Fork, Node, Program, Select, Text
 from sglang_lite.protocol import (
     CapabilityError,

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from sglang_lite.engine import embedding
-from sglang_lite.engine.sglang_score import label_calls, label_logprobs, label_scores
+from sglang_lite.engine.sglang.score import label_calls, label_logprobs, label_scores
 from sglang_lite.protocol import ParameterError
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.routes import Call, Route, answer

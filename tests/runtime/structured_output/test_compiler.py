@@ -17,7 +17,7 @@ from sglang_lite.constraints.coerce import as_constraint
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.memo import allocated
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.server_args import engine_settings
+from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.program.nodes import Gen, Program, Text
 from sglang_lite.protocol import (
     Choices,

@@ -1,11 +1,12 @@
-"""SGLang's ServerArgs: settings here, or what is so anyway, and what to use instead. The table is server_args.json."""
+"""SGLang's ServerArgs: settings here, or what is so anyway, and what to use instead; and the record of them all. The
+table is server_args.json."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -119,3 +120,45 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
         settings[ours] = value
     return settings
+
+
+class _CommandLine:
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Adds a flag for each field."""
+        for arg in server_args().values():
+            options = FLAG_OPTIONS.get(arg.kind)
+            if options is not None:
+                flag = f"--{arg.name.replace('_', '-')}"
+                text = arg.setting.replace("%", "%%")
+                parser.add_argument(flag, default=arg.default, required=arg.required, help=text, **options)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Any:
+        """The record of what a parser has read that `add_cli_args` has prepared."""
+        return cls(**{name: value for name, value in vars(args).items() if name in server_args()})
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    found = []
+    for arg in sorted(server_args().values(), key=lambda arg: not arg.required):
+        given: dict[str, Any] = {} if arg.required else {"kw_only": True, "default": arg.default}
+        if isinstance(arg.default, list):
+            given = {"kw_only": True, "default_factory": list}
+        found.append((arg.name, Any, field(**given)))
+    return found
+
+
+_DOC = """SGLang's settings: `sgl.Engine(**dataclasses.asdict(ServerArgs("model")))`. docs/compatibility.md says of each
+what it means here."""
+
+
+def record_type(module: str) -> Any:  # a class whose fields no type checker can know
+    """Makes SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so only who imports it pays for it.
+
+    Args:
+        module: that it is a name of, where pickle looks for it.
+    """
+    made: Any = make_dataclass("ServerArgs", _fields(), bases=(_CommandLine,), namespace={"__doc__": _DOC})
+    made.__module__ = module
+    return made

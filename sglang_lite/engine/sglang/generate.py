@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.engine import sglang_api
+from sglang_lite.engine.sglang import api
 
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
@@ -35,7 +35,7 @@ def generate(
 
     Args:
         prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
-        sampling_params: for all, or one for each prompt; `sglang_api.read_sampling` has the keys.
+        sampling_params: for all, or one for each prompt; `read_sampling` of api.py has the keys.
         return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
         logprob_start_len: and of the prompt from this position on; -1 for none.
         top_logprobs_num: and the k most likely tokens at each position.
@@ -59,10 +59,10 @@ def generate(
             parameter, and one of SGLang's that this engine does not support, is refused by name.
         BatchError: some of a list failed; it has the others' results.
     """
-    from sglang_lite.engine import offline
+    from sglang_lite.engine.sglang import offline
 
     self.core.check_wait("generate")
-    calls, is_list = sglang_api.read_request(
+    calls, is_list = api.read_request(
         prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
         top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
         return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,
@@ -91,10 +91,10 @@ async def async_generate(
     **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
 ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
     """`generate` for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
-    from sglang_lite.engine import offline
+    from sglang_lite.engine.sglang import offline
 
     self.core.check_open()
-    calls, is_list = sglang_api.read_request(
+    calls, is_list = api.read_request(
         prompt, sampling_params, input_ids, return_logprob=return_logprob, logprob_start_len=logprob_start_len,
         top_logprobs_num=top_logprobs_num, token_ids_logprob=token_ids_logprob,
         return_text_in_logprobs=return_text_in_logprobs, custom_logit_processor=custom_logit_processor, rid=rid,

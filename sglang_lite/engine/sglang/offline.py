@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sglang_lite.engine.core import Core
-from sglang_lite.engine.sglang_api import Answer
+from sglang_lite.engine.sglang.api import Answer
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.open_requests import Ticket

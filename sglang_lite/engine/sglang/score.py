@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_lite.engine import embedding
-from sglang_lite.engine.sglang_api import plain_ids, read_request
+from sglang_lite.engine.sglang.api import plain_ids, read_request
 from sglang_lite.errors import shown
 from sglang_lite.protocol import ParameterError, Prompt, Unset
 from sglang_lite.protocol.anything import Json
@@ -81,7 +81,7 @@ def score(
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     _check_others(unsupported)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine import offline  # and tokenizers
+    from sglang_lite.engine.sglang import offline  # and tokenizers
 
     answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
@@ -109,7 +109,7 @@ async def async_score(
     texts = [items] if isinstance(items, str) else list(items)
     _check_others(unsupported)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine import offline  # as above
+    from sglang_lite.engine.sglang import offline  # as above
 
     answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
