@@ -82,7 +82,7 @@ KEPT_MB = 64  # of memory that may be more: allocators keep some
 ROOM = 4096  # tokens: little, so that all of it has soon been written to, and counts as memory before as after
 _HEALTH_S = 0.25  # between two looks at it
 _DRAIN_S = 30  # for what was left alone to end
-_ROLES = {"sglang_lite.engine.child_main": "engine", "structured_output.worker": "workers"}  # by what they run
+_ROLES = {"sglang_lite.engine.child.main": "engine", "structured_output.worker": "workers"}  # by what they run
 
 
 class Client:

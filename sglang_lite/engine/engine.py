@@ -440,9 +440,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
 
         return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)
-    from sglang_lite.engine.child_core import ChildCore  # while that starts
+    from sglang_lite.engine.remote_core import RemoteCore  # while that starts
 
-    core = ChildCore(config, path, process)
+    core = RemoteCore(config, path, process)
     weakref.finalize(engine, core.hang_up).atexit = False
     return core
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.engine.child_process import ChildProcess
 from sglang_lite.engine.frames import Ready, Start, frame
+from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.errors import SglError
 from sglang_lite.runtime.config import EngineConfig
 
@@ -33,8 +33,8 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
         start = frame([Start(0, asdict(config), os.fspath(path), os.getpid())])
-        self.child = ChildProcess(
-            "sglang_lite.engine.child_main", "the engine's process",
+        self.child = SpawnedProcess(
+            "sglang_lite.engine.child.main", "the engine's process",
             config.model, config.device, config.compile_processes,
         )  # fmt: skip
         self.ready: Future[Ready] = Future()

@@ -10,7 +10,7 @@ from tests.waiting import until
 MARK = "SGLANG_LITE_MARK"
 
 
-def children(module="sglang_lite.engine.child_main"):
+def children(module="sglang_lite.engine.child.main"):
     """Children of this process that run a module."""
     found = []
     for task in Path("/proc/self/task").iterdir():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine import child_core
+from sglang_lite.engine import remote_core
 from sglang_lite.program.nodes import Fork, Gen, Join, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
 from tests.counts import some
@@ -104,8 +104,8 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
 
 def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mark, monkeypatch, tmp_path):
     """Wherever its caller has gone meanwhile."""
-    restarts = some(1, child_core.MOST_RESTARTS)
-    monkeypatch.setattr(child_core, "MOST_RESTARTS", restarts)
+    restarts = some(1, remote_core.MOST_RESTARTS)
+    monkeypatch.setattr(remote_core, "MOST_RESTARTS", restarts)
     paths = [Path(folder) for folder in folders]
     monkeypatch.chdir(paths[0].parent)
     with sgl.Engine(paths[0].name, **SETTINGS, restart=True) as engine:
@@ -242,7 +242,7 @@ def test_a_parent_that_is_stopped_loses_nothing_and_costs_its_engine_no_memory(f
         assert parent.stdout.readline() == "begun\n"
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WNOWAIT)
-        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child_main"))
+        (engine,) = (pid for pid in processes.marked(mark) if processes.runs(pid, "sglang_lite.engine.child.main"))
         before = processes.resident(engine)
         processes.idle(engine)  # it has generated all that was asked for, and nobody reads it
         grown = processes.resident(engine) - before

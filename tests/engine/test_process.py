@@ -137,8 +137,8 @@ def test_it_starts_however_python_was_started(folders, mark, tmp_path, monkeypat
 
 BLOCKED = """
 import sys, threading
-from sglang_lite.engine import child_process
-child_process.PATIENCE_S = 0.2  # Python's end waits for twice as long
+from sglang_lite.engine import spawned_process
+spawned_process.PATIENCE_S = 0.2  # Python's end waits for twice as long
 import sglang_lite as sgl
 engine = sgl.Engine(sys.argv[1])
 begun = threading.Event()
@@ -302,7 +302,7 @@ def test_a_constructor_that_is_interrupted_leaves_nothing(mark, nothing_left, fo
 EXHAUSTED = """
 import json, os, resource, sys, threading
 import sglang_lite as sgl
-import sglang_lite.engine.child_core
+import sglang_lite.engine.remote_core
 folder, settings = sys.argv[1], json.loads(sys.argv[2])
 sys.executable = "/bin/false"
 try:

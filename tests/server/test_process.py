@@ -51,8 +51,8 @@ def launched(folder, *flags, module="sglang_lite.launch_server", ready=True, run
 # Runs a module in a process that waits little for an engine that was told to end.
 HASTY = """
 import runpy, sys
-from sglang_lite.engine import child_process
-child_process.PATIENCE_S = 0.2
+from sglang_lite.engine import spawned_process
+spawned_process.PATIENCE_S = 0.2
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """

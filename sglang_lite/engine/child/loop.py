@@ -26,6 +26,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.engine.child.outgoing import Outgoing
+from sglang_lite.engine.child.stalls import watch_steps
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
     Abort,
@@ -52,8 +54,6 @@ from sglang_lite.engine.frames import (
     error_of,
     failure_of,
 )
-from sglang_lite.engine.outgoing import Outgoing
-from sglang_lite.engine.stalls import watch_steps
 from sglang_lite.engine.switch_interval import SHORT_S
 from sglang_lite.protocol import (
     Delta,
@@ -107,8 +107,8 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     threading.Thread(target=_watch, args=(start.handle,), name="sglang_lite-watch", daemon=True).start()
     outgoing = Outgoing(connection, start.config["stream_interval_s"])
     _forward_logs(outgoing)
-    served = Served(outgoing)
-    threading.Thread(target=served.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
+    handler = CommandHandler(outgoing)
+    threading.Thread(target=handler.read, args=(messages,), name="sglang_lite-read", daemon=True).start()
     try:
         core = _loaded(start, outgoing, compiler)
     except Exception as error:
@@ -118,7 +118,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     outgoing.post(_ready(core))
     if core.device.type == "cpu":
         sys.setswitchinterval(_TURN_S)
-    served.begin(core)
+    handler.begin(core)
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
     try:
         core.loop.run()
@@ -221,8 +221,8 @@ class _Submission:
         return -1 if self.ticket is None else self.ticket.cached_tokens
 
 
-class Served:
-    """Submissions and programs that the handle has open here. One thread calls it, but for the sinks.
+class CommandHandler:
+    """Carries out the handle's commands, and knows what it has open here. One thread calls it, but for the sinks.
 
     Args:
         outgoing: to the handle.

@@ -27,7 +27,7 @@ _KEPT_LINES = 20
 _LONGEST_LINE = 10_000  # bytes; the rest is the next one
 
 
-class ChildProcess:
+class SpawnedProcess:
     """
     Args:
         module: whose `main(descriptor, *arguments)` it runs.

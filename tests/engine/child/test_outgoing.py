@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from sglang_lite.engine import frames
+from sglang_lite.engine.child.outgoing import MOST_LOGS, Outgoing
 from sglang_lite.engine.connection import Connection
 from sglang_lite.engine.frames import Answer, Log, RequestEvent, error_of
-from sglang_lite.engine.outgoing import MOST_LOGS, Outgoing
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.engine import child_process, switch_interval
+from sglang_lite.engine import spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.events import Events, OpenEntry
 from sglang_lite.engine.frames import (
@@ -98,7 +98,7 @@ MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
 
 
-class ChildCore:
+class RemoteCore:
     """
     Args:
         config: of the engine.
@@ -499,7 +499,7 @@ class ChildCore:
 class _OpenProgram:
     """A program that is open in the engine's process: see `Player`."""
 
-    def __init__(self, core: ChildCore, number: int) -> None:
+    def __init__(self, core: RemoteCore, number: int) -> None:
         self._core, self._number = core, number
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
@@ -555,7 +555,7 @@ def _name_of(processor: LogitProcessor) -> str:
     return f"{module}:{name}"
 
 
-_running: weakref.WeakSet[ChildCore] = weakref.WeakSet()
+_running: weakref.WeakSet[RemoteCore] = weakref.WeakSet()
 
 
 @atexit.register
@@ -564,4 +564,4 @@ def _end_all() -> None:
     for core in running:
         core.hang_up()
     for core in running:
-        core.close(2 * child_process.PATIENCE_S)  # for a sink
+        core.close(2 * spawned_process.PATIENCE_S)  # for a sink

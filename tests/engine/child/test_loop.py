@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from sglang_lite.engine.child_loop import Served
-from sglang_lite.engine.child_process import ChildProcess
+from sglang_lite.engine.child.loop import CommandHandler
 from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, Submit, frame
+from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import OverloadedError, SamplingParams
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.open_requests import Ticket
@@ -19,7 +19,7 @@ START = frame([Start(0, asdict(EngineConfig()), "/nowhere", os.getpid())])
 
 @pytest.fixture
 def process():
-    child = ChildProcess("sglang_lite.engine.child_main", "the process", "model", "cpu", None)
+    child = SpawnedProcess("sglang_lite.engine.child.main", "the process", "model", "cpu", None)
     yield child
     child.connection.close()
     child.kill()
@@ -77,7 +77,7 @@ def test_a_start_by_a_process_that_is_gone_ends_it(process):
 
 
 def test_what_it_prints_is_kept_for_who_asks_why():
-    child = ChildProcess("tests.engine.printing", "the process")
+    child = SpawnedProcess("tests.engine.printing", "the process")
     processes.ended(child.pid)
     said = child.end()
     child.connection.release()
@@ -132,7 +132,7 @@ class Told:
 def test_an_abort_that_comes_while_room_is_given_ends_what_gets_it(room):
     """Else the request would run, and nobody would see it."""
     core, outgoing = FullCore(room), Told()
-    served = Served(outgoing)  # type: ignore[arg-type]  # it is told, and sends nothing
+    served = CommandHandler(outgoing)  # type: ignore[arg-type]  # it is told, and sends nothing
 
     def messages():
         yield Submit(1, b"\x05\x00\x00\x00", SamplingParams(), None, False, "", 0, None)
