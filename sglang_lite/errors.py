@@ -299,6 +299,8 @@ class BatchError(ProgramError):
         results: one entry per item, in input order: the state, or the exception that ended it.
     """
 
-    def __init__(self, message: str, results: Sequence[object], *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, results: Sequence[object], *, hint: str = "", where: Location | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
         self.results = list(results)

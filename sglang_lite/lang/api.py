@@ -349,8 +349,9 @@ def select(
         ParameterError: no choices, or bad ones.
     """
     if name is not None and not isinstance(name, str):
-        hint = 'The name comes first: select("name", ["a", "b"]).'
-        raise ParameterError("name", f"{name!r:.60} is not a string.", hint=hint)
+        raise ParameterError(
+            "name", f"{name!r:.60} is not a string.", hint='The name comes first: select("name", ["a", "b"]).'
+        )
     texts: Any = choices if isinstance(choices, Deferred) else checked_choices(choices)
     real = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not real or not 0 <= temperature < float("inf"):

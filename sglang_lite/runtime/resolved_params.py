@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +12,7 @@ import regex
 from sglang_lite.errors import shown as shown
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given
+from sglang_lite.text.stop import compiled_stop
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 LogitProcessor: TypeAlias = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
 
 MAX_STOP_CHARS = 512
-MAX_PATTERN_BYTES = 256
-MAX_REPEATS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
         if len(stop) > MAX_STOP_CHARS:
             raise ParameterError("stop", f"a string of {len(stop):,} characters, the limit is {MAX_STOP_CHARS}.")
     if "stop_regex" in values:
-        values["stop_regex"] = {pattern: _compiled(pattern) for pattern in values["stop_regex"]}
+        values["stop_regex"] = {pattern: compiled_stop(pattern) for pattern in values["stop_regex"]}
     resolved = ResolvedParams(**{**_DEFAULTS, **values})
     if resolved.min_tokens > resolved.max_tokens:
         raise ParameterError("min_tokens", f"{resolved.min_tokens} is more than max_tokens ({resolved.max_tokens}).")
@@ -113,23 +110,3 @@ def _check(parameter: Parameter, value: Any, vocab_size: int) -> None:
             if not 0 <= token < vocab_size:
                 told = f"{shown(token)} is no token id of this model (0 to {vocab_size - 1:,})."
                 raise ParameterError(parameter.name, told)
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> regex.Pattern[str]:
-    """A pattern of Python's `re`, compiled by the `regex` package for its partial matches. What that takes for more
-    than `re` does (fuzzy matches in braces, further flags) keeps `re`'s meaning or is refused by `re`."""
-    if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:
-        raise ParameterError("stop_regex", f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}.")
-    counts = (max(map(int, re.findall(r"\d+", braces))) for braces in re.findall(r"\{\d*,?\d+,?\}", pattern))
-    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # written out, they take memory
-        raise ParameterError("stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}.")
-    try:
-        re.compile(pattern)
-        return regex.compile(_BRACE.sub(lambda m: m[0] if len(m[0]) > 1 else r"\{", pattern))
-    except (re.error, regex.error, OverflowError, RecursionError, Warning) as error:
-        raise ParameterError("stop_regex", f"{pattern!r} is no regular expression: {error}.") from None
-
-
-# An escape, or a brace that opens no repeat.
-_BRACE = re.compile(r"(?s)\\N\{[^}]*\}|\\.|\{(?!\d*,?\d*\}|,?\})")

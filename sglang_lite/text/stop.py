@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import lru_cache
+
+import regex
 
 from sglang_lite.protocol import ParameterError
 
-if TYPE_CHECKING:
-    import regex
-
+MAX_PATTERN_BYTES = 256
+MAX_REPEATS = 100_000
 # The longest that patterns may look at one piece, in the thread's processor time: a busy machine gives none up. Only
 # one that backtracks without end takes so long.
 _SECONDS = 0.1
@@ -130,3 +133,23 @@ def overlap(text: str, start: int, stop: str) -> int:
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
     return at if at >= 0 else len(text)
+
+
+@lru_cache(maxsize=256)
+def compiled_stop(pattern: str) -> regex.Pattern[str]:
+    """A pattern of Python's `re`, compiled by the `regex` package for its partial matches. What that takes for more
+    than `re` does (fuzzy matches in braces, further flags) keeps `re`'s meaning or is refused by `re`."""
+    if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:
+        raise ParameterError("stop_regex", f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}.")
+    counts = (max(map(int, re.findall(r"\d+", braces))) for braces in re.findall(r"\{\d*,?\d+,?\}", pattern))
+    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # written out, they take memory
+        raise ParameterError("stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}.")
+    try:
+        re.compile(pattern)
+        return regex.compile(_BRACE.sub(lambda m: m[0] if len(m[0]) > 1 else r"\{", pattern))
+    except (re.error, regex.error, OverflowError, RecursionError, Warning) as error:
+        raise ParameterError("stop_regex", f"{pattern!r} is no regular expression: {error}.") from None
+
+
+# An escape, or a brace that opens no repeat.
+_BRACE = re.compile(r"(?s)\\N\{[^}]*\}|\\.|\{(?!\d*,?\d*\}|,?\})")

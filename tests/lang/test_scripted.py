@@ -189,3 +189,42 @@ def test_it_sees_images_and_has_a_template():
 def test_answers_of_another_kind_are_refused(answers):
     with pytest.raises(sgl.ParameterError, match="neither a mapping nor a callable"):
         sgl.ScriptedBackend(answers)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"top_p": 0}, "^top_p: 0.0 is outside an engine's range: above 0, at most 1. 0 leaves no token"),
+        ({"stop_regex": "("}, r"^stop_regex: '\(' is no regular expression"),
+        ({"n": 1000}, "^n: 1000 is outside an engine's range"),
+    ],
+)
+def test_what_no_engine_takes_is_refused_as_engines_do(options, said):
+    with pytest.raises(sgl.ParameterError, match=said) as caught:
+        ask(sgl.ScriptedBackend(default="x"), "", **options)
+    assert caught.value.where is not None
+
+
+def test_patterns_end_an_answer():
+    backend = sgl.ScriptedBackend(default="one 2 three")
+    assert ask(backend, "", stop_regex=r"\d") == "one "
+    assert ask(backend, "", stop_regex=r"\d", include_stop=True) == "one 2"
+
+
+def test_prompts_share_what_they_have_in_common():
+    backend = sgl.ScriptedBackend(default="x")
+
+    @sgl.function
+    def program(s):
+        for i in range(3):
+            s += f"{i} " + sgl.gen(f"a{i}")
+        with s.checkpoint() as place:
+            s += "wrong " + sgl.gen("b")
+            s["b"]
+            place.rollback()
+        s += "right " + sgl.gen("c")
+
+    program.run(backend=backend)["c"]
+    spans = [call.prompt.spans for call in backend.calls]
+    assert all(a is b for i, early in enumerate(spans[1:4], 1) for a, b in zip(early, spans[min(i + 1, 3)]))
+    assert [call.prompt.text for call in backend.calls][-2:] == ["0 x1 x2 xwrong ", "0 x1 x2 xright "]

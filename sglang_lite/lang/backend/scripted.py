@@ -33,8 +33,9 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.sampling import PARAMETERS, given
 from sglang_lite.text.chat_template import ChatTemplate
-from sglang_lite.text.stop import StopMatcher
+from sglang_lite.text.stop import StopMatcher, compiled_stop
 
 _TOKEN = re.compile(r"\s*\S+|\s+")
 
@@ -92,8 +93,8 @@ class ScriptedBackend(BaseBackend):
         latency: seconds each call takes, or a function of the Call.
         seed: of random texts; those of a call that has a seed of its own depend on that one.
 
-    An answer is cut at the node's stop strings, at the end of the number that was asked for, and after `max_tokens`
-    words. One that breaks the node's constraint is an error, as it could not have been generated.
+    An answer is cut at the node's stop strings and patterns, at the end of the number that was asked for, and after
+    `max_tokens` words. One that breaks the node's constraint is an error, as it could not have been generated.
 
     Attributes:
         calls: every Call, in order.
@@ -149,7 +150,8 @@ class ScriptedBackend(BaseBackend):
 
     def _selection(self, call: Call, unconditional: bool) -> Selection:
         self.calls.append(call)
-        answer, choices = self._answer(call), call.choices or ()
+        prompt, choices = call.prompt.text, call.choices or ()
+        answer = self._answer(call, prompt)
         picked = answer if answer in choices else self._random.choice(choices)
         scores = []
         for choice in choices:
@@ -158,7 +160,7 @@ class ScriptedBackend(BaseBackend):
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
             scores.append(ChoiceScore(choice, ids, (each,) * len(words), alone))
-        return Selection(tuple(scores), Usage(prompt_tokens=_count(call.prompt.text)))
+        return Selection(tuple(scores), Usage(prompt_tokens=_count(prompt)))
 
     def get_model_name(self) -> str:
         return "scripted"
@@ -170,15 +172,24 @@ class ScriptedBackend(BaseBackend):
         return self._latency(call) if callable(self._latency) else self._latency
 
     def _generations(self, call: Call) -> list[Generation]:
+        values = given(call.params)
+        for parameter in PARAMETERS:
+            if parameter.name in values:
+                parameter.check_engine(values[parameter.name])
         self.calls.append(call)
         return [self._generate(call, index) for index in range(call.params.samples)]
 
     def _generate(self, call: Call, index: int) -> Generation:
-        text, params = self._answer(call), call.params
+        prompt, params = call.prompt.text, call.params  # joined anew each time it is read
+        text = self._answer(call, prompt)
         if text is None:
             draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
             text = self._default if call.constraint is None else _sampled(call.constraint, draw)
-        stops = StopMatcher(() if isinstance(params.stop, Unset) else params.stop)
+        patterns = () if isinstance(params.stop_regex, Unset) else params.stop_regex
+        stops = StopMatcher(
+            () if isinstance(params.stop, Unset) else params.stop,
+            {pattern: compiled_stop(pattern) for pattern in patterns},
+        )
         text = stops.push(text) + (stops.flush() if stops.matched is None else "")
         number = call.constraint.part if isinstance(call.constraint, Continuation) else call.constraint
         if isinstance(number, Number):
@@ -191,17 +202,17 @@ class ScriptedBackend(BaseBackend):
         elif call.constraint is not None:
             _check(call.constraint, text, stopped=stops.matched is not None)
         if stops.matched is not None and params.include_stop is True:
-            text += stops.matched
+            text += stops.matched_text
         return Generation(
             text,
             finish_reason="length" if cut else "stop",
             matched=None if cut else stops.matched,
-            usage=Usage(prompt_tokens=_count(call.prompt.text), completion_tokens=_count(text)),
+            usage=Usage(prompt_tokens=_count(prompt), completion_tokens=_count(text)),
             index=index,
         )
 
-    def _answer(self, call: Call) -> str | None:
-        answer: str | Exception | None = self._rules.answer(call.prompt.text, call)
+    def _answer(self, call: Call, prompt: str) -> str | None:
+        answer: str | Exception | None = self._rules.answer(prompt, call)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -248,4 +259,4 @@ def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> N
 
 
 def _count(text: str) -> int:
-    return len(_TOKEN.findall(text))
+    return len(text.split()) + text[-1:].isspace()  # as many as _TOKEN finds, sooner

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from sglang_lite.lang.batches.body_pool import Outcome, Pool, PoolOnLoop, Report
 from sglang_lite.lang.batches.checkpoint import BatchFile, batch_parts
 from sglang_lite.lang.checks import check_flags
+from sglang_lite.lang.execution.branch import raised_at
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.run_options import backend_of, settings_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.protocol import BatchError, ParameterError
+from sglang_lite.protocol import BatchError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
@@ -232,9 +233,12 @@ def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
     if plan.on_error == "skip":
         return [result for result in results if not isinstance(result, Exception)]
     first = results[failed[0]]
-    raise BatchError(
-        f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: {first}", results
-    ) from first
+    told = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
+    if isinstance(first, SglError):  # whose text ends with its place
+        where, told = first.where, told + str(first).removesuffix(f" [{first.where}]")
+    else:
+        where, told = raised_at(first), f"{told}{type(first).__name__}: {first}"
+    raise BatchError(told, results, where=where or user_location()) from first
 
 
 class Progress:

@@ -51,7 +51,9 @@ class Transcript:
         walk: the matcher of the open grammar; None: none is open.
     """
 
-    __slots__ = ("_forks", "_images", "_mixed", "_start", "_turn", "log", "messages", "pieces", "walk")
+    __slots__ = (
+        "_forks", "_images", "_known", "_mixed", "_start", "_told", "_turn", "log", "messages", "pieces", "walk",
+    )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
         self.pieces: list[Piece] = []
@@ -59,6 +61,7 @@ class Transcript:
         self.log = log
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self.walk: ByteMatcher | None = None
+        self._known, self._told = list[Span](), 0  # spans of the first pieces, and of how many
         self._mixed = self._images = False  # there may be pieces that are no plain text; images
         self._start = 0  # where the branch was forked
         self._forks: tuple[int, ...] = ()  # finished turns at forks
@@ -137,7 +140,8 @@ class Transcript:
         self._look()
 
     def _look(self) -> None:
-        """Sees what kinds of pieces there are."""
+        """Sees what kinds of pieces there are, where others were taken away."""
+        self._known, self._told = [], 0
         self._mixed, self._images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
@@ -238,14 +242,15 @@ class Transcript:
         return tuple(dict.fromkeys(count for count in (*reversed(self._forks), *before) if count))
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
-        spans: list[Span] = []
-        for piece in self.pieces:
+        for piece in self.pieces[self._told :]:
             if isinstance(piece, str):
-                spans.append(Span(piece))
+                self._known.append(Span(piece))
             elif not isinstance(piece, Image):
-                found = (piece,) if isinstance(piece, Span) else piece.spans
-                spans += found if same_model else [Span(s.text, special=s.special and s.ids is None) for s in found]
-        return tuple(spans)
+                self._known += (piece,) if isinstance(piece, Span) else piece.spans
+        self._told = len(self.pieces)
+        if same_model:
+            return tuple(self._known)
+        return tuple([Span(s.text, special=s.special and s.ids is None) for s in self._known])
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:

@@ -59,7 +59,9 @@ def test_a_failing_item_does_not_take_the_others_with_it():
         s += f"{x}" + sgl.gen("a")
 
     script = sgl.ScriptedBackend({"2": ValueError("node"), "0": "zero", "3": "three"})
-    with pytest.raises(sgl.BatchError, match="2 of 4 programs failed, the first is item 1: body") as caught:
+    with pytest.raises(
+        sgl.BatchError, match="2 of 4 programs failed, the first is item 1: LookupError: body"
+    ) as caught:
         fragile.run_batch([{"x": i} for i in range(4)], backend=script)
     results = caught.value.results
     assert results[0]["a"] == "zero"
@@ -195,10 +197,25 @@ def test_on_error_skip_leaves_it_out():
 
 
 def test_on_error_raise_carries_what_return_would_give():
-    with pytest.raises(sgl.BatchError, match="2 of 5 programs failed, the first is item 1: body of 1") as caught:
+    with pytest.raises(
+        sgl.BatchError, match="2 of 5 programs failed, the first is item 1: LookupError: body of 1"
+    ) as caught:
         fragile.run_batch(ITEMS, backend=fragile_script())
     assert [isinstance(r, Exception) for r in caught.value.results] == [False, True, False, True, False]
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
     assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_a_failed_node_of_a_batch_is_told_with_its_line_once():
+    @sgl.function
+    def asks(s, x):
+        s += sgl.gen("a")
+
+    with pytest.raises(sgl.BatchError) as caught:
+        asks.run_batch([{"x": 1}, {"x": 2}], backend=sgl.ScriptedBackend({"": ValueError("no")}))
+    assert caught.value.where is not None
+    assert str(caught.value).count(f"{__file__}:{asks.func.__code__.co_firstlineno + 2}") == 1
 
 
 @pytest.mark.parametrize("ordered", [True, False])
