@@ -18,9 +18,9 @@ from sglang_lite.runtime.socket_pair import socket_pair
 logger = logging.getLogger("sglang_lite")
 
 MARKS = "sglang_lite"  # folder in the cache that says of which runners it has all kernels
-_MODULE = "sglang_lite.runtime.executor.compile_ahead"
+MODULE = "sglang_lite.runtime.executor.compile_ahead"
 DRIVER = Path("/proc/driver/nvidia/version")
-_PATIENCE_S = 60.0  # between two kernels
+PATIENCE_S = 60.0  # between two kernels
 
 
 class CompileProcess:
@@ -37,7 +37,7 @@ class CompileProcess:
         # Ctrl-C is the caller's. This process's paths come before anything is imported.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-            f"from {_MODULE} import main; main({theirs.fileno()})"
+            f"from {MODULE} import main; main({theirs.fileno()})"
         )
         kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         with theirs:
@@ -49,7 +49,7 @@ class CompileProcess:
             except OSError:
                 ours.close()
                 raise
-        ours.settimeout(_PATIENCE_S)
+        ours.settimeout(PATIENCE_S)
         self._line: socket.socket | None = ours
 
     def send(self, work: bytes) -> None:
@@ -65,7 +65,7 @@ class CompileProcess:
             try:
                 data = self._line.recv(1 << 16)
             except TimeoutError:
-                self._give_up(f"has compiled none for {_PATIENCE_S:.0f} s")
+                self._give_up(f"has compiled none for {PATIENCE_S:.0f} s")
             except OSError as error:
                 self._give_up(f"can't be heard ({error})")
             else:
@@ -76,7 +76,7 @@ class CompileProcess:
 
     def _ended(self) -> None:
         try:
-            status = self._process.wait(_PATIENCE_S)
+            status = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._give_up("does not end")
             return

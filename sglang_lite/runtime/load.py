@@ -238,7 +238,7 @@ def pick_device(config: EngineConfig) -> torch.device:
     name = config.device
     if name == "cpu":
         return torch.device("cpu")
-    reason = _no_gpu(name)
+    reason = why_no_gpu(name)
     if reason is None:
         if config.deterministic:
             raise ParameterError("deterministic", "is for CPUs only so far.", hint='Use device="cpu".')
@@ -248,7 +248,7 @@ def pick_device(config: EngineConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def _no_gpu(name: str) -> str | None:
+def why_no_gpu(name: str) -> str | None:
     """The reason why a GPU can't be used."""
     if not torch.cuda.is_available():
         return _why_none()
@@ -267,7 +267,7 @@ def _say_unused(config: EngineConfig, device: torch.device) -> None:
     """Says why a GPU is not used that has a driver and that nobody hides."""
     there = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
     if device.type == "cpu" and config.device == "auto" and there:
-        logger.warning("the model runs on the CPU, as the GPU can't be used: %s", _no_gpu("cuda"))
+        logger.warning("the model runs on the CPU, as the GPU can't be used: %s", why_no_gpu("cuda"))
 
 
 def _why_none() -> str:
@@ -280,7 +280,8 @@ def _why_none() -> str:
     return "torch sees no CUDA device."
 
 
-def _computes_in_eight_bits(device: torch.device) -> bool:
+def computes_in_eight_bits(device: torch.device) -> bool:
+    """True for a device that multiplies numbers in 8-bit floating point."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -297,7 +298,7 @@ def precision(
         ParameterError: the device can't compute in it.
     """
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
-        if wanted and not _computes_in_eight_bits(device):
+        if wanted and not computes_in_eight_bits(device):
             raise ParameterError(
                 name, "fp8 needs a GPU of compute capability 8.9 (Ada, Hopper) or newer.",
                 hint="Leave it out; checkpoints in 8 bits are read without it.",
@@ -319,5 +320,5 @@ def precision(
     return Precision(
         kind, kind, torch.float8_e4m3fn if kv_fp8 else kind, one_path=one_path, fp8=fp8,
         blocks=device.type == "cpu" and not one_path and (automatic or kind == torch.bfloat16),
-        keep_fp8=kind == torch.bfloat16 and _computes_in_eight_bits(device),
+        keep_fp8=kind == torch.bfloat16 and computes_in_eight_bits(device),
     )  # fmt: skip

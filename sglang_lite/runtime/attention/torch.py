@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePla
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
 
-_AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
+AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
 
 
 class TorchAttention:
@@ -25,7 +25,7 @@ class TorchAttention:
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
-        self._tokens = _AT_ONCE // (needs.kv_heads * needs.head_dim)
+        self._tokens = AT_ONCE // (needs.kv_heads * needs.head_dim)
         self._latent = needs.latent
 
     def begin(self, plan: DevicePlan) -> StepAttention:

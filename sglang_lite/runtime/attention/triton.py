@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.rope_attention import rope_attention
 _LEAST = 64  # tokens in a decoding program's share
 _LEAST_ALONE = 256  # where it has a multiprocessor for itself: to merge shares takes longer than to read so many
 _WIDEST = 256  # head that a program's registers and shared memory have room for
-_MOST_HEADS = 16  # of 16 bits, that are taken from their product: with 32 1 and 256 rows take 1 % more, 64 2 % less
+MOST_HEADS = 16  # of 16 bits, that are taken from their product: with 32 1 and 256 rows take 1 % more, 64 2 % less
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -97,7 +97,7 @@ class TritonAttention:
             if len(plan.blocks):
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
-        few = needs.heads <= _MOST_HEADS or launch.alone
+        few = needs.heads <= MOST_HEADS or launch.alone
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)
         return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if direct else None)
 

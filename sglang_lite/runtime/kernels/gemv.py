@@ -19,8 +19,8 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # of matrices whose products are split
-_HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
-_SMALL = 1 << 24  # elements of a matrix that is launched as small ones are
+HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
+SMALL = 1 << 24  # elements of a matrix that is launched as small ones are
 _TINY = 1 << 24  # bytes of a small matrix whose successor may be set up at once
 
 
@@ -171,7 +171,7 @@ def linear_one(
         PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
         BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
         # Before and after the head there is little to overlap with.
-        **(overlapped(x.device) if rows < _HEAD else {"PDL": False}),
+        **(overlapped(x.device) if rows < HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
@@ -201,12 +201,12 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, g
         alone: the row is multiplied as it is.
     """
     whole = power_of_2(inputs)
-    if outputs * inputs <= _SMALL:
+    if outputs * inputs <= SMALL:
         # With a norm beside them 8 bits count as 16: larger matrices were not measured.
         early = outputs * inputs * (element_size if alone else 2) <= _TINY
         rows, columns, warps = _small(outputs, inputs, element_size, alone=alone)
         return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
-    if outputs >= _HEAD:
+    if outputs >= HEAD:
         return _Launch(2, whole, 4) if whole <= 4096 else _Launch(4, 1024, 2)
     if element_size == 1:
         if whole == inputs <= 8192 and (gated or alone):

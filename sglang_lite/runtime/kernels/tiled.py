@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MOST_ROWS = 64
 _BLOCK_K = 128
-_MOST_PARTS = 2
+MOST_PARTS = 2
 _SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
 
 
@@ -91,7 +91,7 @@ def parts_of(weight: torch.Tensor) -> int:
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
-    most = min(_MOST_PARTS, card_of(weight.device).multiprocessors // programs)
+    most = min(MOST_PARTS, card_of(weight.device).multiprocessors // programs)
     return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 

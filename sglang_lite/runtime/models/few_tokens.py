@@ -22,14 +22,14 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec,
 
 # Gates of a layer, and numbers beside them, of all tokens, up to which one thread computes what is between products in
 # less time than torch takes to call its operators: a third of a millisecond a layer.
-_MOST_NUMBERS = 1 << 17
+MOST_NUMBERS = 1 << 17
 # Tokens up to which layers in one call, where each thread norms all of them, take less time than torch's operators.
 _MOST_IN_ONE_CALL = 64
 # Keys that rows share, times the numbers of a token's queries, up to which reading them again for each row in one call
 # takes less time than reading them once by torch's operators.
-_READ_AGAIN = 1 << 26
+READ_AGAIN = 1 << 26
 # Numbers of keys and values, times threads, that one thread reads in less time than all begin to read them together.
-_READ_ALONE = 1 << 23
+READ_ALONE = 1 << 23
 
 
 class FewTokensStep:
@@ -57,7 +57,7 @@ class FewTokensStep:
         )
         heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
         self._width = max(each.heads * each.key_size for each in heads)
-        self._most = max(_MOST_NUMBERS // (2 * largest), 1)
+        self._most = max(MOST_NUMBERS // (2 * largest), 1)
         self._in_one_call = _in_one_call(layers, norm, eps) if together else None
         self._most_in_one_call = _MOST_IN_ONE_CALL if self._in_one_call else 0
 
@@ -67,7 +67,7 @@ class FewTokensStep:
         if tokens > self._most_in_one_call or not plan.groups:
             return tokens <= max(self._most, self._most_in_one_call) and not plan.groups
         again = sum((len(group.rows) - 1) * group.length for group in plan.groups)
-        return again * self._width <= _READ_AGAIN
+        return again * self._width <= READ_AGAIN
 
     def __call__(
         self, x: torch.Tensor, turns: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
@@ -94,7 +94,7 @@ class FewTokensStep:
                 qkv, (layer.q_norm, layer.k_norm), self._eps, turns[layer.rope], keys, values, plan.store_at
             )
             read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
-            if 2 * read * q[0].numel() * torch.get_num_threads() <= _READ_ALONE:
+            if 2 * read * q[0].numel() * torch.get_num_threads() <= READ_ALONE:
                 seen = run.attend(q, keys, values, reads, spec.window, spec.scale)
             elif self._together:
                 seen = self._together.attend(q, keys, values, reads, spec.window, spec.scale)

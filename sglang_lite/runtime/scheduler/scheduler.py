@@ -32,7 +32,7 @@ Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are compu
 
 # A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
 _SHARED = 32
-_PATIENCE = 32  # plans in which a request waits for room where prefixes are held for programs
+PATIENCE = 32  # plans in which a request waits for room where prefixes are held for programs
 ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
 
 
@@ -374,7 +374,7 @@ class Scheduler:
                 ahead = self.pages_ahead(request.prospect)
                 under_way.add(request.prospect)
             with store.tree.lock(match.node):  # what it reuses can't be evicted for it
-                busy = self.running_any or (len(self.hints) > 0 and self._refused <= _PATIENCE)
+                busy = self.running_any or (len(self.hints) > 0 and self._refused <= PATIENCE)
                 while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
                     pass
                 if full and busy:
@@ -421,7 +421,7 @@ class Scheduler:
         if not len(self.hints):
             return False
         self._refused += 1
-        return self._refused > _PATIENCE and self.hints.give_way()
+        return self._refused > PATIENCE and self.hints.give_way()
 
     def _leave_queue(self, admitted: list[Request]) -> None:
         if not admitted:

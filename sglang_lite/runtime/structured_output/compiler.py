@@ -130,7 +130,7 @@ class Compiler:
             return refused
         if isinstance(constraint, Continuation):
             return self._continued(constraint)
-        key = _canonical(constraint)
+        key = without_blanks(constraint)
         with self._lock:
             known = self._cache.get(key)
             if known is not None:
@@ -355,8 +355,8 @@ def _failed(error: BaseException) -> Future[CompiledGrammar]:
     return future
 
 
-def _canonical(constraint: Constraint) -> Constraint:
-    """The same for schemas that differ in blanks alone, unless they are long. Their members' order has a meaning."""
+def without_blanks(constraint: Constraint) -> Constraint:
+    """A schema without its blanks, unless it is long; another constraint as it is. Members' order has a meaning."""
     if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
         parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
         return msgspec.structs.replace(constraint, schema="".join(parts))

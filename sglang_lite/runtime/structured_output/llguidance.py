@@ -48,7 +48,7 @@ _ENOUGH = 4  # matchers of a line before there is another, and before masks are 
 _LONG = 10_000  # characters: a longer text that is forced would be written out on the loop's thread, for milliseconds
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _MASK_BYTES = 96 << 20  # of kept masks
-_LANGUAGE_BYTES = 64 << 20  # of states that are told apart
+LANGUAGE_BYTES = 64 << 20  # of states that are told apart
 _LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
 
 
@@ -243,7 +243,7 @@ class LlguidanceEngine:
         self._threads = threads
         self._local = threading.local()
         self.kept = MaskCache(_MASK_BYTES)
-        self._languages = BoundedCache(_LANGUAGE_BYTES)  # their states, or None, by their grammars' text
+        self._languages = BoundedCache(LANGUAGE_BYTES)  # their states, or None, by their grammars' text
 
     @cached_property
     def ending_tokens(self) -> EndingTokens:

@@ -23,7 +23,7 @@ State: TypeAlias = "tuple[int, bytes]"
 _MOST_STEPS = 50_000  # that are remembered of one language
 _STEP_BYTES = 300  # that one takes
 _PIECE = 256  # bytes of a long text, for which others wait
-_TRIAL = 1_000  # masks that were not known, until at least as many must have been
+TRIAL = 1_000  # masks that were not known, until at least as many must have been
 
 
 class LanguageStates:
@@ -53,7 +53,7 @@ class LanguageStates:
     @property
     def pays(self) -> bool:
         """Texts meet in the same states; else each goes its own way, and keeping track of them is in vain."""
-        return self.unknown < _TRIAL or self.known > 2 * self.unknown  # what was made is then asked for, too
+        return self.unknown < TRIAL or self.known > 2 * self.unknown  # what was made is then asked for, too
 
     def after(self, state: State, token: int) -> State | None:
         """The state after a token; None: none, or it is not known."""

@@ -67,8 +67,8 @@ class Tokenizer:
         control: Mapping[int, AddedToken] | None = None,
         unknown_ids: Iterable[int] = (),
     ) -> None:
-        self._continuation = continuation or backend
-        for each in (backend, self._continuation):
+        self.continuation = continuation or backend
+        for each in (backend, self.continuation):
             each.no_truncation()
             each.no_padding()
             each.encode_special_tokens = True  # as text: where they are tokens is said here
@@ -171,7 +171,7 @@ class Tokenizer:
         return ids
 
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
-        backend = self.backend if first else self._continuation
+        backend = self.backend if first else self.continuation
         try:
             # A batch, as in it alone the library lets go of Python's lock: else an engine's loop would wait for it.
             encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]

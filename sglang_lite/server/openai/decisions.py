@@ -52,7 +52,7 @@ from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import format_of
 
 MOST_QUESTIONS = 400
-_MOST_ROWS = 1024  # choices that are scored together: each is a request of the engine
+MOST_ROWS = 1024  # choices that are scored together: each is a request of the engine
 _UNSCORED = (ParameterError, ConstraintError, CapabilityError)  # what is wrong with one question alone
 _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
@@ -138,7 +138,7 @@ def _waves(asked: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
     for i, options in enumerate(asked):
         if options is None:
             continue
-        if wave and rows + len(options.values) > _MOST_ROWS:
+        if wave and rows + len(options.values) > MOST_ROWS:
             yield wave
             wave, rows = {}, 0
         wave[i] = options

@@ -29,7 +29,7 @@ logger = logging.getLogger("sglang_lite.server")
 _LOOK_S = 0.5  # between two looks at a worker's health
 _TIMEOUT_S = 5.0  # of such a look
 _END_S = 5.0  # for a process that has nothing left to do
-_LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
+LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
 _FINE_S = 60.0  # after which one that dies did not die at once
 _MOST_DEATHS = 8  # at once, one after the other: then it is started no more
 
@@ -241,7 +241,7 @@ class _Replica(_Worker):
                 process.kill()
             if self.failed or self.given_up:
                 return
-            self.over.wait(min(2.0 ** (deaths - 2), _LONGEST_PAUSE_S) if deaths > 1 else 0)
+            self.over.wait(min(2.0 ** (deaths - 2), LONGEST_PAUSE_S) if deaths > 1 else 0)
 
     def _started(self, url: str, listening: socket.socket) -> TiedProcess | None:
         environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}

@@ -80,7 +80,7 @@ def test_decoding_rows_beside_blocks(backend, options, scaled):
 @pytest.mark.parametrize("scaled", [None, False, True])
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_torch_takes_rows_one_by_one_or_some_together(options, scaled, tokens, monkeypatch):
-    monkeypatch.setattr(torch_attention, "_AT_ONCE", tokens * 2 * 24)
+    monkeypatch.setattr(torch_attention, "AT_ONCE", tokens * 2 * 24)
     test_decoding_rows_beside_blocks(Backend("torch", torch.float32, 24, 2e-5), options, scaled)
 
 

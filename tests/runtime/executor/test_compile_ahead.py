@@ -96,7 +96,7 @@ def started(tmp_path, monkeypatch):
             "    work = b''.join(iter(lambda: line.recv(65536), b''))\n" + textwrap.indent(body, "    ")
         )
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(compile_process, "_MODULE", "scripted_compiler")
+        monkeypatch.setattr(compile_process, "MODULE", "scripted_compiler")
         process = CompileProcess()
         processes.append(process)
         return process
@@ -125,7 +125,7 @@ def test_a_process_that_dies_is_said_once_and_leaves_the_rest_to_the_engine(star
 
 
 def test_a_process_that_stands_still_is_ended_and_said(started, monkeypatch, caplog):
-    monkeypatch.setattr(compile_process, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(compile_process, "PATIENCE_S", 0.05)
     process = started("import threading; threading.Event().wait()")
     process.send(b"")
     process.wait_for("one")

@@ -59,7 +59,7 @@ def test_rows_see_together_what_they_see_alone(dtype, limit, options):
 @pytest.mark.parametrize(("new", "length", "kv_heads"), [(300, 300, 2), (300, 701, 2), (129, 600, 6), (70, 1500, 1)])
 def test_a_long_row_sees_what_it_sees_in_single_precision(monkeypatch, new, length, kv_heads, by_products):
     """Whatever the processor at hand has: products are taken in blocks of 64 to 384 tokens here."""
-    faster = "sglang_lite.runtime.kernels.reference.attention._products_are_faster"
+    faster = "sglang_lite.runtime.kernels.reference.attention.products_are_faster"
     monkeypatch.setattr(faster, lambda q: by_products and q.dtype == torch.bfloat16)
     torch.manual_seed(0)
     at = torch.randperm(2000)[:length]

@@ -418,7 +418,7 @@ def test_in_float32_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(wide
 
 
 def test_a_gpu_refuses_to_be_deterministic(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.load._no_gpu", lambda name: None)
+    monkeypatch.setattr("sglang_lite.runtime.load.why_no_gpu", lambda name: None)
     with pytest.raises(sgl.ParameterError, match="deterministic: is for CPUs only"):
         pick_device(EngineConfig(device="cuda", deterministic=True))
 

@@ -64,8 +64,8 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
 @pytest.mark.parametrize("kind", ["wide", "eight bits", "head"])
 def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
     """Launched as those of a model of some 8B parameters are."""
-    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv._SMALL", 0)
-    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv._HEAD", 50 if kind == "head" else 1 << 16)
+    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SMALL", 0)
+    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.HEAD", 50 if kind == "head" else 1 << 16)
     x, residual, norm, weight = normal(1, inputs), normal(1, inputs), normal(inputs), normal(70, inputs) * 0.03
     scales = None
     if kind == "eight bits":

@@ -65,7 +65,7 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, turned, op
 
 @pytest.mark.parametrize("length", [200, 600])
 def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
-    monkeypatch.setattr(attention_by_triton, "_MOST_HEADS", 4)
+    monkeypatch.setattr(attention_by_triton, "MOST_HEADS", 4)
     torch.manual_seed(length)
     heads, dim = (8, 1), 32
     rows = Rows([length], heads, dim)

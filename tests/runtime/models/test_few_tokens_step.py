@@ -81,7 +81,7 @@ def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkey
 @pytest.mark.parametrize("threaded", [True, False])
 def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch, threaded):
     whole = hidden(folders["qwen3"], "float32", slice(0, SLOTS))
-    monkeypatch.setattr(few_tokens, "_READ_ALONE", 0)
+    monkeypatch.setattr(few_tokens, "READ_ALONE", 0)
     monkeypatch.delattr(FewTokens, "attend")
     if not threaded:
         monkeypatch.setattr(few_tokens, "FewTokensTogether", lambda *_: None)
@@ -90,7 +90,7 @@ def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch, threaded
 
 
 def test_many_tokens_have_torch_operators(folders, steps, monkeypatch):
-    monkeypatch.setattr(few_tokens, "_MOST_NUMBERS", 0)
+    monkeypatch.setattr(few_tokens, "MOST_NUMBERS", 0)
     hidden(folders["llama"], "float32", slice(0, SLOTS))
     assert len(steps) == 4 * 2
 
@@ -194,7 +194,7 @@ def branches(folder):
 def test_rows_that_share_little_are_one_call_too(folders_of_blocks, blocks, calls, monkeypatch):
     found = branches(folders_of_blocks["llama"])
     assert calls == [8, 3]
-    monkeypatch.setattr(few_tokens, "_READ_AGAIN", 2 * 8 * 128 - 1)
+    monkeypatch.setattr(few_tokens, "READ_AGAIN", 2 * 8 * 128 - 1)
     expected = branches(folders_of_blocks["llama"])
     assert calls == [8, 3, 8]
     assert (found - expected).norm() <= 1e-3 * expected.norm()

@@ -111,7 +111,7 @@ def engine(folder, **settings):
 
 @pytest.mark.parametrize(("kind", "config"), [(kind, config) for kind, some in CONFIGS.items() for config in some])
 def test_it_is_the_model_that_it_describes(tmp_path, kind, config, monkeypatch):
-    monkeypatch.setattr(linear, "_CONVERTED_AT_ONCE", 48 * 20)  # rows of a piece: no block begins with each
+    monkeypatch.setattr(linear, "CONVERTED_AT_ONCE", 48 * 20)  # rows of a piece: no block begins with each
     more = {"model.layers.0.self_attn.q_proj.input_scale": torch.tensor(0.02)}
     folder, reference = write(tmp_path, config, kind, **more)
     with engine(folder) as running:
@@ -186,7 +186,7 @@ def open_state(folder):
 
 def kv_scales(folder, monkeypatch):
     """[side, layer, KV head] as they are used."""
-    monkeypatch.setattr(load, "_computes_in_eight_bits", lambda device: True)
+    monkeypatch.setattr(load, "computes_in_eight_bits", lambda device: True)
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype="fp8")
     scales = load_model(config, folder).model.allocate_cache(1).scales
     return torch.stack([torch.stack(side) for side in (scales.k, scales.v)])

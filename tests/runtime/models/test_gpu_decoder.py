@@ -46,7 +46,7 @@ def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
     monkeypatch.setattr(tiled, "linear_parts", lambda *a: made.append(in_parts(*a)) or made[-1])
 
     def states(most):
-        monkeypatch.setattr(tiled, "_MOST_PARTS", most)
+        monkeypatch.setattr(tiled, "MOST_PARTS", most)
         return hidden_states(GpuDecoder(spec, DummySource(DEVICE), Precision(HALF, HALF, HALF), DEVICE, 64))
 
     parts = states(4)

@@ -59,7 +59,7 @@ def logprobs(engine):
 @pytest.fixture(autouse=True)
 def _everything_has_eight_bits(monkeypatch):
     """As a GPU does that this machine may not have."""
-    monkeypatch.setattr(load, "_computes_in_eight_bits", lambda device: True)
+    monkeypatch.setattr(load, "computes_in_eight_bits", lambda device: True)
 
 
 @pytest.fixture(params=["cpu", *(pytest.param(name, marks=needs_kernels) for name in BACKENDS)])

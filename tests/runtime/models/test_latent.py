@@ -88,8 +88,8 @@ def test_absorbed_and_expanded_give_the_same(tiny, cached, monkeypatch):
     ids, slots = torch.tensor(prompts(50)[0]), torch.randperm(64)[:50]
     results = []
     for expands in (True, False):
-        monkeypatch.setattr(latent, "_expands", lambda spec, row, expands=expands: expands)
-        monkeypatch.setattr(latent, "_AT_ONCE", 2000)  # a head or two
+        monkeypatch.setattr(latent, "expands", lambda spec, row, expands=expands: expands)
+        monkeypatch.setattr(latent, "AT_ONCE", 2000)  # a head or two
         cache, hidden = model.allocate_cache(64), torch.empty(0)
         for start, end in ((0, cached), (cached, 50)):
             if end > start:
@@ -167,7 +167,7 @@ def unlike(tmp_path_factory):
 def test_latents_in_eight_bits_stay_near(unlike, attention, monkeypatch):
     """Stored by one scale for both parts, latents would be nothing, and the mean distance 1.8."""
     folder, reference = unlike
-    monkeypatch.setattr(load_module, "_computes_in_eight_bits", lambda device: True)
+    monkeypatch.setattr(load_module, "computes_in_eight_bits", lambda device: True)
     with engine(folder, kv_dtype="fp8", step_tokens=7, **ours(monkeypatch, attention)) as running:
         generations = [(ids, ask(running, ids, most=2).result(timeout=60)) for ids in prompts(9, 30)]
     for ids, generation in generations:
@@ -202,7 +202,7 @@ def test_rows_that_begin_in_a_step_make_keys_and_values_of_their_latents(tiny, m
 def test_rows_that_share_a_prefix_read_its_latents_together(unlike, kv_dtype, monkeypatch):
     folder, reference = unlike
     monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", 1)
-    monkeypatch.setattr(load_module, "_computes_in_eight_bits", lambda device: True)
+    monkeypatch.setattr(load_module, "computes_in_eight_bits", lambda device: True)
     read = Mock(wraps=attention_of_latents.latent_prefix)
     monkeypatch.setattr(attention_of_latents, "latent_prefix", read)
     (prefix,) = prompts(24)

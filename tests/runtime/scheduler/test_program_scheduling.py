@@ -10,7 +10,7 @@ from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
 from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect, ahead_of
 from sglang_lite.runtime.scheduler.policy import fcfs, lpm, priority
-from sglang_lite.runtime.scheduler.scheduler import _PATIENCE
+from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
 
 
@@ -154,7 +154,7 @@ def test_a_request_waits_for_what_is_held_a_bounded_number_of_steps():
     engine.start([1, 2, 3], greedy(80))  # something runs meanwhile
     engine.step()
     _, events = engine.start(letters(2, 60), greedy(2))
-    for _ in range(_PATIENCE + 6):
+    for _ in range(PATIENCE + 6):
         engine.step()
     assert len(ended(events).token_ids) == 2
     program.verdict()

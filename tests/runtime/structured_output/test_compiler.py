@@ -37,7 +37,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.structured_output import worker
-from sglang_lite.runtime.structured_output.compiler import Compiler, _canonical
+from sglang_lite.runtime.structured_output.compiler import Compiler, without_blanks
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.timings import KEPT, Seconds
 from tests.constraints import hostile
@@ -429,11 +429,11 @@ def test_a_refused_constraint_keeps_nothing_of_those_who_asked_for_it(bad):
 def test_schemas_are_compared_without_their_blanks_unless_they_are_long():
     for count in (10, 3_000):
         schema = JsonSchema('{ "const" : "%s" }' % ("x\\n \\" * count))
-        assert _canonical(schema).schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace(
+        assert without_blanks(schema).schema == schema.schema.replace('{ "', '{"').replace('" : "', '":"').replace(
             '" }', '"}'
         )
     long = JsonSchema('{ "const" : "%s" }' % ("x" * 100_000))
-    assert _canonical(long) is long
+    assert without_blanks(long) is long
 
 
 def test_what_a_grammar_took_to_load_is_given_back(monkeypatch):

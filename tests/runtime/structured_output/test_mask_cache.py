@@ -100,7 +100,7 @@ def test_masks_are_kept_within_bounds():
 @pytest.mark.slow
 def test_what_is_known_of_languages_is_kept_within_bounds(llguidance, engine, threads, monkeypatch):
     """One that is dropped takes its masks along, and the next matchers begin it anew."""
-    monkeypatch.setattr("sglang_lite.runtime.structured_output.llguidance._LANGUAGE_BYTES", 50_000)
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.llguidance.LANGUAGE_BYTES", 50_000)
     tokenizer = engine.tokenizer
     small = LlguidanceEngine(tokenizer, engine.vocab_size, sorted(tokenizer.eos_ids), threads)
     grammars = [small.compile(Regex(f"[a-z ]+{i}")) for i in range(30)]
@@ -133,7 +133,7 @@ def test_bytes_of_a_character_are_a_place_of_their_own():
 
 
 def test_texts_that_never_meet_are_followed_no_longer(monkeypatch, llguidance, filler):
-    monkeypatch.setattr("sglang_lite.runtime.structured_output.mask_cache._TRIAL", 5)
+    monkeypatch.setattr("sglang_lite.runtime.structured_output.mask_cache.TRIAL", 5)
     grammar = llguidance.compile(Ebnf('root ::= "(" root ")" | "[" root "]" | "x"'))
     matchers = [grammar.matcher() for _ in range(12)]
     masks = np.zeros((12, (llguidance.vocab_size + 31) // 32), np.int32)

@@ -343,7 +343,7 @@ def test_a_growing_text_is_encoded_from_its_last_block_on(tokenizer, monkeypatch
     text = "Once upon a time there was a king who had three sons. " * 200
     tokenizer.encode(text)
     inner = tokenizer.backend
-    monkeypatch.setattr(tokenizer, "_continuation", Spy(inner, encoded))
+    monkeypatch.setattr(tokenizer, "continuation", Spy(inner, encoded))
     longer = text + "The first one went away."
     assert tokenizer.encode(longer) == whole(tokenizer, longer)
     assert sum(len(each) for each in encoded) < 2 * module.BLOCK

@@ -15,6 +15,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -227,8 +228,8 @@ def signals():
 def test_a_server_that_keeps_dying_is_started_no_more(monkeypatch, caplog, signals):
     monkeypatch.setattr(supervisor, "Gateway", Gateway)
     monkeypatch.setattr(supervisor, "TiedProcess", Dying)
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr("sglang_lite.server.replicas.supervisor._Worker._answer", lambda *_: 200)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("requests.Session.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
         ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
     assert ended == 1
@@ -249,8 +250,8 @@ def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, si
 
     monkeypatch.setattr(supervisor, "Gateway", Gateway)
     monkeypatch.setattr(supervisor, "TiedProcess", started)
-    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE_S", 0.0)
-    monkeypatch.setattr("sglang_lite.server.replicas.supervisor._Worker._answer", lambda *_: 200)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("requests.Session.get", lambda *_, **__: SimpleNamespace(status_code=200))
     with caplog.at_level(logging.ERROR, "sglang_lite.server"):
         ended = supervisor.serve(ServerSettings(), {"device": "cpu"}, ReplicaSettings(replicas=1), lambda _: None)
     assert ended == 1

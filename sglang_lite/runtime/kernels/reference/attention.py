@@ -251,7 +251,7 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if how.causal and window is None and not explicit and new * length >= _MANY and _products_are_faster(q):
+    if how.causal and window is None and not explicit and new * length >= _MANY and products_are_faster(q):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and window is None and not explicit:
         out = F.scaled_dot_product_attention(queries, keys, values, is_causal=how.causal, scale=scale)
@@ -274,7 +274,7 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     return out.permute(2, 0, 1, 3).reshape(new, heads, -1)
 
 
-def _products_are_faster(q: torch.Tensor) -> bool:
+def products_are_faster(q: torch.Tensor) -> bool:
     """True where products in bfloat16 with a softmax between them take less time than torch's flash attention: about
     half, on a CPU that has instructions for bfloat16 but no AMX. With AMX flash attention has others, not measured."""
     fast, amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported  # noqa: SLF001 # torch has no other names for them

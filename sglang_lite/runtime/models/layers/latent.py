@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
 
-_AT_ONCE = 1 << 24  # numbers of expanded keys and values
+AT_ONCE = 1 << 24  # numbers of expanded keys and values
 
 
 class HeadProduct:
@@ -104,7 +104,7 @@ def latent_attention(
     if scales is not None:
         stored = scaled_by_latents(stored, 1 / scales, spec.rank)
     indexable(plane[0]).index_copy_(0, plan.store_at, indexable(stored.to(plane.dtype)))
-    expanded = [row for row in plan.extends if _expands(spec, row)]
+    expanded = [row for row in plan.extends if expands(spec, row)]
     out = product.new_empty((len(product), spec.heads, spec.value_size))
     at = _others(expanded, len(product))
     if isinstance(at, slice) or len(at):
@@ -122,7 +122,7 @@ def latent_attention(
     return out
 
 
-def _expands(spec: LatentSpec, row: ExtendRow) -> bool:
+def expands(spec: LatentSpec, row: ExtendRow) -> bool:
     """True for a row that takes fewer products if keys and values are made of its latents."""
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
@@ -143,8 +143,8 @@ def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
 def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
     return replace(
         plan,
-        extends=tuple(row for row in plan.extends if not _expands(spec, row)),
-        groups=tuple(group for group in plan.groups if not any(_expands(spec, row) for row in group.rows)),
+        extends=tuple(row for row in plan.extends if not expands(spec, row)),
+        groups=tuple(group for group in plan.groups if not any(expands(spec, row) for row in group.rows)),
     )
 
 
@@ -163,7 +163,7 @@ def _expanded(
     latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
     wide = max(spec.query_size, spec.value_size)  # torch is fast where keys and values have one size
-    step = max(1, _AT_ONCE // (2 * wide * row.length))
+    step = max(1, AT_ONCE // (2 * wide * row.length))
     parts = []
     for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):
         k = latents @ keys[heads].transpose(1, 2)

@@ -162,7 +162,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-_CONVERTED_AT_ONCE = 1 << 19  # elements
+CONVERTED_AT_ONCE = 1 << 19  # elements
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -181,7 +181,7 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
     """Rows as float32, some at a time so that converting takes little memory, with the index of the first."""
-    at, step = 0, max(1, _CONVERTED_AT_ONCE // parts[0].shape[1])
+    at, step = 0, max(1, CONVERTED_AT_ONCE // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
             end = start + step
