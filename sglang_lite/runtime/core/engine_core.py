@@ -260,7 +260,7 @@ class EngineCore:
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """A sink with `flush` called after it: once for all that a step tells such sinks."""
-        return self.loop.outbox.flushed(sink, flush)
+        return self.loop.flushes.flushed(sink, flush)
 
     # -------------------------------------------------------------------------------------- room for more
 

@@ -24,8 +24,8 @@ from sglang_lite.protocol import (
     SglError,
     TokenLogprob,
 )
+from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
-from sglang_lite.runtime.core.outbox import Outbox
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor import memory
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
@@ -124,7 +124,7 @@ class StepLoop:
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
         self.late_masks = 0  # rows that continued a step later, as their masks took too long
         self.inbox = Inbox(filler.interrupt)
-        self.outbox = Outbox(self.inbox)
+        self.flushes = Flushes(self.inbox)
         self.runner, self._sampling, self._filler = runner, sampling, filler
         self._overlap, self.jump = overlap, jump
         self._in_flight: _InFlight | None = None
@@ -171,7 +171,7 @@ class StepLoop:
                 with self.span("step"):
                     self.step()
                 self.stepping_since = None
-                self.outbox.flush()
+                self.flushes.flush()
             error = EngineClosedError("the engine was closed before the request finished.")
         except BaseException as crash:  # whatever it is, every waiting caller must hear of it
             logger.exception("the engine's loop crashed")
@@ -183,7 +183,7 @@ class StepLoop:
         self._masks = self._masks[:0].copy()  # on a GPU, memory that stays where it is
         self._filler.close()
         self.inbox.end()
-        self.outbox.flush()
+        self.flushes.flush()
         for request in list(self.scheduler.requests()):
             if not request.ended:
                 request.state = State.FAILED

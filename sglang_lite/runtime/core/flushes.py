@@ -12,7 +12,7 @@ logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
 
-class Outbox:
+class Flushes:
     """
     Args:
         inbox: of the loop whose steps tell events.
