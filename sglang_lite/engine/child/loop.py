@@ -75,7 +75,7 @@ from sglang_lite.runtime.resolved_params import LogitProcessor
 from sglang_lite.wire.failure import Failure
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.core.embedding_core import EncodingCore
+    from sglang_lite.runtime.core.embedding_core import EmbeddingCore
     from sglang_lite.runtime.core.engine_core import EngineCore
     from sglang_lite.runtime.core.program_player import ProgramPlayer
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
@@ -167,7 +167,7 @@ def _forward_logs(outgoing: Outgoing) -> None:
     ours.propagate = False
 
 
-def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EncodingCore:
+def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EmbeddingCore:
     from sglang_lite.runtime.core.engine_thread import build  # which loads torch
     from sglang_lite.runtime.load import load
 
@@ -188,7 +188,7 @@ def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -
             compiler.end()
 
 
-def _ready(core: EngineCore | EncodingCore) -> Ready:
+def _ready(core: EngineCore | EmbeddingCore) -> Ready:
     capacity = core.capacity
     sizes = (capacity.sizes.max_running, capacity.sizes.step_tokens, capacity.sizes.page_size)
     return Ready(
@@ -236,7 +236,7 @@ class CommandHandler:
         self._programs: dict[int, ProgramPlayer] = {}
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
-    def begin(self, core: EngineCore | EncodingCore) -> None:
+    def begin(self, core: EngineCore | EmbeddingCore) -> None:
         """Starts on the commands, which may have come before."""
         self._core = core
         self._ready.set()

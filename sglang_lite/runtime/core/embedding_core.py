@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sglang_lite.protocol import CapabilityError, OverloadedError
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
-from sglang_lite.runtime.core.embedding_loop import EncodingLoop, Vectors
+from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop, Vectors
 from sglang_lite.runtime.embedding.load import LoadedEncoder
 from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text
 
@@ -17,7 +17,7 @@ E = TypeVar("E")
 _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
-class EncodingCore:
+class EmbeddingCore:
     """
     To be built on the thread that runs its loop.
 
@@ -40,7 +40,7 @@ class EncodingCore:
         self.capacity = Capacity(Sizes(config.max_queued, tokens, 1), limit, 0, limit)
         kind = str(loaded.model.dtype).removeprefix("torch.")
         self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
-        self.loop = EncodingLoop(loaded.model, tokens)
+        self.loop = EmbeddingLoop(loaded.model, tokens)
         self._lock = threading.Lock()
         self._requests = 0  # that have not ended; under the lock
 

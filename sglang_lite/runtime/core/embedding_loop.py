@@ -41,7 +41,7 @@ class _Text:
     types: NDArray[np.int32]
 
 
-class EncodingLoop:
+class EmbeddingLoop:
     """
     Args:
         encoder: reads the texts.

@@ -13,8 +13,8 @@ import torch
 
 from sglang_lite.protocol import EngineClosedError
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.core.embedding_core import EncodingCore
-from sglang_lite.runtime.core.embedding_loop import EncodingLoop
+from sglang_lite.runtime.core.embedding_core import EmbeddingCore
+from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
@@ -24,7 +24,7 @@ from sglang_lite.runtime.load import LoadedModel
 
 def start(
     handle: object, config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]
-) -> EngineCore | EncodingCore:
+) -> EngineCore | EmbeddingCore:
     """Starts an engine's thread and waits until it is ready.
 
     All work with tensors, loading too, is done on that one thread: OpenMP keeps a team of threads for every thread
@@ -38,7 +38,7 @@ def start(
     Raises:
         SglError: of loading and building.
     """
-    ready: Future[EngineCore | EncodingCore] = Future()
+    ready: Future[EngineCore | EmbeddingCore] = Future()
     thread = threading.Thread(
         target=_run, args=(weakref.ref(handle), config, load, ready), name="sglang_lite-engine", daemon=True
     )
@@ -49,14 +49,14 @@ def start(
         del ready  # a failure refers to this frame: no cycle
 
 
-_running: dict[threading.Thread, StepLoop | EncodingLoop] = {}
+_running: dict[threading.Thread, StepLoop | EmbeddingLoop] = {}
 
 
 def _run(
     handle: weakref.ref[object],
     config: EngineConfig,
     load: Callable[[], LoadedModel | LoadedEncoder],
-    ready: Future[EngineCore | EncodingCore],
+    ready: Future[EngineCore | EmbeddingCore],
 ) -> None:
     """The thread. It never has a reference to the handle while the loop runs: the handle's end is the loop's end."""
     thread = threading.current_thread()
@@ -77,7 +77,7 @@ def _run(
     del _running[thread]
 
 
-def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]) -> EngineCore | EncodingCore:
+def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]) -> EngineCore | EmbeddingCore:
     """An engine's core, on the thread that will run its loop.
 
     Args:
@@ -95,9 +95,9 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
         raise memory.explained(error) from error.__cause__
 
 
-def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EncodingCore:
+def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EmbeddingCore:
     if isinstance(loaded, LoadedEncoder):
-        return EncodingCore(config, loaded)
+        return EmbeddingCore(config, loaded)
     try:
         return EngineCore(config, loaded)
     except BaseException:
