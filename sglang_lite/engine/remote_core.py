@@ -67,7 +67,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime import startup_messages
 from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
-from sglang_lite.runtime.core.inbox import in_a_copy, waits_for_itself
+from sglang_lite.runtime.core.inbox import forked_copy_error, self_wait_error
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.submission import (
@@ -304,12 +304,12 @@ class RemoteCore:
         """
         self._check_process()
         if threading.current_thread() is self._events.reader:
-            raise waits_for_itself(name)
+            raise self_wait_error(name)
         self.check_open()
 
     def _check_process(self) -> None:
         if os.getpid() != self._home:
-            raise in_a_copy(self._home)
+            raise forked_copy_error(self._home)
 
     def update_weights(self, path: str, version: str | None = None) -> None:
         """Replaces the weights between two steps: see `Engine.update_weights`."""

@@ -19,7 +19,7 @@ logger = logging.getLogger("sglang_lite")
 T = TypeVar("T")
 
 
-def in_a_copy(process: int) -> EngineClosedError:
+def forked_copy_error(process: int) -> EngineClosedError:
     """The error of an engine of another process, of which this one is a forked copy."""
     return EngineClosedError(
         f"the engine belongs to process {process}, and this one ({os.getpid()}) is a forked copy of it.",
@@ -28,7 +28,7 @@ def in_a_copy(process: int) -> EngineClosedError:
     )
 
 
-def waits_for_itself(name: str) -> BackendError:
+def self_wait_error(name: str) -> BackendError:
     """The error of a call that would wait for the thread that it was made on."""
     return BackendError(
         f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
@@ -82,7 +82,7 @@ class Inbox:
             EngineClosedError: this process is a forked copy.
         """
         if self.is_copy:
-            raise in_a_copy(self._process)
+            raise forked_copy_error(self._process)
 
     def check_open(self) -> None:
         """
@@ -101,7 +101,7 @@ class Inbox:
         """
         self.check_process()
         if threading.get_ident() == self._thread:
-            raise waits_for_itself(name)
+            raise self_wait_error(name)
         self.check_open()
 
     def shut(self) -> None:

@@ -42,7 +42,7 @@ from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar, TextMa
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
-from sglang_lite.runtime.core.submission import no_choices
+from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.work_under_way import WorkUnderWay
 from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
@@ -425,7 +425,7 @@ class Branch:
 
     def _select(self, text: BranchText, place: int, node: Select) -> None:
         if not node.choices:
-            raise no_choices()
+            raise no_choices_error()
         done = partial(self._selected, place, node)
         job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)
         self._work.begin(job)

@@ -30,7 +30,7 @@ from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Waiting
 from sglang_lite.runtime.core.program_decisions import Decisions, PreparedPart
-from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many
+from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
@@ -327,7 +327,7 @@ class ProgramPlayer:
             branch.take(entries[:back])
         rest = entries[back:]
         if self._queued + len(rest) > MOST_QUEUED:
-            branch.refuse(len(rest), too_many())
+            branch.refuse(len(rest), too_many_error())
         else:
             self._queued += len(rest)
             branch.take(rest)

@@ -58,7 +58,7 @@ class SelectRequest:
         for choice in self.choices:
             check_kind("choices", choice, str)
         if not self.choices:
-            raise no_choices()
+            raise no_choices_error()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ProgramRequest:
                 count += len(each.nodes)
         check_decisions(self.program)
         if count > MOST_QUEUED:
-            raise too_many()
+            raise too_many_error()
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
@@ -117,12 +117,12 @@ def check_priority(priority: object, policy: str) -> None:
         raise ParameterError("priority", told, hint='Make the engine with policy="priority".')
 
 
-def no_choices() -> ParameterError:
+def no_choices_error() -> ParameterError:
     """The error of a selection that has none."""
     return ParameterError("choices", "at least one is needed.")
 
 
-def too_many() -> OverloadedError:
+def too_many_error() -> OverloadedError:
     """The error of a program with more nodes to be played than may wait."""
     return OverloadedError(
         f"more than {MOST_QUEUED:,} nodes of the program wait to be played.",
