@@ -24,7 +24,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.server import metrics, models, native, openapi
 from sglang_lite.server.anthropic import messages
 from sglang_lite.server.errors import MethodError, NotFoundError, Protocol
-from sglang_lite.server.http.pipeline import Connection
+from sglang_lite.server.http.pipelining import PipelinedConnection
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program, rows
@@ -154,7 +154,7 @@ def serve(
     with Engine(**engine_settings) as engine, contextlib.closing(listening):
         config = uvicorn.Config(
             application(engine, settings),
-            http=Connection,
+            http=PipelinedConnection,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.server.app import application
-from sglang_lite.server.http.pipeline import Connection
+from sglang_lite.server.http.pipelining import PipelinedConnection
 from sglang_lite.server.settings import ServerSettings
 
 TEMPLATE = (
@@ -32,7 +32,9 @@ class Running:
     def __init__(self, engine, **settings):
         app = application(engine, ServerSettings(**settings))
         # However slow this machine is, no connection is closed that a client would use again.
-        config = uvicorn.Config(app, port=0, log_config=None, access_log=False, timeout_keep_alive=600, http=Connection)
+        config = uvicorn.Config(
+            app, port=0, log_config=None, access_log=False, timeout_keep_alive=600, http=PipelinedConnection
+        )
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))

@@ -7,7 +7,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 
-class Connection(HttpToolsProtocol):
+class PipelinedConnection(HttpToolsProtocol):
     """A connection that tells all of its open requests when its client has left; uvicorn's tells the last one alone,
     and the one that is being answered would run to its end."""
 
