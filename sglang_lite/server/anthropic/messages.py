@@ -17,7 +17,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import Asked, conversation_of
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.chat_format import Prepared
-from sglang_lite.server.conversation.samples import CallPart, Parts, Sample
+from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
@@ -48,7 +48,7 @@ async def create(service: Service, call: Call) -> Response:
     service.check_model(body.model)
     prepared, ids = await _prepared(service, call, body)
     request = GenerateRequest(ids, sampling.read(body, _NAMES), prepared.constraint, stream=bool(body.stream))
-    message = _Message(service, body, Sample(prepared, prefix="toolu_"), len(ids))
+    message = _Message(service, body, SampleReader(prepared, prefix="toolu_"), len(ids))
     if body.stream:
         events = await begun(service.running.generate(request))
         return EventStream(_stream(message, events), events)
@@ -110,7 +110,7 @@ class _Message:
 
     service: Service
     body: MessagesRequest
-    sample: Sample
+    sample: SampleReader
     prompt_tokens: int
     blocks: list[dict[str, Any]] = field(default_factory=list, init=False)
     head: dict[str, Any] = field(init=False)
@@ -200,7 +200,7 @@ class _Message:
 _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
-def _end(sample: Sample, generation: Generation, limit: int) -> dict[str, Any]:
+def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
     """Reason for the end of a message, with what matched."""
     reason, matched = sample.finish(generation), None
     found = "end_turn"

@@ -16,7 +16,14 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.chat_format import Prepared
-from sglang_lite.server.conversation.samples import CallPart, Parts, Sample, ToolCall, entries_of, logprobs_of
+from sglang_lite.server.conversation.sample_reader import (
+    CallPart,
+    Parts,
+    SampleReader,
+    ToolCall,
+    entries_of,
+    logprobs_of,
+)
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
@@ -50,10 +57,10 @@ class _Asked:
     custom: str | None
     customs: frozenset[str]
 
-    def sample(self) -> Sample:
+    def sample(self) -> SampleReader:
         """A sample that begins."""
         separate, at_once = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
-        return Sample(self.prepared, self.customs, self.custom, separate, at_once)
+        return SampleReader(self.prepared, self.customs, self.custom, separate, at_once)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -141,7 +148,7 @@ async def _stream(
     options = body.stream_options or StreamOptions()
     if options.include_usage:
         head["usage"] = None
-    samples: dict[int, Sample] = {}
+    samples: dict[int, SampleReader] = {}
     usages: dict[int, Usage] = {}
     end = b""
 

@@ -29,7 +29,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun, merged
-from sglang_lite.server.conversation.samples import logprobs_of
+from sglang_lite.server.conversation.sample_reader import logprobs_of
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, event

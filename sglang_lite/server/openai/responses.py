@@ -23,7 +23,7 @@ from sglang_lite.protocol import (
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
-from sglang_lite.server.conversation.samples import Sample
+from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
 from sglang_lite.server.http.sse import EventStream, event
@@ -57,7 +57,7 @@ async def create(service: Service, call: Call) -> Response:
     made = _Response(
         service, call.key, body, items, len(call.data) + before_bytes,
         Answer(
-            Sample(prepared, request.customs, request.custom),
+            SampleReader(prepared, request.customs, request.custom),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
-from sglang_lite.server.conversation.samples import CallPart, Parts, Sample, entries_of, logprobs_of
+from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader, entries_of, logprobs_of
 from sglang_lite.server.openai.responses_items import new_id
 
 Event = dict[str, Any]
@@ -85,7 +85,7 @@ class Answer:
         items: its output.
     """
 
-    sample: Sample
+    sample: SampleReader
     logprobs: TextLogprobs | None
     items: list[dict[str, Any]] = field(default_factory=list, init=False)
     _number: int = field(default=0, init=False)

@@ -80,7 +80,7 @@ def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
 
 
 @dataclass(slots=True)
-class Sample:
+class SampleReader:
     """
     Args:
         prepared: the conversation that is continued.
