@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sglang_lite.protocol import Delta, Generation, SglError, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.anthropic.messages_request import Asked, conversation_of
+from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import begun
 from sglang_lite.server.conversation.chat_format import Prepared
 from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
@@ -26,7 +26,7 @@ from sglang_lite.server.routes import Call, Route, answer
 from sglang_lite.server.service import Service
 
 
-class MessagesRequest(Asked, kw_only=True):
+class MessagesRequest(CountTokensRequest, kw_only=True):
     """A message that is to be written."""
 
     max_tokens: int
@@ -38,7 +38,7 @@ class MessagesRequest(Asked, kw_only=True):
 
 
 MESSAGES = Fields(MessagesRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
-COUNTED = Fields(Asked, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
+COUNTED = Fields(CountTokensRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
 _NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k")}}
 
 
@@ -67,7 +67,7 @@ async def count_tokens(service: Service, call: Call) -> Response:
     return answer({"input_tokens": len(ids)})
 
 
-async def _prepared(service: Service, call: Call, body: Asked) -> tuple[Prepared, Sequence[int]]:
+async def _prepared(service: Service, call: Call, body: CountTokensRequest) -> tuple[Prepared, Sequence[int]]:
     """The conversation and the ids of its prompt, for which an answer has to be told how many they are."""
     prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))
     return prepared, await service.prompt_ids(prepared.prompt)

@@ -148,7 +148,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 HOSTED = re.compile(r"[a-z][a-z0-9_]*_20[0-9]{6}|tool_search_tool_(bm25|regex)|mcp_toolset")
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class CountTokensRequest(msgspec.Struct, kw_only=True):
     """A prompt, whose tokens can be counted."""
 
     messages: list[UserMessage | AssistantMessage | SystemMessage]
@@ -165,7 +165,7 @@ class Asked(msgspec.Struct, kw_only=True):
         return self.thinking is None or self.thinking.display != "omitted"
 
 
-def conversation_of(body: Asked, unused: list[str]) -> Conversation:
+def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation:
     """The conversation that is to be continued.
 
     Args:
@@ -207,7 +207,7 @@ def conversation_of(body: Asked, unused: list[str]) -> Conversation:
     )
 
 
-def _format(body: Asked) -> Constraint | None:
+def _format(body: CountTokensRequest) -> Constraint | None:
     configured = None if body.output_config is None else body.output_config.format
     if configured is not None and body.output_format is not None:
         raise ParameterError("output_format", "and output_config.format are both given; only one can hold.")

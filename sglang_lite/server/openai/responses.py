@@ -29,7 +29,13 @@ from sglang_lite.server.http.event_log import EventLog
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.openai.responses_answer import Answer, Event, TextLogprobs
 from sglang_lite.server.openai.responses_items import Item, items_of
-from sglang_lite.server.openai.responses_request import INPUT_TOKENS, LOGPROBS, RESPONSES, ResponsesRequest, asked
+from sglang_lite.server.openai.responses_request import (
+    INPUT_TOKENS,
+    LOGPROBS,
+    RESPONSES,
+    ResponsesRequest,
+    parse_request,
+)
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.responses_store import StoredResponse
 from sglang_lite.server.routes import Call, Route, answer
@@ -47,7 +53,7 @@ async def create(service: Service, call: Call) -> Response:
     body = call.read(RESPONSES)
     service.check_model(body.model)
     items, before_bytes = _items(service, call, body)
-    request = asked(body, items, call.unused)
+    request = parse_request(body, items, call.unused)
     prepared = await service.prepare(request.conversation, len(call.data))
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
@@ -271,7 +277,7 @@ async def input_tokens(service: Service, call: Call) -> Response:
     service.check_model(body.model)
     whole = ResponsesRequest(**msgspec.structs.asdict(body))
     items, _ = _items(service, call, whole)
-    prepared = await service.prepare(asked(whole, items, call.unused).conversation, len(call.data))
+    prepared = await service.prepare(parse_request(whole, items, call.unused).conversation, len(call.data))
     return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(prepared.prompt))})
 
 

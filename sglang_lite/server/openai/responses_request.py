@@ -146,7 +146,7 @@ _INCLUDED = {  # what else can be asked for, and is of tools and models that are
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """Conversation that a request asks for.
 
     Attributes:
@@ -160,7 +160,7 @@ class Asked:
     customs: frozenset[str]
 
 
-def asked(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> Asked:
+def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> ParsedRequest:
     """
     Args:
         items: the whole conversation, without the instructions.
@@ -198,7 +198,7 @@ def asked(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> A
         variables=_variables(body.reasoning, unused),
     )
     customs = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
-    return Asked(conversation, None if custom is None else custom.name, customs)
+    return ParsedRequest(conversation, None if custom is None else custom.name, customs)
 
 
 def _check_include(body: ResponsesRequest) -> None:
