@@ -58,7 +58,7 @@ from sglang_lite.runtime.load import LoadedModel, load_alike
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
-from sglang_lite.runtime.scheduler.policy import POLICIES
+from sglang_lite.runtime.scheduler.admission_order import POLICIES
 from sglang_lite.runtime.scheduler.scheduler import Scheduler
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 from sglang_lite.runtime.structured_output.base import CompiledGrammar

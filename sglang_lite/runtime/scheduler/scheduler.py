@@ -21,10 +21,10 @@ from sglang_lite.runtime.kv_cache.store import KVStore
 from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
+from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import Reserve
-from sglang_lite.runtime.scheduler.policy import Policy
 from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 

@@ -9,7 +9,7 @@ import pytest
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
 from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect, ahead_of
-from sglang_lite.runtime.scheduler.policy import fcfs, lpm, priority
+from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
 
