@@ -89,7 +89,7 @@ class Toolbox:
             ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
                 choice that is none.
         """
-        from sglang_lite.constraints.python_types.schema import schemas_of  # pydantic takes a while to load
+        from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
 
         check_tools(tools)
         by_name: dict[str, tuple[Callable[..., Any], Any]] = {}
@@ -197,7 +197,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     """A pydantic adapter for a function's arguments by name."""
     from pydantic import PydanticUserError, TypeAdapter, with_config
 
-    from sglang_lite.constraints.python_types.schema import schema_of
+    from sglang_lite.constraints.python_types.pydantic_schema import schema_of
 
     fields: dict[str, Any] = {}
     try:

@@ -82,7 +82,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
     members = _members(annotation)
     if members is not None:
         return ValueType(annotation, Choices(tuple(members)), partial(_member, members))
-    from sglang_lite.constraints.python_types.schema import schema_of  # pydantic takes a while to load
+    from sglang_lite.constraints.python_types.pydantic_schema import schema_of  # pydantic takes a while to load
 
     found = schema_of(_adapter(annotation), str(annotation))
     schema = found.schema
