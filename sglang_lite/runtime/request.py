@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
-from sglang_lite.runtime.kv_cache.miss import Miss
+from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.store import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.request import Look, Pace, Request
 
 # As plain numbers: comparing an array with a member of an enumeration is slow.

@@ -14,7 +14,7 @@ from sglang_lite.runtime.config import EngineConfig, Sizes
 from sglang_lite.runtime.executor.cpu_runner import CpuRunner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model, is_fused
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from sglang_lite.runtime.kernels.cache import prepare_cache
 from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.variants import Variant, awaiting, compile_driver, telling
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec

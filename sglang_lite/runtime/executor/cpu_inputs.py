@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.attention_metadata import (
     ExtendRow,
 )
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, from which on rows that begin alike are computed together.

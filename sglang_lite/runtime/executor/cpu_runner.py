@@ -14,7 +14,7 @@ from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special, sample
 from sglang_lite.runtime.executor.scoring import Scored, score
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.scheduler.batch import Batch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 BLOCK_SIZES = (16, 64, 128)  # of queries that a program of prefill_attention has

@@ -9,7 +9,7 @@ import numpy as np
 
 from sglang_lite.runtime.executor.gpu_inputs import FEW
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 # Tokens that need not be read again, below which a group does not pay for the extra kernel.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.protocol import TokenLogprob
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them

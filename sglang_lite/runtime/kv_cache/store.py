@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.runtime.kv_cache.miss import Miss, continued, find_miss
+from sglang_lite.runtime.kv_cache.cache_miss import Miss, continued, find_miss
 from sglang_lite.runtime.kv_cache.pages import Ints, PagePool
 from sglang_lite.runtime.kv_cache.radix import Match, PrefixLock, Priority, RadixTree, Tail
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 
 
 class SlotHandle:

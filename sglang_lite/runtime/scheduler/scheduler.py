@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.kv_cache.store import KVStore
-from sglang_lite.runtime.kv_cache.table import SlotTable
 from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
 from sglang_lite.runtime.scheduler.admission_order import Policy

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 HEADS, KV_HEADS, DIM = 6, 2, 16

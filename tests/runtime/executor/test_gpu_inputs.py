@@ -5,7 +5,7 @@ import pytest
 
 from sglang_lite.runtime.executor.gpu_inputs import build_gpu_inputs
 from sglang_lite.runtime.executor.prefix_groups import PrefixGroups
-from sglang_lite.runtime.kv_cache.table import SlotTable
+from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
 MOST = 512
