@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_lite.errors import shown
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
@@ -72,7 +73,7 @@ def use_tools(
         results = later(_results, value, where)
         with s.user():
             s += f"{results}"
-    later(_fail, value, max_steps, where)
+    later(_fail, value, options.get("tool_choice"), max_steps, where)  # a value: only once it is known
     return ""  # of a body that is compiled
 
 
@@ -92,8 +93,11 @@ def _results(value: object, where: Location | None) -> str:
         raise
 
 
-def _fail(value: object, max_steps: int, where: Location | None) -> None:
+def _fail(value: object, choice: object, max_steps: int, where: Location | None) -> None:
     told, hint = f"no answer within {max_steps} tool calls.", "Raise max_steps, or improve the prompt."
+    if choice not in (None, "auto"):
+        told = f"no answer within {max_steps} tool calls: tool_choice={shown(choice)} makes each turn a call."
+        hint = 'Leave it out, or make the first call by gen(tools=…, tool_choice="required").'
     raise ToolError(told, hint=hint, where=where)
 
 

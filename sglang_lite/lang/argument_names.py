@@ -54,6 +54,13 @@ _ELSEWHERE = {
     "max_turns": "max_steps",
     "max_iterations": "max_steps",
     "max_rounds": "max_steps",
+    "model": "model_name",
+    "api_base": "base_url",
+    "url": "base_url",
+    "endpoint": "base_url",
+    "rpm": "requests_per_minute",
+    "tpm": "tokens_per_minute",
+    "responses": "answers",
 }
 
 
@@ -80,6 +87,12 @@ def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
         raise _wrong_call(called, signature, args, kwargs, wrong)
 
     return told
+
+
+def tells_fields(record: type[_T]) -> type[_T]:
+    """Makes a wrong call of a dataclass such a ParameterError."""
+    record.__init__ = tells_names(record.__init__)  # type: ignore[method-assign] # it has no subclasses
+    return record
 
 
 def _wrong_call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable
@@ -232,7 +233,9 @@ class EngineConfig:
         known = {field.name for field in fields(EngineConfig)}
         for name in values:
             if name not in known:
-                raise ParameterError(name, "Engine has no such parameter.", hint=f"It has: {', '.join(sorted(known))}.")
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"Did you mean {near[0]}=?" if near else f"It has: {', '.join(sorted(known))}."
+                raise ParameterError(name, "Engine has no such parameter.", hint=hint)
         return EngineConfig(**values)
 
 

@@ -461,3 +461,11 @@ def test_use_tools_refuses_what_it_has_no_use_for():
     uses = sgl.function(lambda s, **options: sgl.use_tools(s, [add], **options))
     with pytest.raises(sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. It is max_steps= here"):
         uses.run(backend=sgl.ScriptedBackend(default="1"), max_turns=3).text()
+
+
+def test_a_call_that_is_required_each_time_is_told_as_why_no_answer_comes():
+    script = sgl.ScriptedBackend(lambda _: call("add", a=1, b=2))
+    with pytest.raises(
+        sgl.ToolError, match=r"within 2 tool calls: tool_choice='required' makes each turn a call. Leave it out"
+    ):
+        agent.run([add], max_steps=2, tool_choice="required", backend=script)

@@ -409,3 +409,53 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
         sgl.ParameterError, match=r"^name: \['a', 'b'\] is not a string. The name comes first: select\("
     ):
         sgl.select(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: sgl.RuntimeEndpoint("http://localhost:1", key="x"), "key: RuntimeEndpoint has no such argument. Did"),
+        (
+            lambda: sgl.RuntimeEndpoint(url="http://localhost:1"),
+            "url: RuntimeEndpoint has no such argument. It is base_u",
+        ),
+        (lambda: sgl.OpenAI(model="gpt-4o-mini"), "model_name: OpenAI needs it. model= is called model_name= here."),
+        (lambda: sgl.OpenAI("m", key="x"), "key: AsyncOpenAI has no such argument. Did you mean api_key=?"),
+        (
+            lambda: sgl.Anthropic("m", api_base="x"),
+            "api_base: AsyncAnthropic has no such argument. It is base_url= here",
+        ),
+        (lambda: sgl.LiteLLM("m", key="x"), "key: LiteLLM has no such argument. Did you mean api_key=?"),
+        (lambda: sgl.VertexAI(), "model_name: VertexAI needs it."),
+        (lambda: sgl.Crusoe(model="m"), "model_name: Crusoe needs it. model= is called model_name= here."),
+        (
+            lambda: sgl.ScriptedBackend(anwsers={}),
+            "anwsers: ScriptedBackend has no such argument. Did you mean answers=?",
+        ),
+        (lambda: sgl.Replay(), "path: Replay needs it."),
+        (
+            lambda: sgl.Fallback(sgl.ScriptedBackend(), sgl.ScriptedBackend()),
+            "Fallback: too many positional arguments.",
+        ),
+        (lambda: sgl.RateLimit(rpm=3), "rpm: RateLimit has no such argument. It is requests_per_minute= here."),
+        (lambda: sgl.Price(1, 2, cache=3), "cache: Price has no such argument. Did you mean cached=?"),
+        (lambda: sgl.Price(input=1), "output: Price needs it. In order they are: input, output, cached"),
+    ],
+)
+def test_a_constructor_tells_what_its_arguments_are_called(make, said):
+    with pytest.raises(sgl.ParameterError, match=re.escape(said)) as caught:
+        make()
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+def test_an_engine_tells_which_setting_was_meant():
+    with pytest.raises(sgl.ParameterError, match=r"devcie: Engine has no such parameter. Did you mean device=\?"):
+        sgl.Engine("x", devcie="cpu")
+
+
+def test_a_list_of_answers_is_told_how_to_be_given():
+    with pytest.raises(
+        sgl.ParameterError, match=r'a list is neither .* one after another: \{"": \["first", "second"\]\}'
+    ):
+        sgl.ScriptedBackend(["a", "b"])

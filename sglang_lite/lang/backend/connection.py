@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.errors import Origin
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.connection_pool import pooled
 from sglang_lite.lang.backend.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote_errors import Failures
@@ -151,12 +152,12 @@ def sdk_client(
                     "http_client= has its connections on another event loop, in the process before a fork or closed by "
                     "shutdown(), and can't be used again.", hint="Make the backend anew, there where it is used."
                 )  # fmt: skip
-            return getattr(sdk, kind)(*args, **options)
+            return tells_names(getattr(sdk, kind))(*args, **options)
         http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pooled())
         return (
             before.copy(http_client=http)
             if client is not None
-            else getattr(sdk, kind)(*args, http_client=http, **options)
+            else tells_names(getattr(sdk, kind))(*args, http_client=http, **options)
         )
 
     return make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign
@@ -31,6 +32,7 @@ class Crusoe(OpenAI):
 
     provider = "crusoe"
 
+    @tells_names
     def __init__(
         self,
         model_name: str,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.openai_chat import CHAT
@@ -67,6 +68,7 @@ class OpenAI(RemoteBackend):
     unset_max_tokens = None  # the API has no limit of its own
     rungs = frozenset({*RUNGS, "tools"}) - {"logit_bias_steps"}
 
+    @tells_names
     def __init__(
         self,
         model_name: str,

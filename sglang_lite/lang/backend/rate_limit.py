@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from sglang_lite.lang.argument_names import tells_fields
 from sglang_lite.lang.checks import check_positive
 
 _LONGEST_PAUSE_S = 600.0  # what a header may ask for at most
@@ -66,6 +67,7 @@ class Bucket:
         self.level, self.at = min(self.per_minute, self.level + gained), now
 
 
+@tells_fields
 @dataclass(slots=True, weakref_slot=True)
 class RateLimit:
     """Limit on the calls to a provider. Give one to several backends (`rate_limit=`) to have them share it.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite import wire
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
@@ -60,6 +61,7 @@ class Replay(BaseBackend):
         WireError: it is no recording, of another version, cut short or changed since; the error has the line.
     """
 
+    @tells_names
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -289,7 +291,8 @@ def _decoded(path: Path, number: int, line: bytes) -> Any:
         return wire.decode(line.removesuffix(b"\n"), form="json")
     except WireError as error:
         reason = error.message.removeprefix("wire: ").rpartition(" (at ")[0]
-        raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=error.hint) from None
+        hint = error.hint or ("Was that written by sgl.record(path)?" if number == 1 else "")
+        raise WireError(f"{path}, line {number}: {reason}", pointer=error.pointer, hint=hint) from None
 
 
 def _check(path: Path, number: int, call: RecordedCall) -> None:

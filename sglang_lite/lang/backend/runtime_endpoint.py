@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
 from sglang_lite.lang.backend.native_protocol import (
@@ -79,6 +80,7 @@ class RuntimeEndpoint(BaseBackend):
         TemplateError: no template has this name.
     """
 
+    @tells_names
     def __init__(
         self,
         base_url: str,

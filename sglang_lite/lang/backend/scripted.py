@@ -13,6 +13,7 @@ from typing import TypeAlias
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.random_texts import sample
+from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
@@ -103,6 +104,7 @@ class ScriptedBackend(BaseBackend):
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
     enforces = True
 
+    @tells_names
     def __init__(
         self,
         answers: Callable[[Call], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
@@ -113,7 +115,10 @@ class ScriptedBackend(BaseBackend):
     ) -> None:
         super().__init__()
         if answers is not None and not callable(answers) and not isinstance(answers, Mapping):
-            raise ParameterError("answers", f"a {type(answers).__name__} is neither a mapping nor a callable.")
+            raise ParameterError(
+                "answers", f"a {type(answers).__name__} is neither a mapping nor a callable.",
+                hint='For answers whatever is asked, one after another: {"": ["first", "second"]}.',
+            )  # fmt: skip
         self.calls: list[Call] = []
         self._rules = Rules(answers)
         self._default = default

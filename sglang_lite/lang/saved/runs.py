@@ -251,7 +251,11 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
         ParameterError: there is no such file, or it is too large.
         WireError: it is no saved state, damaged, or of another version.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ParameterError("path", f"{path!r:.60} is no path.", hint="Give the file that state.save(path) wrote.")
     file = Path(path)
+    if file.is_dir():
+        raise ParameterError("path", f"{str(file)!r} is a folder.", hint="Give the file that state.save(path) wrote.")
     try:
         if (size := file.stat().st_size) > wire.LIMITS.bytes:
             raise ParameterError("path", f"{str(file)!r} has {size:,} bytes, the limit is {wire.LIMITS.bytes:,}.")
@@ -259,13 +263,16 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     except OSError as error:
         raise ParameterError("path", f"{str(file)!r} can't be read: {error}") from error
     except WireError as error:
-        error.hint = f"It is in {str(file)!r}. {error.hint}".strip()
+        error.hint = f"It is in {str(file)!r}. {error.hint or _NOT_SAVED}"
         raise
     if not isinstance(saved, SavedRun):
         raise WireError(
             f"{str(file)!r} has a {type(saved).__name__}, not a saved state", hint="Save one: state.save(…)"
         )
     return saved
+
+
+_NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.Replay, checkpoints by run_batch."
 
 
 def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:

@@ -396,3 +396,17 @@ def test_a_run_of_a_compiled_program_is_saved_and_branched(engine, tmp_path):
     before = engine.stats()["requests_submitted"]
     assert state.rerun("b", "Hi!")["a"] == state["a"]
     assert engine.stats()["requests_submitted"] == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n", b"hello", b"[1]", b'{"a": 1}'])
+def test_a_file_of_something_else_is_told_what_was_expected(tmp_path, content):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(WireError, match=r"It is in '.*other'\. Was that written by state\.save\(path\)\?"):
+        sgl.load(path)
+
+
+def test_what_is_no_file_is_told(tmp_path):
+    for path, said in [(tmp_path, "is a folder"), (None, "None is no path"), (b"x", "b'x' is no path")]:
+        with pytest.raises(sgl.ParameterError, match=rf"path: .*{said}\. Give the file that state\.save\(path\) wrote"):
+            sgl.load(path)  # type: ignore[arg-type] # wrong on purpose
