@@ -17,7 +17,7 @@ from sglang_lite.protocol import EngineClosedError, Prompt, RequestTimeoutError,
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.resolve import cache_folder, resolve
 from sglang_lite.server.async_engine import AsyncEngine
-from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, Prepared
+from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, PreparedConversation
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings
@@ -68,7 +68,7 @@ class Service:
         control = engine.tokenizer.control_texts
         return ChatFormat(engine.chat_template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
-    async def prepare(self, conversation: Conversation, size: int) -> Prepared:
+    async def prepare(self, conversation: Conversation, size: int) -> PreparedConversation:
         """A conversation, ready to be continued: `ChatFormat.prepare`, on another thread where it is long.
 
         Args:

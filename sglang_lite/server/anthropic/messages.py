@@ -16,7 +16,7 @@ from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
 from sglang_lite.server.async_engine import begun
-from sglang_lite.server.conversation.chat_format import Prepared
+from sglang_lite.server.conversation.chat_format import PreparedConversation
 from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
@@ -67,7 +67,9 @@ async def count_tokens(service: Service, call: Call) -> Response:
     return answer({"input_tokens": len(ids)})
 
 
-async def _prepared(service: Service, call: Call, body: CountTokensRequest) -> tuple[Prepared, Sequence[int]]:
+async def _prepared(
+    service: Service, call: Call, body: CountTokensRequest
+) -> tuple[PreparedConversation, Sequence[int]]:
     """The conversation and the ids of its prompt, for which an answer has to be told how many they are."""
     prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))
     return prepared, await service.prompt_ids(prepared.prompt)

@@ -88,7 +88,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedConversation:
     """A conversation, ready to be continued.
 
     Attributes:
@@ -165,7 +165,7 @@ class ChatFormat:
         spelled = sorted((re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True)
         self._control = re.compile("|".join(spelled))
 
-    def prepare(self, conversation: Conversation) -> Prepared:
+    def prepare(self, conversation: Conversation) -> PreparedConversation:
         """
         Raises:
             CapabilityError: the model has no chat template.
@@ -186,7 +186,7 @@ class ChatFormat:
             constraint = self._calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
             constraint = reasoned(reasoning, constraint)
-        return Prepared(prompt, constraint, family, reasoning, schemas)
+        return PreparedConversation(prompt, constraint, family, reasoning, schemas)
 
     def _calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None

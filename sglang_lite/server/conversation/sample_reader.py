@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.server.conversation.chat_format import AnswerReader, Prepared
+from sglang_lite.server.conversation.chat_format import AnswerReader, PreparedConversation
 from sglang_lite.server.conversation.tools import input_of
 from sglang_lite.text.tool_calls import CallPiece, Pieces
 
@@ -97,7 +97,7 @@ class SampleReader:
         length: of the text that has been read.
     """
 
-    prepared: Prepared
+    prepared: PreparedConversation
     customs: frozenset[str] = frozenset()
     chosen: str | None = None
     separate: bool = True

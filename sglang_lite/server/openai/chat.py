@@ -15,7 +15,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.async_engine import begun
-from sglang_lite.server.conversation.chat_format import Prepared
+from sglang_lite.server.conversation.chat_format import PreparedConversation
 from sglang_lite.server.conversation.sample_reader import (
     CallPart,
     Parts,
@@ -50,7 +50,7 @@ class _Asked:
     """
 
     body: ChatRequest
-    prepared: Prepared
+    prepared: PreparedConversation
     id: str
     created: int
     model: str
