@@ -28,10 +28,10 @@ from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
-from sglang_lite.runtime.models.weights.fp8 import read_quantisation
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
+from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
-from sglang_lite.runtime.models.weights.fp8 import read_quantisation
 from sglang_lite.runtime.models.weights.gguf import GgufSource
+from sglang_lite.runtime.models.weights.quantization_config import read_quantisation
 from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
