@@ -71,6 +71,8 @@ class Fields(Generic[R]):
         hint = f"Did you mean {near[0]}?" if near else "Leave it out, or serve with --unknown-fields report."
         if "sampling_params" in self.known and name in SAMPLING_FIELDS:
             hint = "It belongs in sampling_params."
+        if "sampling_params" in self.known and name == "response_format":
+            hint = 'Give a schema as text, as sampling_params.json_schema: {"type": "object"} is any object.'
         raise ParameterError(name[:100], "is no field of this request.", hint=hint)
 
 

@@ -125,7 +125,13 @@ PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
 
 async def generate(service: Service, call: Call) -> Response:
     """Continues text."""
-    asked = {name: value for name, value in msgspec.structs.asdict(call.read(GENERATE)).items() if value is not None}
+    try:
+        body = call.read(GENERATE)
+    except ParameterError as error:
+        if error.parameter == "prompt":
+            error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
+        raise
+    asked = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     stream, prompt, constraint = asked.pop("stream", False), asked.pop("prompt", None), asked.pop("constraint", None)
     if prompt is not None and ("text" in asked or "input_ids" in asked):
         raise ParameterError("prompt", "and text or input_ids are both given.")

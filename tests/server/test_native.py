@@ -104,6 +104,12 @@ def test_an_error_names_what_is_wrong(http):
         assert not error["retryable"]
     hinted = http.post("/generate", json={"text": "a", "sampling_parms": {}}).json()["error"]["message"]
     assert "sampling_params?" in hinted
+    for prompt in ("a", ["a"]):
+        error = http.post("/generate", json={"prompt": prompt}).json()["error"]
+        assert error["param"] == "prompt"
+        assert "Text is `text` here" in error["message"]
+    error = http.post("/generate", json={"text": "a", "response_format": {"type": "json_object"}}).json()["error"]
+    assert "sampling_params.json_schema" in error["message"]
 
 
 def test_a_batch_with_a_bad_request_is_refused_as_that_one(http):

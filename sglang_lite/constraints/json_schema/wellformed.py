@@ -132,6 +132,12 @@ def check(schema: object) -> None:
 def _refuse_wrapped(schema: object) -> None:
     """Raises ConstraintError: a schema is inside of what an API takes, which as a schema would allow anything."""
     kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "json_object":
+        raise ConstraintError(
+            "json_schema: 'json_object' is no type of a schema.",
+            pointer="/type",
+            hint='Any object is {"type": "object"}.',
+        )
     for path in _WRAPPERS:
         inner, outer = schema, set[str]()
         for key in path:

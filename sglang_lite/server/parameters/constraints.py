@@ -40,7 +40,8 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
     if kind == "json_schema":
         inner = format.get("json_schema")
         if not isinstance(inner, Mapping):
-            raise ParameterError(f"{name}.json_schema", "is missing or no object.")
+            hint = 'Write {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}.'
+            raise ParameterError(f"{name}.json_schema", "is missing or no object.", hint=hint)
         return schema(inner, f"{name}.json_schema")
     if kind == "structural_tag":
         return structural_tag.parse(json.dumps(format))

@@ -425,6 +425,11 @@ def test_what_an_api_takes_around_a_schema_is_none(wrapped, place):
         assert caught.value.hint == f"Pass the schema inside: json_schema=wrapped{place}."
 
 
+def test_a_response_format_of_any_object_is_told_as_a_schema():
+    with pytest.raises(ConstraintError, match=r"at /type.* Any object is .*\"type\": \"object\""):
+        json_schema({"type": "json_object"})
+
+
 @pytest.mark.parametrize(
     "schema", [{"type": "object", "description": "d", "parameters": {}}, {"schema": {}}, {"properties": {"name": True}}]
 )
