@@ -11,7 +11,7 @@ from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import load
 from sglang_lite.runtime.config import EngineConfig, Sizes
-from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.load import load_model, pick_device
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 
@@ -98,7 +98,7 @@ def pool_tokens(shape: str) -> int:
     )  # fmt: skip
     sizes = EngineConfig().sized(gpu=True, longest=spec.max_positions)
     assert sizes == Sizes(256, 8192, 16)
-    return memory.pool_tokens(model, EngineConfig().mem_fraction, sizes, spec.max_positions)
+    return kv_pool_size.pool_tokens(model, EngineConfig().mem_fraction, sizes, spec.max_positions)
 
 
 def test_a_card_with_8_gb_takes_a_small_model(card):

@@ -6,7 +6,7 @@ import torch
 
 from sglang_lite.runtime import openmp
 from sglang_lite.runtime.config import Capacity, EngineConfig
-from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.executor import kv_pool_size
 from sglang_lite.runtime.load import LoadedModel, longest_context
 from sglang_lite.runtime.models.memory_check import check_room
 from sglang_lite.runtime.models.model import is_fused
@@ -29,8 +29,8 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
-        pool = memory.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
-    pages = min(-(-pool // sizes.page_size), memory.MOST_SLOTS // sizes.page_size - 1)
+        pool = kv_pool_size.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
+    pages = min(-(-pool // sizes.page_size), kv_pool_size.MOST_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
     parts = {f"{tokens:,} tokens of keys and values": tokens * loaded.model.token_bytes}

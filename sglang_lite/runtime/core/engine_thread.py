@@ -18,7 +18,7 @@ from sglang_lite.runtime.core.embedding_loop import EmbeddingLoop
 from sglang_lite.runtime.core.engine_core import EngineCore
 from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.embedding.load import LoadedEncoder
-from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.load import LoadedModel
 
 
@@ -92,7 +92,7 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
         return _core(config, load())  # no name here for what a failure must let go
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
-        raise memory.explained(error) from error.__cause__
+        raise memory_shortage.explained(error) from error.__cause__
 
 
 def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EmbeddingCore:

@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
-from sglang_lite.runtime.executor import memory
+from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
 from sglang_lite.runtime.output_builder import Finish
@@ -223,7 +223,7 @@ class StepLoop:
         try:
             self._run_planned(batch)
         except Exception as error:  # which of them it is, its words say
-            if not memory.is_shortage(error):
+            if not memory_shortage.is_shortage(error):
                 raise
             shortage = str(error).partition("\n")[0]
         if shortage is not None:  # by now what the error held is free
@@ -256,9 +256,9 @@ class StepLoop:
         try:
             self._settle_before()
         except Exception as error:  # as in _step
-            if not memory.is_shortage(error):
+            if not memory_shortage.is_shortage(error):
                 raise
-        memory.release_cached()
+        memory_shortage.release_cached()
         self.scheduler.store.settle(self.scheduler.store.step)  # what was launched of it comes before any other step
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)

@@ -14,7 +14,7 @@ from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-LOGITS_AT_ONCE = 1 << 24  # that are in memory; `executor.memory` counts them
+LOGITS_AT_ONCE = 1 << 24  # that are in memory; `kv_pool_size` counts them
 FIRST_ROWS = 64  # of the first piece, which tells how large the vocabulary is
 
 

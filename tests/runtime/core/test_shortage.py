@@ -11,7 +11,7 @@ import torch
 from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Fork, Gen, Join, Program, Select, Text
 from sglang_lite.protocol import Generation, ModelError, OverloadedError, ProgramResult, SamplingParams
-from sglang_lite.runtime.executor.memory import is_shortage
+from sglang_lite.runtime.executor.memory_shortage import is_shortage
 from tests.runtime.core.test_equivalence import requests
 from tests.runtime.scripted import VOCAB, ScriptedModel, SteppedEngine, answer, ended, loaded
 

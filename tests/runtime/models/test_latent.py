@@ -18,7 +18,7 @@ from sglang_lite.runtime import load as load_module
 from sglang_lite.runtime.attention import expanded
 from sglang_lite.runtime.attention import latent as attention_of_latents
 from sglang_lite.runtime.config import EngineConfig, Sizes
-from sglang_lite.runtime.executor import memory, prefix_groups
+from sglang_lite.runtime.executor import kv_pool_size, prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.reference import prefill_attention_hopper
@@ -231,7 +231,7 @@ def pool_tokens(monkeypatch):
             products=2 * 10**9, widest=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
             precision=SimpleNamespace(compute=half, cache=half),
         )  # fmt: skip
-        return memory.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
+        return kv_pool_size.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
 
     assert spec.kv_layout.numbers == 27 * 576
     return tokens
