@@ -147,4 +147,5 @@ class TellsFunctions:
         def __getattr__(self, name: str) -> NoReturn:
             if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
                 raise AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=self)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            told = f"{type(self).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
+            raise AttributeError(told, name=name, obj=self)

@@ -123,6 +123,10 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
             hint = "Add the program itself: s += program(…)."
         if inspect.iscoroutine(value):
             value.close()  # nobody will await it, and this error says so
+    elif isinstance(value, list | tuple):
+        hint = "Add the parts with +: s += sgl.user(…) + sgl.assistant(…)."
+    elif isinstance(value, dict):
+        hint = "A message of a role is s += sgl.user(content)."
     elif hasattr(value, "bind_arguments"):
         hint = "Call it: s += program(…)."
     kind = "None" if value is None else f"a {type(value).__name__}"

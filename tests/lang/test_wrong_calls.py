@@ -459,3 +459,32 @@ def test_a_list_of_answers_is_told_how_to_be_given():
         sgl.ParameterError, match=r'a list is neither .* one after another: \{"": \["first", "second"\]\}'
     ):
         sgl.ScriptedBackend(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ((sgl.user("a"), sgl.user("b")), "a tuple can't be added to a program. Add the parts with +"),
+        ([sgl.user("a")], "a list can't be added to a program. Add the parts with +"),
+        ({"role": "user", "content": "a"}, "a dict can't be added to a program. A message of a role is"),
+    ],
+)
+def test_parts_and_messages_that_are_added_are_told_how(added, said):
+    @sgl.function
+    def adds(s):
+        s += added
+
+    with pytest.raises(sgl.ParameterError, match=re.escape(said)):
+        adds.run(backend=BACKEND)
+
+
+def test_a_variable_read_as_an_attribute_is_told_how_it_is_read():
+    name = "answer"
+    state = program.run(backend=BACKEND)
+    with pytest.raises(AttributeError, match=r"no attribute 'answer'\. A variable is read as s\['answer'\]\."):
+        getattr(state, name)
+
+
+def test_the_name_of_a_file_is_no_schema():
+    with pytest.raises(sgl.ConstraintError, match=r"json_schema: not JSON.* of a file, what it has: json\.load"):
+        sgl.gen("a", json_schema="person.json")

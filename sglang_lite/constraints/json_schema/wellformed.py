@@ -52,7 +52,8 @@ def check_text(text: str) -> None:
     except ConstraintError:
         raise
     except ValueError as error:  # of numbers with more digits than Python reads, too
-        raise ConstraintError(f"json_schema: not JSON: {error}") from error
+        hint = "Give a schema's text or a dict; of a file, what it has: json.load(file)." if text[:1] != "{" else ""
+        raise ConstraintError(f"json_schema: not JSON: {error}", hint=hint) from error
     except RecursionError as error:
         raise ConstraintError("json_schema: nested too deeply.") from error
 
