@@ -22,8 +22,8 @@ from sglang_lite.protocol import ParameterError, Span
 
 # Long text is encoded in blocks, so that of a growing one only the last is encoded again. They are cut where no token
 # can span the cut: between a letter and a single blank.
-BLOCK = 2048  # characters
-_LONGEST_KEPT = 8 * BLOCK
+BLOCK = 512  # characters: 2 % slower than whole texts where nothing is known (256: 5 %)
+_LONGEST_KEPT = 16_384
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
 _SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
 _PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
@@ -88,7 +88,7 @@ class Tokenizer:
         self._control_id = {token.content: i for i, token in control.items()}
         self._at_control = _pattern(control.values())
         self._never_text = frozenset(control) - frozenset(unknown_ids)
-        self._encode_block = lru_cache(maxsize=2048)(self._encode_uncached)
+        self._encode_block = lru_cache(maxsize=8192)(self._encode_uncached)
         self._cuts = self._can_cut()
 
     @cached_property
