@@ -12,7 +12,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.frames import Answer, Ended, RequestEvent, error_of
+from sglang_lite.engine.frames import AskReply, Ended, RequestEvent, error_of
 from sglang_lite.protocol import Delta, Played, ProgramResult, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.wire.failure import Failure
@@ -87,7 +87,7 @@ class Events:
 
     # ------------------------------------------------------------------------------------ the reader's thread
 
-    def answer(self, message: Answer) -> None:
+    def answer(self, message: AskReply) -> None:
         """Gives a call its answer."""
         _, future = self._asked.pop(message.id)
         if message.failure is None:

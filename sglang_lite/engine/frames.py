@@ -185,7 +185,7 @@ class RequestEvent(_Message, frozen=True, tag="told"):
     ends: bool = False
 
 
-class Answer(_Message, frozen=True, tag="answer"):
+class AskReply(_Message, frozen=True, tag="answer"):
     """The answer to an `Ask`."""
 
     id: int
@@ -201,7 +201,7 @@ class Log(_Message, frozen=True, tag="log"):
     line: str
 
 
-Report: TypeAlias = Progress | Ready | Failed | RequestEvent | Answer | Log
+Report: TypeAlias = Progress | Ready | Failed | RequestEvent | AskReply | Log
 
 
 # -------------------------------------------------------------------------------------------------- frames

@@ -33,8 +33,8 @@ from sglang_lite.engine.engine_process import EngineProcess
 from sglang_lite.engine.events import Events, OpenEntry
 from sglang_lite.engine.frames import (
     Abort,
-    Answer,
     Ask,
+    AskReply,
     Close,
     Command,
     Drop,
@@ -454,7 +454,7 @@ class RemoteCore:
         match message:
             case RequestEvent():
                 self._events.tell(message)
-            case Answer():
+            case AskReply():
                 self._events.answer(message)
             case Log():
                 with contextlib.suppress(Exception):  # the caller's handlers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.lang.batches.batch import BatchPlan, Item, saving
 from sglang_lite.lang.batches.body_pool import AsyncBodyPool, AwaitedPool, BodyPool, Pool, PoolOnLoop, Report
-from sglang_lite.lang.call import Call
+from sglang_lite.lang.body_run import BodyRun
 from sglang_lite.lang.run_options import backend_of
 from sglang_lite.lang.state import ProgramState
 
@@ -29,7 +29,7 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool
     if program.is_async:
         return _async_bodies(program, plan, report, held=held)
 
-    def call(item: Item) -> Call | CompiledCall | HeldRow:
+    def call(item: Item) -> BodyRun | CompiledCall | HeldRow:
         return program.prepared(item[0], item[1], plan.options, plan.settings)
 
     return BodyPool(call, plan.left, plan.window, saved, held=held)

@@ -17,7 +17,7 @@ from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
 from sglang_lite.lang.batches import batch
 from sglang_lite.lang.batches.batch import BatchPlan, Cluster, OnError
-from sglang_lite.lang.call import Call, start_thread
+from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
@@ -210,7 +210,7 @@ class SglFunction(BaseProgram):
         check_flags(use_thread=options["use_thread"])
         call = self.prepared(args, own, options)
         with _trimmed:
-            if isinstance(call, Call) and options["stream"]:
+            if isinstance(call, BodyRun) and options["stream"]:
                 start_thread(call.run_streaming)
             else:
                 self._run_here(call)
@@ -228,7 +228,7 @@ class SglFunction(BaseProgram):
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
         own, options = self._split_options(args, own, {**_RUN_DEFAULTS, **kwargs})
         call = self.prepared(args, own, options)
-        if not isinstance(call, Call) or not options["stream"]:
+        if not isinstance(call, BodyRun) or not options["stream"]:
             with _trimmed:
                 await call.arun()
         elif self.is_async:
@@ -333,10 +333,10 @@ class SglFunction(BaseProgram):
         budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
             settings = replace(settings, stream=False, budget=budget)
-            call = Call(self, called.args, dict(called.kwargs), backend, settings)
+            call = BodyRun(self, called.args, dict(called.kwargs), backend, settings)
             return self._run_here(call)
 
-    def _run_here(self, call: Call | CompiledCall | HeldRow) -> ProgramState:
+    def _run_here(self, call: BodyRun | CompiledCall | HeldRow) -> ProgramState:
         """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
         run = call.run_in_thread if self.is_async and in_event_loop() else call.run
         run()
@@ -413,7 +413,7 @@ class SglFunction(BaseProgram):
         kwargs: dict[str, UserValue],
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
-    ) -> Call | CompiledCall | HeldRow:
+    ) -> BodyRun | CompiledCall | HeldRow:
         """A run that has not begun. `settings` are what the options come to, where that is known. Raises
         ParameterError: an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
@@ -423,7 +423,7 @@ class SglFunction(BaseProgram):
                 call = self.compiled.call(args, bound, backend_of(options), given)
                 if call is not None:
                     return call
-            return Call(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
+            return BodyRun(self, args, bound, backend_of(options), settings or settings_of(options, _RUN_DEFAULTS))
         except ParameterError as error:
             error.where = error.where or user_location()
             raise

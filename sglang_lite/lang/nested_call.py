@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.call import returned
+from sglang_lite.lang.body_run import returned
 from sglang_lite.lang.expressions import SglCall
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError

@@ -84,7 +84,7 @@ from sglang_lite.protocol import (
     TraceError,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the same text in every run
 
@@ -534,7 +534,7 @@ class NoBackend(BaseBackend):
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
 
-    def __init__(self, template: ChatTemplate | None = None) -> None:
+    def __init__(self, template: TurnTemplate | None = None) -> None:
         super().__init__()
         self.chat_template = template or get_chat_template("chatml")
 

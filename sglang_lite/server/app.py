@@ -28,7 +28,7 @@ from sglang_lite.server.http.pipelining import PipelinedConnection
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.openai import chat, completions, decisions, embeddings, pooling, responses, score
 from sglang_lite.server.programs import program, rows
-from sglang_lite.server.routes import Call, Endpoint, Gate, Route, answer, refusal, request_id_of
+from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_of_strangers
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("sglang_lite.server")
 _IDLE_S = 75  # that a connection may be unused; a gateway drops its own sooner, and never finds one closed under it
 
 
-async def _document(_: Service, __: Call) -> Response:
+async def _document(_: Service, __: HttpRequest) -> Response:
     """Gives the OpenAPI document."""
     return answer(openapi.document(ROUTES))
 

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from sglang_lite.server.routes import Call, Route
+from sglang_lite.server.routes import HttpRequest, Route
 from sglang_lite.server.service import Service
 
 # Of `Engine.stats`: those that only grow.
@@ -34,7 +34,7 @@ class _Stats(Collector):
                 yield family
 
 
-async def metrics(service: Service, _: Call) -> Response:
+async def metrics(service: Service, _: HttpRequest) -> Response:
     """Gives the counts."""
     registry = CollectorRegistry()
     registry.register(_Stats(await service.ask(service.engine.stats), service.model_name))

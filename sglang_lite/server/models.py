@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sglang_lite.server.routes import ANTHROPIC_VERSION, Call, Route, answer
+from sglang_lite.server.routes import ANTHROPIC_VERSION, HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 
@@ -35,7 +35,7 @@ def _anthropic_card(service: Service) -> dict[str, Any]:
     }
 
 
-async def models(service: Service, call: Call) -> Response:
+async def models(service: Service, call: HttpRequest) -> Response:
     """Lists the models."""
     if ANTHROPIC_VERSION not in call.headers:
         return answer({"object": "list", "data": [_card(service)]})
@@ -43,7 +43,7 @@ async def models(service: Service, call: Call) -> Response:
     return answer({"data": [_anthropic_card(service)], "has_more": False, "first_id": name, "last_id": name})
 
 
-async def model(service: Service, call: Call) -> Response:
+async def model(service: Service, call: HttpRequest) -> Response:
     """Describes a model."""
     service.check_model(call.path["model"])
     return answer(_anthropic_card(service) if ANTHROPIC_VERSION in call.headers else _card(service))

@@ -30,7 +30,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, event
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -123,7 +123,7 @@ GENERATE = Fields(Generate, NATIVE_NEUTRAL, NATIVE_REFUSED)
 PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
 
 
-async def generate(service: Service, call: Call) -> Response:
+async def generate(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
     try:
         body = call.read(GENERATE)
@@ -189,19 +189,19 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- the server itself
 
 
-async def health(service: Service, _: Call) -> Response:
+async def health(service: Service, _: HttpRequest) -> Response:
     """Tells whether the engine lives."""
     service.check_health()
     return Response(status_code=200)
 
 
-async def ready(service: Service, _: Call) -> Response:
+async def ready(service: Service, _: HttpRequest) -> Response:
     """Tells whether the engine has made a token."""
     service.check_ready()
     return Response(status_code=200)
 
 
-async def health_generate(service: Service, _: Call) -> Response:
+async def health_generate(service: Service, _: HttpRequest) -> Response:
     """Makes a token, where the model generates."""
     if service.engine.core.encoder is not None:
         service.check_health()
@@ -215,17 +215,17 @@ async def health_generate(service: Service, _: Call) -> Response:
     return Response(status_code=200)
 
 
-async def ping(service: Service, _: Call) -> Response:
+async def ping(service: Service, _: HttpRequest) -> Response:
     """Answers."""
     return Response(status_code=200)
 
 
-async def version(service: Service, _: Call) -> Response:
+async def version(service: Service, _: HttpRequest) -> Response:
     """Gives the version of this package."""
     return answer({"version": __version__, "server": "sglang_lite"})
 
 
-async def model_info(service: Service, _: Call) -> Response:
+async def model_info(service: Service, _: HttpRequest) -> Response:
     """Describes the model."""
     engine = service.engine
     return answer({
@@ -254,7 +254,7 @@ def _ours(service: Service) -> dict[str, Any]:
     }
 
 
-async def server_info(service: Service, _: Call) -> Response:
+async def server_info(service: Service, _: HttpRequest) -> Response:
     """Gives the settings and counts."""
     engine = service.engine
     settings = asdict(service.settings)
@@ -272,13 +272,13 @@ async def server_info(service: Service, _: Call) -> Response:
     })  # fmt: skip
 
 
-async def flush_cache(service: Service, _: Call) -> Response:
+async def flush_cache(service: Service, _: HttpRequest) -> Response:
     """Drops what is cached and not in use."""
     freed = await service.ask(service.engine.flush_cache)
     return Response(f"Cache flushed: {freed} tokens.\n", media_type="text/plain")
 
 
-async def abort_request(service: Service, call: Call) -> Response:
+async def abort_request(service: Service, call: HttpRequest) -> Response:
     """Ends a request, or all."""
     asked = _read(call, Abort)
     if asked.abort_all:
@@ -293,7 +293,7 @@ async def abort_request(service: Service, call: Call) -> Response:
     return Response(status_code=200)
 
 
-async def loads(service: Service, _: Call) -> Response:
+async def loads(service: Service, _: HttpRequest) -> Response:
     """Tells how busy the engine is. Sections that `include` asks for and that a load here has not are left out."""
     stats = await service.ask(service.engine.stats)
     load = {
@@ -307,7 +307,7 @@ async def loads(service: Service, _: Call) -> Response:
     return answer({"version": __version__, "dp_rank_count": 1, "loads": [load]})
 
 
-async def get_load(service: Service, _: Call) -> Response:
+async def get_load(service: Service, _: HttpRequest) -> Response:
     """Tells how busy the engine is, in the older shape, of which gateways add up the tokens."""
     stats = await service.ask(service.engine.stats)
     waiting = stats["waiting"]
@@ -316,7 +316,7 @@ async def get_load(service: Service, _: Call) -> Response:
     return answer([load])
 
 
-async def tokenize(service: Service, call: Call) -> Response:
+async def tokenize(service: Service, call: HttpRequest) -> Response:
     """Gives the token ids of text."""
     asked = _read(call, Text)
     service.check_model(asked.model)
@@ -332,7 +332,7 @@ async def tokenize(service: Service, call: Call) -> Response:
     })  # fmt: skip
 
 
-async def detokenize(service: Service, call: Call) -> Response:
+async def detokenize(service: Service, call: HttpRequest) -> Response:
     """Gives the text of token ids."""
     asked = _read(call, Ids)
     service.check_model(asked.model)
@@ -351,14 +351,14 @@ async def detokenize(service: Service, call: Call) -> Response:
     return answer({"text": texts if nested else texts[0]})
 
 
-async def separate_reasoning(_: Service, call: Call) -> Response:
+async def separate_reasoning(_: Service, call: HttpRequest) -> Response:
     """Splits reasoning from an answer."""
     asked = _read(call, Reasoning)
     reasoning, text = ReasoningParser.split(asked.reasoning_parser, asked.text)
     return answer({"reasoning_text": reasoning, "text": text})
 
 
-async def parse_function_call(_: Service, call: Call) -> Response:
+async def parse_function_call(_: Service, call: HttpRequest) -> Response:
     """Finds the calls in an answer."""
     asked = _read(call, FunctionCalls)
     found = parse_answer(asked.tool_call_parser, asked.text)
@@ -371,7 +371,7 @@ async def parse_function_call(_: Service, call: Call) -> Response:
     return answer({"normal_text": found.content, "calls": calls})
 
 
-async def update_weights(service: Service, call: Call) -> Response:
+async def update_weights(service: Service, call: HttpRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
     asked = _read(call, Weights)
     try:
@@ -382,7 +382,7 @@ async def update_weights(service: Service, call: Call) -> Response:
     return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
 
 
-async def start_profile(service: Service, call: Call) -> Response:
+async def start_profile(service: Service, call: HttpRequest) -> Response:
     """Starts a profile of the engine's steps."""
     asked = call.read(PROFILE) if call.data else ProfileRequest()
     folder = asked.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
@@ -391,12 +391,12 @@ async def start_profile(service: Service, call: Call) -> Response:
     return answer({"success": True, "output_dir": os.path.abspath(folder)})
 
 
-async def stop_profile(service: Service, _: Call) -> Response:
+async def stop_profile(service: Service, _: HttpRequest) -> Response:
     """Ends the profile, and writes its trace."""
     return answer({"success": True, "path": await service.ask(service.engine.stop_profile, at_most_s=_LONGEST_S)})
 
 
-def _read(call: Call, kind: type[Any]) -> Any:
+def _read(call: HttpRequest, kind: type[Any]) -> Any:
     return call.read(Fields(kind, {}, {}))
 
 

@@ -43,7 +43,7 @@ _QUERY_NEUTRAL = ("beta",)  # Anthropic's client says it of fields that are know
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpRequest:
     """A request, as handlers see it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Call:
         return fields.read(self.object(), self.unused if self.reports else None)
 
 
-Handler: TypeAlias = Callable[[Service, Call], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Endpoint:
             key = self._gate.key_of(request, route.access)
             with self._gate.opened(key, route.works):
                 service = self._service()
-                call = Call(
+                call = HttpRequest(
                     await read_bytes(request, int(service.settings.max_body_mb * 2**20)),
                     request.path_params,
                     request.query_params,
@@ -181,7 +181,7 @@ class Endpoint:
             pass
 
     async def _handle(
-        self, service: Service, call: Call, protocol: Protocol, scope: Scope, receive: Receive, send: Send
+        self, service: Service, call: HttpRequest, protocol: Protocol, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
             response = await self._route.handler(service, call)

@@ -22,7 +22,7 @@ Finish: TypeAlias = Literal["stop", "length", "filter", "pause"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call of a tool. `input` is a text for a custom tool of OpenAI's, else an object."""
 
     name: str
@@ -51,7 +51,7 @@ class Say:
     _: KW_ONLY
     thinking: str = ""
     refusal: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     finish: Finish = "stop"
     cached: int = 0
     written: int = 0
@@ -175,7 +175,7 @@ class ServedAnswer:
 
     text: str
     say: Say
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
     finish: Finish
     stop: str | None
     prompt_tokens: int
@@ -225,7 +225,7 @@ def told(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
         text, stop, finish = "".join(words(text)[:left]), None, "length"
     calls = say.calls
     if wanted.tool is not None and not calls and not say.refusal and finish == "stop":
-        calls, text = (Call(wanted.tool, text if wanted.custom else json.loads(text)),), ""
+        calls, text = (ToolCall(wanted.tool, text if wanted.custom else json.loads(text)),), ""
     return ServedAnswer(text, say, calls, finish, stop, count(wanted.prompt), thoughts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Call, Fail, ServedAnswer, Wanted
+from sglang_lite.testing.answers import Fail, ServedAnswer, ToolCall, Wanted
 from sglang_lite.testing.api import problem, texts
 
 _FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
@@ -196,11 +196,11 @@ def _reason(told: ServedAnswer) -> Any:
     return "tool_calls" if told.calls and told.finish == "stop" else _FINISH[told.finish]
 
 
-def _arguments(call: Call) -> str:
+def _arguments(call: ToolCall) -> str:
     return call.input if isinstance(call.input, str) else json.dumps(call.input)
 
 
-def _call(call: Call, key: str) -> Any:
+def _call(call: ToolCall, key: str) -> Any:
     from openai.types.chat import ChatCompletionMessageCustomToolCall, ChatCompletionMessageFunctionToolCall
     from openai.types.chat.chat_completion_message_custom_tool_call import Custom
     from openai.types.chat.chat_completion_message_function_tool_call import Function

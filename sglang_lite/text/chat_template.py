@@ -19,8 +19,8 @@ from sglang_lite.protocol.anything import Json
 MAX_TEMPLATE_CHARS = 200_000
 
 
-class ChatTemplate(Protocol):
-    """Interface of a chat template, as the interpreter needs it."""
+class TurnTemplate(Protocol):
+    """Interface of what writes the turns of a chat: a model's own JinjaTemplate, or a ChatTemplate of fixed texts."""
 
     @property
     def name(self) -> str: ...
@@ -106,7 +106,7 @@ class JinjaTemplate:
             raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
-        """The text before and after the content of a turn, as in ChatTemplate.
+        """The text before and after the content of a turn, as in TurnTemplate.
 
         Raises:
             TemplateError: the template does not render this sequence of roles turn by turn.

@@ -131,7 +131,7 @@ def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A call as it is written.
 
     Attributes:
@@ -162,7 +162,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ParsedAnswer:
     """A whole answer.
 
     Attributes:
@@ -171,7 +171,7 @@ class Answer:
 
     reasoning: str
     content: str
-    calls: tuple[Call, ...]
+    calls: tuple[WrittenCall, ...]
     complete: bool
 
 
@@ -330,14 +330,14 @@ def _head(spelled: ToolFormat) -> regex.Pattern[str]:
 
 def parse_answer(
     family: str, text: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
-) -> Answer:
+) -> ParsedAnswer:
     """A whole answer, read. Arguments and errors as of ToolParser."""
     parser = ToolParser(family, reasoning, tools)
     pieces = (parser.push(text), parser.flush())
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
     for piece in (piece for part in pieces for piece in part.calls):
         if piece.name:
-            calls.append(Call(piece.name, ""))
-        calls[-1] = Call(calls[-1].name, calls[-1].arguments + piece.arguments)
+            calls.append(WrittenCall(piece.name, ""))
+        calls[-1] = WrittenCall(calls[-1].name, calls[-1].arguments + piece.arguments)
     thought, content = "".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)
-    return Answer(thought, content, tuple(calls), complete=not parser.open)
+    return ParsedAnswer(thought, content, tuple(calls), complete=not parser.open)

@@ -10,8 +10,8 @@ from sglang_lite.engine import frames
 from sglang_lite.engine.frames import (
     HEADER,
     Abort,
-    Answer,
     Ask,
+    AskReply,
     Command,
     Extend,
     Log,
@@ -63,7 +63,7 @@ REPORTS = [
     RequestEvent(1, Delta("a", (1,), (), 2), 5, (0,), "x"),
     RequestEvent(1, Generation("a", (1,), usage=Usage(3, 2, 1), meta={"k": [1]})),
     RequestEvent(1, frames.failure_of(aborted())),
-    Answer(2, {"steps": 3, "s": 0.5}),
+    AskReply(2, {"steps": 3, "s": 0.5}),
     Log("sglang_lite", 20, "é"),
 ]
 
@@ -81,14 +81,14 @@ def test_reports_cross_whole(message):
 @pytest.mark.parametrize("value", [object(), 2**70, {1, object()}, lambda: 0])
 def test_what_has_no_form_is_refused_where_it_is_sent(value):
     with pytest.raises(ParameterError, match="in_process=True"):
-        frames.frame([Answer(1, value)])
+        frames.frame([AskReply(1, value)])
 
 
 def test_what_holds_itself_is_refused():
     loop = []
     loop.append(loop)
     with pytest.raises(ParameterError):
-        frames.frame([Answer(1, loop)])
+        frames.frame([AskReply(1, loop)])
 
 
 def test_a_message_larger_than_a_frame_is_refused(monkeypatch):

@@ -10,14 +10,14 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
-from sglang_lite.lang.backend.scripted import Call
+from sglang_lite.lang.backend.scripted import ScriptedRequest
 from sglang_lite.protocol import UNSET, Generation, JsonSchema, Number, Regex, Usage
 from tests.conformance.case import Never
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import Gated, within
 
 
-def echo(call: Call) -> str:
+def echo(call: ScriptedRequest) -> str:
     """Answers with how long the prompt is, so that every answer depends on everything before it."""
     return f"<{len(call.prompt.text)}>"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_lite.lang.execution.turn_match import Answer, Hole, Value, read
+from sglang_lite.lang.execution.turn_match import Hole, OverrunAnswer, Value, read
 
 WRITTEN = json.loads((Path(__file__).parent / "turns" / "written.json").read_text())
 LINE = Hole(("\n",))
@@ -15,7 +15,7 @@ FIELDS = ("Name:", LINE, "\nYear:", LINE, "\nCity:", LINE)
 
 
 def answer(text, *, ended=True, count=None, tokens=()):
-    return Answer(text, ended, len(text.split()) if count is None else count, tokens)
+    return OverrunAnswer(text, ended, len(text.split()) if count is None else count, tokens)
 
 
 def texts(text, parts=FIELDS, **told):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
-from sglang_lite.engine.sglang.api import Answer, read_request, read_sampling
+from sglang_lite.engine.sglang.api import SampleAnswer, read_request, read_sampling
 from sglang_lite.engine.sglang.server_args import engine_settings
 from sglang_lite.protocol import Ebnf, Generation, JsonSchema, Regex, SamplingParams, StructuralTag, Tag, TokenLogprob
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -121,7 +121,7 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
         params = SamplingParams(
             return_logprob=True, logprob_start_len=start, top_logprobs_num=1, return_text_in_logprobs=True
         )
-        answer = Answer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
+        answer = SampleAnswer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
         meta = answer.take(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
         nothing = [(None, 3, "<3>")] if start == 0 else []
         assert meta["input_token_logprobs"] == nothing + [(-1.0, 5, "e")] * reported

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import sglang_lite as sgl
-from sglang_lite.testing import Buffered, Call, Cut, Fail, Html, Say, Slow, overload, rate_limit
+from sglang_lite.testing import Buffered, Cut, Fail, Html, Say, Slow, ToolCall, overload, rate_limit
 
 TURN: Any = [{"role": "user", "content": "Where is the Louvre?"}]
 
@@ -127,7 +127,7 @@ def test_a_tool_that_is_demanded_is_called(server, gpt, claude):
 
 
 def test_tools_are_called_when_the_script_says_so(server, gpt, claude):
-    server.answers = Say(calls=(Call("go", {"city": "Paris"}), Call("stay", {})))
+    server.answers = Say(calls=(ToolCall("go", {"city": "Paris"}), ToolCall("stay", {})))
     tools = [{"type": "function", "function": {"name": name}} for name in ("go", "stay")]
     calls = chat(gpt, tools=tools).choices[0].message.tool_calls
     assert [call.function.name for call in calls] == ["go", "stay"]

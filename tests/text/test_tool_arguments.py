@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.constraints import memo
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import JsonSchema
-from sglang_lite.text.tool_calls import Call, ToolParser, call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_calls import ToolParser, WrittenCall, call_text, calls_constraint, parse_answer
 from sglang_lite.text.tool_formats import FORMATS
 from tests.counts import some
 from tests.text.test_tool_calls import SEND, SENDING, TAGGED, mutated, tool, written
@@ -86,8 +86,8 @@ def in_pieces(family, text, cuts):
     for call in (call for piece in pieces for call in piece.calls):
         assert call.index in (len(found) - 1, len(found))
         if call.index == len(found):
-            found.append(Call(call.name, ""))
-        found[-1] = Call(found[-1].name, found[-1].arguments + call.arguments)
+            found.append(WrittenCall(call.name, ""))
+        found[-1] = WrittenCall(found[-1].name, found[-1].arguments + call.arguments)
     return found
 
 

@@ -17,7 +17,7 @@ from sglang_lite.constraints.schema import json_schema, parse_json
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import SamplingParams, ValueValidationError
 from sglang_lite.text.tool_arguments import arguments_text
-from sglang_lite.text.tool_calls import Answer, Call, ToolParser, call_text, calls_constraint, parse_answer
+from sglang_lite.text.tool_calls import ParsedAnswer, ToolParser, WrittenCall, call_text, calls_constraint, parse_answer
 from sglang_lite.text.tool_formats import FORMATS, family_of
 from tests.constraints.test_generation import random_model
 from tests.counts import some
@@ -132,9 +132,9 @@ def test_text_and_calls_are_what_was_written(family):
     text = written(family, "Let me see. ", one, two)
     constraint = calls_constraint(family, TOOLS)
     assert sgl.grammar.matches(constraint, text)
-    calls = Call("add", '{"a": 1, "s": "}"}'), Call("now", "{}")
-    assert parse_answer(family, text, tools=TOOLS) == Answer("", "Let me see. ", calls, complete=True)
-    assert parse_answer(family, f"<think>hm</think>{text}", "qwen3", TOOLS) == Answer(
+    calls = WrittenCall("add", '{"a": 1, "s": "}"}'), WrittenCall("now", "{}")
+    assert parse_answer(family, text, tools=TOOLS) == ParsedAnswer("", "Let me see. ", calls, complete=True)
+    assert parse_answer(family, f"<think>hm</think>{text}", "qwen3", TOOLS) == ParsedAnswer(
         "hm", "Let me see. ", calls, complete=True
     )
     assert not sgl.grammar.matches(constraint, text.replace("now", "never"))
@@ -193,7 +193,7 @@ def test_an_answer_that_is_cut_short_anywhere_is_read_as_far_as_it_goes(family):
     ],
 )
 def test_what_only_looks_like_a_call_is_text(text):
-    assert parse_answer("qwen", text) == Answer("", text, (), complete=True)
+    assert parse_answer("qwen", text) == ParsedAnswer("", text, (), complete=True)
 
 
 def test_a_call_that_does_not_end_as_it_should_keeps_its_number():
@@ -220,7 +220,7 @@ def test_marks_of_reasoning_are_text_behind_it():
     )
     answer = parse_answer("qwen", text, "qwen3")
     assert (answer.reasoning, answer.content) == ("a", "b <think> ")
-    assert answer.calls == (Call("f", '{"x": "<think></think>"}'),)
+    assert answer.calls == (WrittenCall("f", '{"x": "<think></think>"}'),)
 
 
 @pytest.mark.sampled(3)
@@ -336,13 +336,15 @@ def test_answers_as_models_that_reason_write_them():
     call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
     text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
     assert sgl.grammar.matches(calls_constraint("gpt-oss", TOOLS, reasoning="gpt-oss"), text)
-    assert parse_answer("gpt-oss", text + "<|call|>", "gpt-oss") == Answer("Hm.", "", (Call("now", "{}"),), True)
+    assert parse_answer("gpt-oss", text + "<|call|>", "gpt-oss") == ParsedAnswer(
+        "Hm.", "", (WrittenCall("now", "{}"),), True
+    )
     final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello."
     assert sgl.grammar.matches(calls_constraint("gpt-oss", TOOLS, reasoning="gpt-oss"), final)
-    assert parse_answer("gpt-oss", final + "<|return|>", "gpt-oss") == Answer("Hm.", "Hello.", (), True)
+    assert parse_answer("gpt-oss", final + "<|return|>", "gpt-oss") == ParsedAnswer("Hm.", "Hello.", (), True)
     thought = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello.<|close|>response<|sep|><|close|>message<|sep|>"
     assert sgl.grammar.matches(calls_constraint("kimi_k3", TOOLS, reasoning="kimi_k3"), thought)
-    assert parse_answer("kimi_k3", thought, "kimi_k3") == Answer("Hm.", "Hello.", (), True)
+    assert parse_answer("kimi_k3", thought, "kimi_k3") == ParsedAnswer("Hm.", "Hello.", (), True)
 
 
 @lru_cache(maxsize=16)

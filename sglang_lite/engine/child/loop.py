@@ -31,8 +31,8 @@ from sglang_lite.engine.child.stalls import watch_steps
 from sglang_lite.engine.connection import BrokenFrameError, Connection
 from sglang_lite.engine.frames import (
     Abort,
-    Answer,
     Ask,
+    AskReply,
     Close,
     Command,
     Drop,
@@ -389,19 +389,19 @@ class CommandHandler:
                     compiled.add_done_callback(partial(self._compiled, message.id))
                     return
         except Exception as error:
-            self._outgoing.post(Answer(message.id, failure=failure_of(error)))
+            self._outgoing.post(AskReply(message.id, failure=failure_of(error)))
         else:
-            self._outgoing.post(Answer(message.id, value))
+            self._outgoing.post(AskReply(message.id, value))
 
     def _encoded(self, number: int, texts: Future[NDArray[np.float32]]) -> None:
         if error := texts.exception():
-            self._outgoing.post(Answer(number, failure=failure_of(error)))
+            self._outgoing.post(AskReply(number, failure=failure_of(error)))
         else:
-            self._outgoing.post(Answer(number, texts.result().tobytes()))
+            self._outgoing.post(AskReply(number, texts.result().tobytes()))
 
     def _compiled(self, number: int, compiled: Future[CompiledGrammar]) -> None:
         error = compiled.exception()
-        self._outgoing.post(Answer(number, failure=None if error is None else failure_of(error)))
+        self._outgoing.post(AskReply(number, failure=None if error is None else failure_of(error)))
 
 
 def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as RequestEvent has it

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Answer, Log, Progress, Report, RequestEvent, failure_of, frame
+from sglang_lite.engine.frames import AskReply, Log, Progress, Report, RequestEvent, failure_of, frame
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 
@@ -142,8 +142,8 @@ class Outgoing:
             (message,) = messages
             if isinstance(message, RequestEvent):
                 message = RequestEvent(message.id, failure_of(error), message.cached, message.path, message.name)
-            elif isinstance(message, Answer):
-                message = Answer(message.id, failure=failure_of(error))
+            elif isinstance(message, AskReply):
+                message = AskReply(message.id, failure=failure_of(error))
             else:
                 return
             data = frame([message])

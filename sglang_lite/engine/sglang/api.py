@@ -244,7 +244,7 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
 # ------------------------------------------------------------------------------------------------------ answers
 
 
-class Answer:
+class SampleAnswer:
     """Answer of a sample, as the dictionary of the protocol: after every event, all that has come so far.
 
     Args:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sglang_lite.engine.core import Core
-from sglang_lite.engine.sglang.api import Answer
+from sglang_lite.engine.sglang.api import SampleAnswer
 from sglang_lite.protocol import BatchError, Delta, Generation, OverloadedError, RequestAbortedError, SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.open_requests import Ticket
@@ -51,7 +51,7 @@ class Running:
     ) -> None:
         self._engine, self._post, self._is_list, self._stream = engine, post, is_list, stream
         self._flush = flush
-        self._answers: list[Answer] = []
+        self._answers: list[SampleAnswer] = []
         self._waiting: deque[tuple[int, GenerateRequest]] = deque()  # with the index of the call's first answer
         decode = partial(engine.tokenizer.decode, skip_special=False)
         for number, call in enumerate(calls):
@@ -66,7 +66,7 @@ class Running:
                 rid = call.rid if call.samples == 1 else f"{call.rid}_{index - first}"
                 place = index if is_list and stream else None
                 version = engine.config.weight_version
-                self._answers.append(Answer(call, ids, place, decode, rid=rid, weight_version=version))
+                self._answers.append(SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version))
         self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not come

@@ -34,7 +34,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.sampling import given
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
@@ -84,7 +84,7 @@ class BaseBackend:
     unset_max_tokens: int | None = 128
 
     def __init__(self) -> None:
-        self.chat_template: ChatTemplate | None = None
+        self.chat_template: TurnTemplate | None = None
 
     # ----------------------------------------------------------------------------------- native hooks
 
@@ -237,7 +237,7 @@ class BaseBackend:
         """Digest of its model's tokens: ids mean the same where it is the same. None: nobody knows."""
         return None
 
-    def get_chat_template(self) -> ChatTemplate | None:
+    def get_chat_template(self) -> TurnTemplate | None:
         """The chat template: how roles become text; None where the model has none."""
         if self.chat_template is None and self.blocking:
             from sglang_lite.lang.chat_template import get_chat_template

@@ -9,7 +9,7 @@ from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 # docs.vllm.ai/en/latest/deployment/frameworks/crusoe and docs.crusoecloud.com, read on 2026-11-22
 BASE_URL = "https://api.inference.crusoecloud.com/v1"
@@ -38,7 +38,7 @@ class Crusoe(OpenAI):
         model_name: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        chat_template: ChatTemplate | None = None,
+        chat_template: TurnTemplate | None = None,
         **kwargs: Foreign,
     ) -> None:
         given: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.protocol import Constraint, Location, SamplingParams, Usage
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 
 class DelegatingBackend(BaseBackend):
@@ -41,7 +41,7 @@ class DelegatingBackend(BaseBackend):
     def identity(self) -> tuple[Json, ...]:
         return self.backend.identity()
 
-    def get_chat_template(self) -> ChatTemplate | None:
+    def get_chat_template(self) -> TurnTemplate | None:
         return self.backend.get_chat_template()
 
     def tokenizer_digest(self) -> str | None:

@@ -18,7 +18,7 @@ from sglang_lite.lang.backend.remote_api import Api, Target
 from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 
 class LiteLLM(RemoteBackend):
@@ -51,7 +51,7 @@ class LiteLLM(RemoteBackend):
     def __init__(
         self,
         model_name: str,
-        chat_template: ChatTemplate | None = None,
+        chat_template: TurnTemplate | None = None,
         api_key: str | None = None,
         organization: str | None = None,
         base_url: str | None = None,

@@ -24,7 +24,7 @@ from sglang_lite.protocol import (
     TemplateError,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class LocalBackend(BaseBackend):
         model = (str(config.model), config.revision, config.load_format, config.quantization)
         return *super().identity(), *model, config.device, config.dtype, config.kv_dtype, config.seed
 
-    def get_chat_template(self) -> ChatTemplate | None:
+    def get_chat_template(self) -> TurnTemplate | None:
         if self.chat_template is None:
             self.chat_template = self.engine.chat_template() or self._registered()
         return self.chat_template
@@ -132,7 +132,7 @@ class LocalBackend(BaseBackend):
         template = self.get_chat_template()
         return family_of(template.source) if isinstance(template, JinjaTemplate) else None
 
-    def _registered(self) -> ChatTemplate | None:
+    def _registered(self) -> TurnTemplate | None:
         """The template that SGLang's registry has for the model's name."""
         from sglang_lite.lang.chat_template import get_chat_template_by_model_path
 

@@ -26,7 +26,7 @@ from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # whe
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import ParameterError, Prompt, Selection
 from sglang_lite.protocol.anything import Foreign
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 _APIS = ("chat", "responses", "completions")
 
@@ -73,7 +73,7 @@ class OpenAI(RemoteBackend):
         self,
         model_name: str,
         is_chat_model: bool | None = None,
-        chat_template: ChatTemplate | None = None,
+        chat_template: TurnTemplate | None = None,
         is_azure: bool = False,
         *args: Foreign,
         profile: str | Profile | None = None,

@@ -20,8 +20,7 @@ from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
-from sglang_lite.lang.chat_template import ChatTemplateStyle
+from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.protocol import (
     BackendError,
     CapabilityError,
@@ -46,7 +45,7 @@ from sglang_lite.protocol.recording import (
     RecordingEnd,
     RecordingHead,
 )
-from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 _QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
@@ -55,7 +54,7 @@ _SHORTEST_SECRET = 8
 
 
 @dataclass(slots=True)
-class _Call:
+class _OpenCall:
     """A call that is under way."""
 
     number: int
@@ -154,13 +153,13 @@ class Recording(DelegatingBackend):
         return selection
 
     @contextlib.contextmanager
-    def _recorded(self, request: RecordedRequest, *, stream: bool) -> Iterator[_Call]:
+    def _recorded(self, request: RecordedRequest, *, stream: bool) -> Iterator[_OpenCall]:
         """Keeps a call, which is made inside, whatever comes of it."""
         if self._file.closed:
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        call = _Call(next(self._numbers), request, asked_node(), stream, time.perf_counter())
+        call = _OpenCall(next(self._numbers), request, asked_node(), stream, time.perf_counter())
         try:
             yield call
         except BaseException as error:
@@ -168,7 +167,7 @@ class Recording(DelegatingBackend):
             raise
         self._ended(call, None)
 
-    def _ended(self, call: _Call, error: BaseException | None) -> None:
+    def _ended(self, call: _OpenCall, error: BaseException | None) -> None:
         ended = time.perf_counter() - call.began
         with self._lock:
             if self._file.closed:
@@ -253,10 +252,10 @@ def request_key(request: RecordedRequest) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
 
 
-def _template(template: ChatTemplate | None) -> RecordedTemplate | None:
+def _template(template: TurnTemplate | None) -> RecordedTemplate | None:
     if isinstance(template, JinjaTemplate):
         return RecordedTemplate(template.name, template.source, tuple(template.special_tokens.items()))
-    if isinstance(template, PlainTemplate):
+    if isinstance(template, ChatTemplate):
         turns = tuple((role, *texts) for role, texts in template.role_prefix_and_suffix.items())
         return RecordedTemplate(
             template.name, turns=turns, default_system_prompt=template.default_system_prompt,

@@ -45,7 +45,7 @@ from sglang_lite.protocol import (
     Selection,
 )
 from sglang_lite.protocol.anything import Foreign, Json, UserValue
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
@@ -94,7 +94,7 @@ class RemoteBackend(BaseBackend):
         profile: Profile | Callable[[], Profile],
         policy: Policy,
         capabilities: Capabilities | None,
-        chat_template: ChatTemplate,
+        chat_template: TurnTemplate,
         rate_limit: RateLimit | None = None,
     ) -> None:
         super().__init__()

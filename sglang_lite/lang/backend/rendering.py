@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import msgspec
 
-from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
+from sglang_lite.lang.chat_template import ChatTemplate
 from sglang_lite.protocol import Message, Prompt, Span
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 
-def text_outside(prompt: Prompt, template: ChatTemplate | None) -> str:
+def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     """The text before the first turn that does not follow on the one before it. Blanks don't count."""
     assert template is not None
     rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
@@ -30,7 +30,7 @@ def text_outside(prompt: Prompt, template: ChatTemplate | None) -> str:
     return ""
 
 
-def rendered(prompt: Prompt, template: ChatTemplate | None, written_by: ChatTemplate | None) -> Prompt:
+def rendered(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
     """A prompt of turns in another template's marks, its text outside turns before them; as it is, where it has no
     turns or there is no template. Text of turns names no special tokens."""
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
@@ -47,9 +47,9 @@ def rendered(prompt: Prompt, template: ChatTemplate | None, written_by: ChatTemp
     return msgspec.structs.replace(prompt, spans=tuple(span for span in spans if span.text))
 
 
-def without_marks(template: ChatTemplate) -> ChatTemplate:
+def without_marks(template: TurnTemplate) -> TurnTemplate:
     """A template for an API that renders turns itself: without stop strings and placeholders of images."""
-    return replace(template, stop_str=(), image_token="") if isinstance(template, PlainTemplate) else template
+    return replace(template, stop_str=(), image_token="") if isinstance(template, ChatTemplate) else template
 
 
 def _squeezed(text: str) -> str:

@@ -18,8 +18,7 @@ from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.lang.backend.turns import TurnRules
-from sglang_lite.lang.chat_template import ChatTemplate as PlainTemplate
-from sglang_lite.lang.chat_template import ChatTemplateStyle
+from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import (
     CapabilityError,
@@ -35,7 +34,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, RecordedTemplate, RecordingEnd, RecordingHead
-from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 _LONGEST_LINE = wire.LIMITS.bytes
 _SHOWN = 40  # characters of a text on each side of where it differs
@@ -69,7 +68,7 @@ class Replay(BaseBackend):
         match: Literal["request", "node"] = "request",
         timing: bool = False,
         partial: bool = False,
-        chat_template: ChatTemplate | None = None,
+        chat_template: TurnTemplate | None = None,
     ) -> None:
         super().__init__()
         if match not in ("request", "node"):
@@ -309,12 +308,12 @@ def _wrong(path: Path, number: int, problem: str, pointer: str = "") -> WireErro
     return WireError(f"{path}, line {number}: {problem}", pointer=pointer, hint="Record it again.")
 
 
-def _template(template: RecordedTemplate | None) -> ChatTemplate | None:
+def _template(template: RecordedTemplate | None) -> TurnTemplate | None:
     if template is None:
         return None
     if template.source:
         return JinjaTemplate(template.source, dict(template.special_tokens), template.name)
-    return PlainTemplate(
+    return ChatTemplate(
         template.name, template.default_system_prompt, {role: (start, end) for role, start, end in template.turns},
         template.stop_str, template.image_token,
         style=ChatTemplateStyle.LLAMA2 if template.llama2 else ChatTemplateStyle.PLAIN,

@@ -48,7 +48,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.text.chat_template import ChatTemplate, JinjaTemplate
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_formats import family_of
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class RuntimeEndpoint(BaseBackend):
     def identity(self) -> tuple[Json, ...]:
         return *super().identity(), self.base_url
 
-    def get_chat_template(self) -> ChatTemplate | None:
+    def get_chat_template(self) -> TurnTemplate | None:
         if self.chat_template is None:
             source = self._ours.get("chat_template")
             if isinstance(source, str):

@@ -35,14 +35,14 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import PARAMETERS, given
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 from sglang_lite.text.stop import StopMatcher, compiled_stop
 
 _TOKEN = re.compile(r"\s*\S+|\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptedRequest:
     """Request to a scripted backend. `choices` only for a selection."""
 
     prompt: Prompt
@@ -51,7 +51,7 @@ class Call:
     choices: tuple[str, ...] | None = None
 
 
-Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[Call], str]"
+Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[ScriptedRequest], str]"
 
 
 class Rules:
@@ -87,18 +87,18 @@ class Rules:
 class ScriptedBackend(BaseBackend):
     """
     Args:
-        answers: what to say. A callable gets each Call. A mapping goes from text or compiled patterns to answers: of
-            those found in the prompt, the one found last, nearest to the end, answers. An answer is text, an exception
-            to raise, a list that is gone through (its last item stays), or a callable of the Call.
+        answers: what to say. A callable gets each ScriptedRequest. A mapping goes from text or compiled patterns to
+            answers: of those found in the prompt, the one found last, nearest to the end, answers. An answer is text,
+            an exception to raise, a list that is gone through (its last item stays), or a callable of the request.
         default: the answer where no rule fits; a node with a constraint gets a random text that satisfies it.
-        latency: seconds each call takes, or a function of the Call.
+        latency: seconds each request takes, or a function of it.
         seed: of random texts; those of a call that has a seed of its own depend on that one.
 
     An answer is cut at the node's stop strings and patterns, at the end of the number that was asked for, and after
     `max_tokens` words. One that breaks the node's constraint is an error, as it could not have been generated.
 
     Attributes:
-        calls: every Call, in order.
+        calls: every request, in order.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
@@ -107,10 +107,10 @@ class ScriptedBackend(BaseBackend):
     @tells_names
     def __init__(
         self,
-        answers: Callable[[Call], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
+        answers: Callable[[ScriptedRequest], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
         *,
         default: str = "",
-        latency: float | Callable[[Call], float] = 0.0,
+        latency: float | Callable[[ScriptedRequest], float] = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class ScriptedBackend(BaseBackend):
                 "answers", f"a {type(answers).__name__} is neither a mapping nor a callable.",
                 hint='For answers whatever is asked, one after another: {"": ["first", "second"]}.',
             )  # fmt: skip
-        self.calls: list[Call] = []
+        self.calls: list[ScriptedRequest] = []
         self._rules = Rules(answers)
         self._default = default
         self._latency = latency
@@ -128,7 +128,7 @@ class ScriptedBackend(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        call = Call(prompt, params, constraint)
+        call = ScriptedRequest(prompt, params, constraint)
         await asyncio.sleep(self._seconds(call))
         for generation in self._generations(call):
             if stream:
@@ -137,23 +137,23 @@ class ScriptedBackend(BaseBackend):
             yield generation
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        call = Call(prompt, SamplingParams(), choices=tuple(choices))
+        call = ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices))
         await asyncio.sleep(self._seconds(call))
         return self._selection(call, unconditional)
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> list[Generation] | None:
-        return None if self._latency else self._generations(Call(prompt, params, constraint))
+        return None if self._latency else self._generations(ScriptedRequest(prompt, params, constraint))
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
         return (
             None
             if self._latency
-            else self._selection(Call(prompt, SamplingParams(), choices=tuple(choices)), unconditional)
+            else self._selection(ScriptedRequest(prompt, SamplingParams(), choices=tuple(choices)), unconditional)
         )
 
-    def _selection(self, call: Call, unconditional: bool) -> Selection:
+    def _selection(self, call: ScriptedRequest, unconditional: bool) -> Selection:
         self.calls.append(call)
         prompt, choices = call.prompt.text, call.choices or ()
         answer = self._answer(call, prompt)
@@ -170,13 +170,13 @@ class ScriptedBackend(BaseBackend):
     def get_model_name(self) -> str:
         return "scripted"
 
-    def get_chat_template(self) -> ChatTemplate:
+    def get_chat_template(self) -> TurnTemplate:
         return self.chat_template or get_chat_template("chatml")
 
-    def _seconds(self, call: Call) -> float:
+    def _seconds(self, call: ScriptedRequest) -> float:
         return self._latency(call) if callable(self._latency) else self._latency
 
-    def _generations(self, call: Call) -> list[Generation]:
+    def _generations(self, call: ScriptedRequest) -> list[Generation]:
         values = given(call.params)
         for parameter in PARAMETERS:
             if parameter.name in values:
@@ -184,7 +184,7 @@ class ScriptedBackend(BaseBackend):
         self.calls.append(call)
         return [self._generate(call, index) for index in range(call.params.samples)]
 
-    def _generate(self, call: Call, index: int) -> Generation:
+    def _generate(self, call: ScriptedRequest, index: int) -> Generation:
         prompt, params = call.prompt.text, call.params  # joined anew each time it is read
         text = self._answer(call, prompt)
         if text is None:
@@ -216,7 +216,7 @@ class ScriptedBackend(BaseBackend):
             index=index,
         )
 
-    def _answer(self, call: Call, prompt: str) -> str | None:
+    def _answer(self, call: ScriptedRequest, prompt: str) -> str | None:
         answer: str | Exception | None = self._rules.answer(prompt, call)
         if isinstance(answer, Exception):
             raise answer

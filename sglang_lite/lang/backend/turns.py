@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.protocol import Message, Prompt, Span
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 GO_ON = (
     "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
@@ -52,12 +52,12 @@ def from_start(prompt: Prompt) -> Prompt:
     return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
 
 
-def asked_to_go_on(prompt: Prompt, template: ChatTemplate) -> Prompt:
+def asked_to_go_on(prompt: Prompt, template: TurnTemplate) -> Prompt:
     """A prompt whose open turn is shown as finished, with the user asking to go on with it."""
     return answered(prompt, "", GO_ON, template) if prompt.partial.strip() else prompt
 
 
-def answered(prompt: Prompt, answer: str, words: str, template: ChatTemplate) -> Prompt:
+def answered(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
     """A prompt whose open turn, the assistant's, ends with an answer, with words of the user behind it, and the next
     turn of the assistant open."""
     before = [{"role": message.role, "content": ""} for message in prompt.messages]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_lite.lang.call import start_thread
+from sglang_lite.lang.body_run import start_thread
 from sglang_lite.lang.compilation.blanks import Blank, origin_of, resolved
 from sglang_lite.lang.compilation.script import (
     Action,

@@ -16,7 +16,7 @@ from sglang_lite.program.nodes import Select
 from sglang_lite.protocol.anything import UserValue
 
 if TYPE_CHECKING:
-    from sglang_lite.text.chat_template import ChatTemplate
+    from sglang_lite.text.chat_template import TurnTemplate
 
 
 class Specialization:
@@ -33,7 +33,7 @@ class Specialization:
 
     def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
         self.backend, self.settings = backend, settings
-        self.template: ChatTemplate | None = backend.get_chat_template()
+        self.template: TurnTemplate | None = backend.get_chat_template()
         self.compiled, self.scripts = compile_program(program, backend, settings)
         self.filler = Filler(self.compiled)
         nodes = all_nodes(self.compiled.nodes, self.compiled.parts)

@@ -19,7 +19,7 @@ from sglang_lite.protocol import (
 )
 
 if TYPE_CHECKING:
-    from sglang_lite.text.chat_template import ChatTemplate
+    from sglang_lite.text.chat_template import TurnTemplate
 
 
 def check_repair(
@@ -60,7 +60,7 @@ def shows(options: GenOptions, op: GenOp) -> bool:
     return options.repair and bool(op.refused) and answer_to_show(op.refused[-1]) is not None
 
 
-def repaired(prompt: Prompt, op: GenOp, template: ChatTemplate | None) -> Prompt:
+def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
     """The prompt of the next attempt: behind it the last answer, and what was wrong with it."""
     if template is None:
         raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")

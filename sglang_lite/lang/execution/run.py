@@ -35,7 +35,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.saved import SavedAnswer
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.api_speculation import ApiSpeculation
@@ -156,7 +156,7 @@ class Run:
         self.remembered: tuple[SavedAnswer, ...] = ()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.context = _NO_CONTEXT
-        self._template: ChatTemplate | None = None
+        self._template: TurnTemplate | None = None
         self.state: Callable[[], Any] = _no_state
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
@@ -176,7 +176,7 @@ class Run:
         return PushedBranch(PushedProgram(self.backend, stream=settings.stream, priority=settings.priority))
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> TurnTemplate:
         """The chat template: how roles become text. Raises TemplateError: the model has none."""
         if self._template is None:
             self._template = self.backend.get_chat_template()

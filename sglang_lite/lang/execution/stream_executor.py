@@ -12,7 +12,7 @@ from sglang_lite.lang.expressions import SglSamplingParams
 from sglang_lite.lang.results import as_dicts, meta_info
 from sglang_lite.protocol import Image, ProgramError, RequestTimeoutError, SglError, UnknownVariableError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.text.chat_template import ChatTemplate
+from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.lang.execution.names import Names
@@ -112,7 +112,7 @@ class StreamExecutor:
         return self._player.transcript.role
 
     @property
-    def chat_template(self) -> ChatTemplate:
+    def chat_template(self) -> TurnTemplate:
         return self._player.run.template
 
     @property

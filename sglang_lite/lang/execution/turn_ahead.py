@@ -15,7 +15,7 @@ from sglang_lite.lang.backend.turn_object import turn_object
 from sglang_lite.lang.backend.turn_text import turn_text
 from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
 from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.execution.turn_match import Answer, Hole, Part, read
+from sglang_lite.lang.execution.turn_match import Hole, OverrunAnswer, Part, read
 from sglang_lite.lang.execution.turn_plan import Generated, Setting, TurnPlan, plan, stops_of
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
@@ -154,7 +154,7 @@ class Turn:
         said = await only_answer(backend.agenerate(prompt, free, None, stream=False))
         tokens = tuple(entry.text or "" for entry in said.output_logprobs)
         text = unrepeated(begun, said.text) if begun else said.text
-        answer = Answer(text, said.finish_reason == "stop", said.usage.completion_tokens, tokens)
+        answer = OverrunAnswer(text, said.finish_reason == "stop", said.usage.completion_tokens, tokens)
         reading = read(answer, parts)
         possible, found = len(self._places) - place, len(reading.values)
         saved = max(found - 1, 0)
@@ -190,7 +190,7 @@ class Turn:
         said = await self._whole(place, backend, prompt, params, whole)
         asked = self._parts[self._places[place] : self._places[-1] + 1]
         parts = [part for part in (prompt.partial, *asked) if part != ""]
-        values = read(Answer(said.text, True, said.usage.completion_tokens), parts).values
+        values = read(OverrunAnswer(said.text, True, said.usage.completion_tokens), parts).values
         if len(values) < len(self._places) - place:
             error = ValueValidationError("the turn's generations could not be told apart in its text.", text=said.text)
             error.usage = said.usage
@@ -229,7 +229,7 @@ class Turn:
             free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET)
             said = await only_answer(backend.agenerate(shown, free, None, stream=False))
             hole = Hole(() if isinstance(params.stop, Unset) else params.stop)
-            answer = Answer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
+            answer = OverrunAnswer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
             values = read(answer, (hole,)).values
             if not values:
                 raise BackendError(f"{backend.get_model_name()} did not go on with {begun[-60:]!r}: it said it again.")

@@ -42,7 +42,7 @@ Part: TypeAlias = str | Hole
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OverrunAnswer:
     """An answer that was not stopped where its first generation would have been.
 
     Attributes:
@@ -85,7 +85,7 @@ class Reading:
     thrown: int
 
 
-def read(answer: Answer, parts: Sequence[Part]) -> Reading:
+def read(answer: OverrunAnswer, parts: Sequence[Part]) -> Reading:
     """Reads a turn, from its first part on, out of an answer.
 
     The answer's beginning may stand some lines further down, too. A generation ends at its first stop, else with the
@@ -157,7 +157,7 @@ def _words(constant: str) -> str:
     return r"\s+".join(_BLANKS.join(map(re.escape, word)) for word in words) + ends
 
 
-def _value(hole: Hole, behind: str, answer: Answer, at: int) -> tuple[Value, int] | None:
+def _value(hole: Hole, behind: str, answer: OverrunAnswer, at: int) -> tuple[Value, int] | None:
     """The value at a place, and where it ends; None: it is not there, or nobody knows where it ends.
 
     Args:
@@ -190,7 +190,7 @@ def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str
     return None
 
 
-def _limited(hole: Hole, answer: Answer, start: int, end: int) -> int | None:
+def _limited(hole: Hole, answer: OverrunAnswer, start: int, end: int) -> int | None:
     """Number of a text's characters that the limit on its tokens leaves; None: nobody knows."""
     length, limit = end - start, hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
@@ -201,7 +201,7 @@ def _limited(hole: Hole, answer: Answer, start: int, end: int) -> int | None:
     return length if len(ends) < limit else min(length, ends[limit - 1] - start)
 
 
-def _unused(answer: Answer, used: int) -> int:
+def _unused(answer: OverrunAnswer, used: int) -> int:
     """Tokens of an answer of which so many characters were used."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count

@@ -22,7 +22,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
 from sglang_lite.server.http.sse import EventStream, event
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 
@@ -42,7 +42,7 @@ COUNTED = Fields(CountTokensRequest, MESSAGES_NEUTRAL, MESSAGES_REFUSED)
 _NAMES = {"stop_sequences": "stop", **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k")}}
 
 
-async def create(service: Service, call: Call) -> Response:
+async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body = call.read(MESSAGES)
     service.check_model(body.model)
@@ -59,7 +59,7 @@ async def create(service: Service, call: Call) -> Response:
     return answer(message.whole)
 
 
-async def count_tokens(service: Service, call: Call) -> Response:
+async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
     body = call.read(COUNTED)
     service.check_model(body.model)
@@ -68,7 +68,7 @@ async def count_tokens(service: Service, call: Call) -> Response:
 
 
 async def _prepared(
-    service: Service, call: Call, body: CountTokensRequest
+    service: Service, call: HttpRequest, body: CountTokensRequest
 ) -> tuple[PreparedConversation, Sequence[int]]:
     """The conversation and the ids of its prompt, for which an answer has to be told how many they are."""
     prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))

@@ -28,7 +28,7 @@ from sglang_lite.server.errors import content_of
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.openai.chat_request import CHAT, ChatRequest, CustomTool, StreamOptions, conversation_of
 from sglang_lite.server.parameters import sampling
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 _NAMES = {
@@ -66,7 +66,7 @@ class _Asked:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-async def complete(service: Service, call: Call) -> Response:
+async def complete(service: Service, call: HttpRequest) -> Response:
     """Answers a conversation."""
     body = call.read(CHAT)
     service.check_model(body.model)

@@ -35,7 +35,7 @@ from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, 
 from sglang_lite.server.http.sse import DONE, EventStream, event
 from sglang_lite.server.parameters import constraints, sampling
 from sglang_lite.server.programs import program
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 
@@ -83,7 +83,7 @@ _NAMES = {name: name for name in (
 _MAX_TOKENS = 16  # OpenAI's default
 
 
-async def complete(service: Service, call: Call) -> Response:
+async def complete(service: Service, call: HttpRequest) -> Response:
     """Continues text."""
     body = call.read(COMPLETIONS)
     service.check_model(body.model)

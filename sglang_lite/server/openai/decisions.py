@@ -47,7 +47,7 @@ from sglang_lite.server.openai.decisions_request import (
     messages_of,
     options_of,
 )
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import format_of
 
@@ -112,7 +112,7 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
     return _Frame("".join(span.text for span in before), tuple(ids), tuple(after))
 
 
-async def decide(service: Service, call: Call) -> Response:
+async def decide(service: Service, call: HttpRequest) -> Response:
     """Answers questions."""
     body = call.read(DECISIONS)
     service.check_model(body.model)

@@ -18,7 +18,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.embedding.request import are_ids
 from sglang_lite.server.fields import EMBEDDINGS_NEUTRAL, Fields
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 LONGEST_S = 600.0
@@ -67,7 +67,7 @@ ENCODE: Fields[EncodeBody] = Fields(EncodeBody, EMBEDDINGS_NEUTRAL, {})
 RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 
-async def embeddings(service: Service, call: Call) -> Response:
+async def embeddings(service: Service, call: HttpRequest) -> Response:
     """Gives the embeddings of texts."""
     body = call.read(EMBEDDINGS)
     service.check_model(body.model)
@@ -81,7 +81,7 @@ async def embeddings(service: Service, call: Call) -> Response:
     return answer({"object": "list", "data": data, "model": service.model_name, "usage": usage_of(tokens)})
 
 
-async def encode(service: Service, call: Call) -> Response:
+async def encode(service: Service, call: HttpRequest) -> Response:
     """Gives embeddings, or the numbers of a reward model, in SGLang's shape."""
     body = call.read(ENCODE)
     if (body.text is None) == (body.input_ids is None):
@@ -109,7 +109,7 @@ async def native(
     return answer(await service.ask(ask, at_most_s=LONGEST_S))
 
 
-async def rerank(service: Service, call: Call) -> Response:
+async def rerank(service: Service, call: HttpRequest) -> Response:
     """Orders documents by a query."""
     body = call.read(RERANK)
     service.check_model(body.model)

@@ -27,7 +27,7 @@ from sglang_lite.server.openai.embeddings import (
     usage_of,
     written,
 )
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 
@@ -61,7 +61,7 @@ CLASSIFY: Fields[ClassifyRequest] = Fields(ClassifyRequest, POOLING_NEUTRAL, POO
 POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLING_REFUSED)
 
 
-async def classify(service: Service, call: Call) -> Response:
+async def classify(service: Service, call: HttpRequest) -> Response:
     """Gives the labels of texts; in SGLang's shape, a reward model's numbers."""
     body = call.read(CLASSIFY)
     service.check_model(body.model)
@@ -81,7 +81,7 @@ async def classify(service: Service, call: Call) -> Response:
     return _listed(service, "classify", data, tokens)
 
 
-async def pooling(service: Service, call: Call) -> Response:
+async def pooling(service: Service, call: HttpRequest) -> Response:
     """Gives vectors, or numbers by label: probabilities, or as the model gives them."""
     body = call.read(POOLING)
     service.check_model(body.model)
@@ -116,7 +116,7 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 
 
 async def _readable(
-    service: Service, call: Call, body: ClassifyRequest | PoolingRequest
+    service: Service, call: HttpRequest, body: ClassifyRequest | PoolingRequest
 ) -> tuple[list[Any], str]:  # each a text or token ids
     """The texts that are to be read, and the field that they come from."""
     if body.messages is None:

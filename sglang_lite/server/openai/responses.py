@@ -27,7 +27,7 @@ from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
 from sglang_lite.server.http.sse import EventStream, event
-from sglang_lite.server.openai.responses_answer import Answer, Event, TextLogprobs
+from sglang_lite.server.openai.responses_answer import Event, ResponseAnswer, TextLogprobs
 from sglang_lite.server.openai.responses_items import Item, items_of
 from sglang_lite.server.openai.responses_request import (
     INPUT_TOKENS,
@@ -38,7 +38,7 @@ from sglang_lite.server.openai.responses_request import (
 )
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.responses_store import StoredResponse
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 _NAMES = {
@@ -48,7 +48,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-async def create(service: Service, call: Call) -> Response:
+async def create(service: Service, call: HttpRequest) -> Response:
     """Makes a response."""
     body = call.read(RESPONSES)
     service.check_model(body.model)
@@ -62,7 +62,7 @@ async def create(service: Service, call: Call) -> Response:
     )  # fmt: skip
     made = _Response(
         service, call.key, body, items, len(call.data) + before_bytes,
-        Answer(
+        ResponseAnswer(
             SampleReader(prepared, request.customs, request.custom),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
@@ -84,7 +84,7 @@ async def create(service: Service, call: Call) -> Response:
     return answer(made.content)
 
 
-def _items(service: Service, call: Call, body: ResponsesRequest) -> tuple[list[Item], int]:
+def _items(service: Service, call: HttpRequest, body: ResponsesRequest) -> tuple[list[Item], int]:
     """Items of a conversation, those of an earlier response first, and the bytes of the latter.
 
     Raises:
@@ -157,7 +157,7 @@ class _Response:
     body: ResponsesRequest
     items: Sequence[Item]
     input_bytes: int
-    answer: Answer
+    answer: ResponseAnswer
     id: str = field(default_factory=lambda: f"resp_{random_id()}", init=False)
     content: dict[str, Any] = field(init=False)
     log: EventLog | None = field(default=None, init=False)
@@ -244,7 +244,7 @@ class _Response:
 # ------------------------------------------------------------------------------------------------ stored responses
 
 
-async def retrieve(service: Service, call: Call) -> Response:
+async def retrieve(service: Service, call: HttpRequest) -> Response:
     """Gives a response; its stream again, from any event on, where it was streamed."""
     _check_query(call, _OF_RESPONSE)
     found = service.stored.get(call.key, call.path["id"])
@@ -271,7 +271,7 @@ def _event_number(given: str, log: EventLog) -> int:
     return int(given)
 
 
-async def input_tokens(service: Service, call: Call) -> Response:
+async def input_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a response's prompt."""
     body = call.read(INPUT_TOKENS)
     service.check_model(body.model)
@@ -281,7 +281,7 @@ async def input_tokens(service: Service, call: Call) -> Response:
     return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(prepared.prompt))})
 
 
-async def compact(service: Service, _: Call) -> Response:
+async def compact(service: Service, _: HttpRequest) -> Response:
     """Refuses to shorten a conversation."""
     raise CapabilityError(
         f"{service.model_name} reads conversations as they are; none is compacted.",
@@ -289,13 +289,13 @@ async def compact(service: Service, _: Call) -> Response:
     )
 
 
-async def delete(service: Service, call: Call) -> Response:
+async def delete(service: Service, call: HttpRequest) -> Response:
     """Forgets a response."""
     removed = service.stored.remove(call.key, call.path["id"])
     return answer({"id": removed.id, "object": "response", "deleted": True})
 
 
-async def cancel(service: Service, call: Call) -> Response:
+async def cancel(service: Service, call: HttpRequest) -> Response:
     """Ends a response that runs."""
     found = service.stored.get(call.key, call.path["id"])
     if found.status == "in_progress":
@@ -307,7 +307,7 @@ async def cancel(service: Service, call: Call) -> Response:
     return answer(found.content)
 
 
-async def input_items(service: Service, call: Call) -> Response:
+async def input_items(service: Service, call: HttpRequest) -> Response:
     """Lists the items that a response was made of."""
     _check_query(call, _OF_ITEMS)
     items = list(service.stored.get(call.key, call.path["id"]).items)
@@ -330,7 +330,7 @@ async def input_items(service: Service, call: Call) -> Response:
     )
 
 
-def _check_query(call: Call, known: Sequence[str]) -> None:
+def _check_query(call: HttpRequest, known: Sequence[str]) -> None:
     """Raises ParameterError: the address has a parameter that is not known."""
     for name in call.query:
         if name not in known:

@@ -74,7 +74,7 @@ class TextLogprobs:
 
 
 @dataclass(slots=True)
-class Answer:
+class ResponseAnswer:
     """An answer as it comes.
 
     Args:

@@ -35,7 +35,7 @@ from sglang_lite.server.async_engine import ProgramEvent, begun
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
-from sglang_lite.server.routes import Call, Route, answer
+from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 PROGRAM_ID = "x-program-id"  # header that names the program of a stream
@@ -201,7 +201,7 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
         raise ParameterError(f"{pointer}/version", f"{version!r:.60} is not {wire.VERSION}.", hint=hint)
 
 
-def record_of(name: str, data: object, pointer: str, call: Call) -> Any:  # the record of that name
+def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:  # the record of that name
     """A record of data. Raises WireError: by the pointer into the body, it is none."""
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
@@ -212,7 +212,7 @@ def record_of(name: str, data: object, pointer: str, call: Call) -> Any:  # the 
         raise WireError(problem, pointer=place, hint=error.hint) from None
 
 
-def _program(data: dict[str, Any], pointer: str, call: Call) -> Program:
+def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
     found = record_of("Program", data, pointer, call)
     assert isinstance(found, Program)
     return found
@@ -233,7 +233,7 @@ class _Asked:
     priority: int
 
 
-def _asked(service: Service, call: Call, given: Mapping[str, Any], pointer: str) -> _Asked:
+def _asked(service: Service, call: HttpRequest, given: Mapping[str, Any], pointer: str) -> _Asked:
     """
     Raises:
         ParameterError, WireError, CapabilityError: the body is not what it should be, or the program is too large.
@@ -282,12 +282,12 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
 # -------------------------------------------------------------------------------------------------------- the answers
 
 
-async def play(service: Service, call: Call) -> Response:
+async def play(service: Service, call: HttpRequest) -> Response:
     """Plays a program."""
     return await played(service, call, call.object(), "")
 
 
-async def played(service: Service, call: Call, body: Mapping[str, Json], pointer: str) -> Response:
+async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], pointer: str) -> Response:
     """The response to a program's body, which is at `pointer` in that of the request."""
     asked = _asked(service, call, body, pointer)
     if asked.open:
@@ -307,7 +307,7 @@ async def played(service: Service, call: Call, body: Mapping[str, Json], pointer
     return _whole(asked.id, found, call)
 
 
-def _whole(id: str, events: Sequence[ProgramEvent], call: Call) -> Response:
+def _whole(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
     """The response with all that a program brought."""
     ended = events[-1]
     usages = _Usages()
@@ -341,7 +341,7 @@ def _data(event: ProgramEvent) -> msgspec.Raw:
     return _opened(wire.encode(event, form="json")).data
 
 
-async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: Call) -> AsyncGenerator[bytes, None]:
+async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: HttpRequest) -> AsyncGenerator[bytes, None]:
     usages = _Usages()
     async with contextlib.aclosing(events):
         async for taken in events:
@@ -410,7 +410,7 @@ class _Growing:
     closed: bool = field(default=False)
 
 
-async def _grown(service: Service, call: Call, asked: _Asked) -> AsyncGenerator[list[ProgramEvent], None]:
+async def _grown(service: Service, call: HttpRequest, asked: _Asked) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
         service.programs[asked.id] = _Growing(program, call.key, asked.left)
         if asked.program.nodes:
@@ -428,7 +428,7 @@ async def _grown(service: Service, call: Call, asked: _Asked) -> AsyncGenerator[
         service.programs.pop(asked.id, None)
 
 
-async def grow(service: Service, call: Call) -> Response:
+async def grow(service: Service, call: HttpRequest) -> Response:
     """Gives an open program further nodes."""
     given, id = call.object(), call.path["id"]
     check_version(given, "")

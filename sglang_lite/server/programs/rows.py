@@ -21,7 +21,7 @@ from sglang_lite.runtime.core.submission import ProgramRequest, check_priority
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.programs.program import ProgramBudget, ProgramLimits, check_version, limits_of, record_of
-from sglang_lite.server.routes import Call, Route
+from sglang_lite.server.routes import HttpRequest, Route
 from sglang_lite.server.service import Service
 from sglang_lite.wire.rows import FRAMES, LAST, Row, RowEvent, frame_of
 
@@ -96,7 +96,7 @@ def _event(number: int, events: Sequence[RowEvent]) -> bytes:
     return b'data: {"row":%d,"events":[%b]}\n\n' % (number, messages)
 
 
-async def play_rows(service: Service, call: Call) -> Response:
+async def play_rows(service: Service, call: HttpRequest) -> Response:
     """Plays a compiled program for rows."""
     given = call.object()
     check_version(given, "")

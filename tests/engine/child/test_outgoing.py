@@ -8,7 +8,7 @@ import pytest
 from sglang_lite.engine import frames
 from sglang_lite.engine.child.outgoing import MOST_LOGS, Outgoing
 from sglang_lite.engine.connection import Connection
-from sglang_lite.engine.frames import Answer, Log, RequestEvent, error_of
+from sglang_lite.engine.frames import AskReply, Log, RequestEvent, error_of
 from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob
 
 
@@ -112,8 +112,8 @@ def test_what_is_too_large_fails_alone(line, monkeypatch):
     for i in range(40):
         outgoing.put(RequestEvent(i, Generation("x" * (3000 if i == 20 else 100))))
     outgoing.flush()
-    outgoing.post(Answer(50, "y" * 3000))
-    outgoing.post(Answer(51, object()))
+    outgoing.post(AskReply(50, "y" * 3000))
+    outgoing.post(AskReply(51, object()))
     *told, large, odd = messages(line, outgoing)
     assert [t.id for t in told] == list(range(40))
     bad = error_of(told.pop(20).event)
@@ -130,7 +130,7 @@ def test_a_reader_that_is_gone_stops_nobody():
     outgoing = Outgoing(Connection(ours), 0)
     theirs.close()
     for i in range(100):
-        outgoing.post(Answer(i, "x" * 10_000))
+        outgoing.post(AskReply(i, "x" * 10_000))
     outgoing.close()
     for i in range(100):
         outgoing.put(RequestEvent(i, Generation("a")))

@@ -6,7 +6,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.tools import describe
-from sglang_lite.testing import Call, Say
+from sglang_lite.testing import Say, ToolCall
 from sglang_lite.text.tool_use import result_text, results_of
 
 ran: list[tuple[str, int]] = []
@@ -25,7 +25,7 @@ def name(number: int) -> str:
 
 
 TOOLS = [double, name]
-CALLS = (Call("double", {"number": 2}), Call("name", {"number": 2}), Call("double", {"number": 3}))
+CALLS = (ToolCall("double", {"number": 2}), ToolCall("name", {"number": 2}), ToolCall("double", {"number": 3}))
 
 
 @sgl.function
@@ -117,7 +117,7 @@ def test_several_calls_where_one_was_asked_for_are_an_error():
 
 
 def test_arguments_that_do_not_fit_fail_the_turn_before_any_call_is_run():
-    with sgl.server_for_tests(Say(calls=(*CALLS, Call("double", {"number": "many"})))) as server:
+    with sgl.server_for_tests(Say(calls=(*CALLS, ToolCall("double", {"number": "many"})))) as server:
         backend = BACKENDS["chat"](server)
         with pytest.raises(sgl.ValueValidationError, match="is not valid"):
             solve.run(backend=backend).sync()

@@ -31,7 +31,7 @@ def _wait_for(ref: weakref.ref[Player]) -> None:
         finished(player).wait()
 
 
-class Call:
+class BodyRun:
     """A run of a program: its state, and its body with its arguments, which runs inside `with`: what it raises ends
     the run.
 
