@@ -74,13 +74,13 @@ class RayOptions:
         """The items of a batch: a Ray Dataset's rows, or what was given."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 
-    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> ActorPool:
+    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
         """The actors that run the items of a batch that are left.
 
         Raises:
             CapabilityError: Ray is not installed.
         """
-        return ActorPool(self, program, plan, report, held=held)
+        return ActorPool(self, program, plan, report, until_released=until_released)
 
 
 def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
@@ -101,13 +101,19 @@ class ActorPool:
     """A pool (lang/batches/body_pool.py) whose items run on actors: a thread follows each actor.
 
     Args:
-        held: a row is under way until `release` is called for it; rows are then taken in their order.
+        until_released: a row is under way until `release` is called for it; rows are then taken in their order.
     """
 
     def __init__(
-        self, options: RayOptions, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool
+        self, options: RayOptions, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool
     ) -> None:
-        self._options, self._program, self._plan, self._report, self._held = options, program, plan, report, held
+        self._options, self._program, self._plan, self._report, self._until_released = (
+            options,
+            program,
+            plan,
+            report,
+            until_released,
+        )
         self._ray = _ray()
         self._items = dict(plan.left)
         self._left = set(self._items)
@@ -129,7 +135,7 @@ class ActorPool:
         count = max(min(count, len(self._items)), 1)
         order = list(self._plan.left)
         most = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
-        self._waiting.extend([[i for i, _ in order]] if self._held else groups(order, most))
+        self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, most))
         self._seats, self._room = count, self._plan.window * count
         settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
         window = max(self._plan.window // _LANES, 1)
@@ -220,7 +226,7 @@ class ActorPool:
             if index not in self._left or self._over:
                 return
             self._left.discard(index)
-            if not self._held:
+            if not self._until_released:
                 self._room += 1
             self._bell.notify_all()
         self._report(index, outcome)

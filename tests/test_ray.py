@@ -56,7 +56,7 @@ class Threads:
     def rows(self, given):
         return given
 
-    def pool(self, program, plan, report, *, held):
+    def pool(self, program, plan, report, *, until_released):
         return _Thread(self, program, plan, report, self._fails)
 
 

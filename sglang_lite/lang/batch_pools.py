@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
 
 
-def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
+def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
     """A pool for the items of a batch that are left; arguments as of a BodyPool."""
     saved = saving(report, plan.file)
     if plan.cluster is not None:
-        return plan.cluster.pool(program, plan, saved, held=held)
+        return plan.cluster.pool(program, plan, saved, until_released=until_released)
     if program.compiled is not None:
-        rows = program.compiled.pool(plan, backend_of(plan.options), saved, held=held)
+        rows = program.compiled.pool(plan, backend_of(plan.options), saved, until_released=until_released)
         if rows is not None:
             return rows
     if program.is_async:
-        return _async_bodies(program, plan, report, held=held)
+        return _async_bodies(program, plan, report, until_released=until_released)
 
     def call(item: Item) -> BodyRun | CompiledCall | HeldRow:
         return program.prepared(item[0], item[1], plan.options, plan.settings)
 
-    return BodyPool(call, plan.left, plan.window, saved, held=held)
+    return BodyPool(call, plan.left, plan.window, saved, until_released=until_released)
 
 
-def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> PoolOnLoop:
+def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
     """`pool_of` for the event loop that awaits it."""
     rows = program.compiled
     if plan.cluster is None and (rows is None or rows.playable(backend_of(plan.options), plan.settings) is None):
-        return _async_bodies(program, plan, report, held=held)
-    return AwaitedPool(partial(pool_of, program, plan, held=held), report)
+        return _async_bodies(program, plan, report, until_released=until_released)
+    return AwaitedPool(partial(pool_of, program, plan, until_released=until_released), report)
 
 
-def _async_bodies(program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> AsyncBodyPool:
+def _async_bodies(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> AsyncBodyPool:
     async def body(item: Item) -> ProgramState:
         call = program.prepared(item[0], item[1], plan.options, plan.settings)
         await call.arun()
         return call.state
 
-    return AsyncBodyPool(body, plan.left, plan.window, saving(report, plan.file), held=held)
+    return AsyncBodyPool(body, plan.left, plan.window, saving(report, plan.file), until_released=until_released)

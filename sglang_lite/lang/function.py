@@ -309,7 +309,7 @@ class SglFunction(BaseProgram):
             ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
         """
         plan = self._plan(batch_kwargs, locals())
-        make_pool = functools.partial(pool_of, self, plan, held=plan.iterates)
+        make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
         outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
             return batch.passed(plan, outcomes)
@@ -322,7 +322,7 @@ class SglFunction(BaseProgram):
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise no_such_argument("arun_batch", name, _BATCH_DEFAULTS)
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
-        outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, held=True), plan)
+        outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, until_released=True), plan)
         if plan.iterates:
             return batch.apassed(plan, outcomes)
         with plan:

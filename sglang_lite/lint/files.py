@@ -116,6 +116,6 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
     return found
 
 
-def told(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error in a line."""
     return " ".join(str(error).split())

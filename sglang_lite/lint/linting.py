@@ -15,7 +15,7 @@ from sglang_lite.lang.symbolic.graph import Graph, changed
 from sglang_lite.lang.symbolic.graph_checks import Finding
 from sglang_lite.lang.symbolic.symbols import is_limit
 from sglang_lite.lang.tracer import explored
-from sglang_lite.lint.files import fitting, load, programs_in, rows_in, told
+from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import Prices, Report
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
@@ -139,7 +139,7 @@ def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend
     paths, complete = explored(program, arguments, backend, most)
     first = paths[0].state
     first.paths, first.complete = paths, complete
-    limits = dict.fromkeys(told(path.error) for path in paths if path.error is not None and is_limit(path.error))
+    limits = dict.fromkeys(one_line(path.error) for path in paths if path.error is not None and is_limit(path.error))
     notes = [f"not followed further: {limit}" for limit in limits]
     if len(paths) == most > 1 and not complete:
         notes.append(f"{len(paths)} ways through the body were followed, and there are more.")

@@ -207,7 +207,7 @@ def as_say(answer: Answer) -> Say:
     return Say(text=answer if answer is None or isinstance(answer, str) else json.dumps(answer))
 
 
-def told(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
+def served(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
     """An answer within what a request asks for.
 
     Raises:

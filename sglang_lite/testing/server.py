@@ -12,7 +12,7 @@ from typing import Any, Final
 from sglang_lite.lang.backend.scripted import Rules
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Foreign, UserValue
-from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, ServedAnswer, Slow, as_say, told
+from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, ServedAnswer, Slow, as_say, served
 from sglang_lite.testing.anthropic import Messages, counted
 from sglang_lite.testing.api import Api
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
@@ -139,7 +139,7 @@ class ServerForTests(LocalServer):
         answers = [given]
         while len(answers) < wanted.n:  # each sample takes the next of a list
             answers.append(self._rules.answer(wanted.prompt, request))
-        said: list[ServedAnswer] = [told(as_say(answer), wanted, self._random) for answer in answers]
+        said: list[ServedAnswer] = [served(as_say(answer), wanted, self._random) for answer in answers]
         headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **said[0].say.headers}
         if wanted.stream:
             return Events(api.events(said, wanted, request.body, number), headers=headers)

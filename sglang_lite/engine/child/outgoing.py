@@ -23,10 +23,10 @@ _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
 class _Joined:
     """Deltas of one stream that will be one."""
 
-    def __init__(self, told: RequestEvent) -> None:
-        self.first, self.deltas = told, [told.event]
+    def __init__(self, first: RequestEvent) -> None:
+        self.first, self.deltas = first, [first.event]
 
-    def told(self) -> RequestEvent:
+    def event(self) -> RequestEvent:
         first, deltas = self.first, [delta for delta in self.deltas if isinstance(delta, Delta)]
         if len(deltas) == 1:
             return first
@@ -126,7 +126,7 @@ class Outgoing:
                     closing = self._closing
                 last = time.monotonic()
                 if unsent:
-                    self._send([each.told() if isinstance(each, _Joined) else each for each in unsent])
+                    self._send([each.event() if isinstance(each, _Joined) else each for each in unsent])
                 if closing:
                     return
 

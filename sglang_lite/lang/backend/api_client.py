@@ -54,7 +54,7 @@ class ApiClient:
         """
         reader = api.reader()
         try:
-            with self.failures.told():
+            with self.failures.translated():
                 async with aclosing(self._read(api, question, reader, stream=stream)) as deltas:
                     async for delta in deltas:
                         yield delta

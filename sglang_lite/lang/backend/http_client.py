@@ -21,7 +21,7 @@ import httpx2
 from sglang_lite import errors
 from sglang_lite.lang.backend.connection_pool import pooled
 from sglang_lite.lang.backend.rate_limit import retry_after
-from sglang_lite.lang.concurrency.due import due
+from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import (
     BackendError,
@@ -67,7 +67,7 @@ class Retries:
         there were enough, that wait is longer than the request may take, or the connections were closed here."""
         if self._made >= self._most or self.over:
             raise error
-        asked, ends = error.retry_after or 0.0, due.get()
+        asked, ends = error.retry_after or 0.0, current_deadline.get()
         left = math.inf if ends is None else ends - time.monotonic()
         if asked > min(left, self._server.timeout_s or math.inf):
             wants = f"The server wants to be asked again after {asked:g} s"

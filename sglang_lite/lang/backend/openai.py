@@ -129,6 +129,6 @@ class OpenAI(RemoteBackend):
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
-        with self.failures.told():
+        with self.failures.translated():
             said = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
         return decision(said, choices, self._name, time.perf_counter() - began)

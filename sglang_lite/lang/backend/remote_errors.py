@@ -46,7 +46,7 @@ class Failures:
     secrets: Callable[[], Iterable[object]]
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
         """Turns what is raised inside into one of our errors."""
         import httpx2
 

@@ -14,7 +14,7 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.backend.http_client import LOST, Retries, Server
-from sglang_lite.lang.concurrency.due import due
+from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.program.nodes import Added, Fork, Gen, Node, Part, Path, Program, Rollback
 from sglang_lite.protocol import (
@@ -129,7 +129,7 @@ class RemoteProgram:
 
     async def _play(self) -> None:
         """Asks for the program, and tells what comes."""
-        due.set(None)  # which would be that of the node that has opened it
+        current_deadline.set(None)  # which would be that of the node that has opened it
         try:
             await self._gather()
             while True:

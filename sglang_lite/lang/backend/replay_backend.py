@@ -192,7 +192,7 @@ class Replay(BaseBackend):
         other = self._nearest(request, node)
         if other is None:
             return CapabilityError(f"{self._name}: {what} asks, and nothing is recorded.", hint="Record it again.")
-        pointer, before, now = next(differences(told(other.request), told(request)))
+        pointer, before, now = next(differences(as_data(other.request), as_data(request)))
         return CapabilityError(
             f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
             f"difference at {pointer}: {before} was recorded, {now} is asked.",
@@ -211,7 +211,7 @@ def _node_of(call: RecordedCall) -> AskedNode:
     return AskedNode(call.program, call.place, call.name)
 
 
-def told(request: RecordedRequest) -> dict[str, Json]:
+def as_data(request: RecordedRequest) -> dict[str, Json]:
     """A request as plain data, its prompt's text in one piece."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}

@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import only_answer
 from sglang_lite.lang.backend.rung import Asked, Rung
-from sglang_lite.lang.backend.serving import served, told, with_words
+from sglang_lite.lang.backend.serving import rung_metadata, served, with_words
 from sglang_lite.protocol import (
     Choices,
     ChoiceScore,
@@ -100,7 +100,7 @@ async def _by_first_token(
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
     warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
-    meta = {**said.meta, **told(rung, 1)}
+    meta = {**said.meta, **rung_metadata(rung, 1)}
     return Selection(scores, said.usage, None, meta | ({"warnings": warnings} if warnings else {}))
 
 
@@ -145,7 +145,7 @@ async def _by_steps(
         left = {choice: ids for choice, ids in left.items() if ids[at] == taken}
         at += 1
     (picked,) = left
-    return Selection((), total_usage(usages), picked, {**meta, **told(rung, calls)})
+    return Selection((), total_usage(usages), picked, {**meta, **rung_metadata(rung, calls)})
 
 
 def _continued(prompt: Prompt, text: str) -> Prompt:

@@ -104,10 +104,10 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
         if at >= 0:
             found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
-    return msgspec.structs.replace(said, **found, meta={**said.meta, **told(rung, calls)})
+    return msgspec.structs.replace(said, **found, meta={**said.meta, **rung_metadata(rung, calls)})
 
 
-def told(rung: Rung, calls: int) -> Mapping[str, Json]:
+def rung_metadata(rung: Rung, calls: int) -> Mapping[str, Json]:
     """Metadata of a node that was served on a rung."""
     meta: dict[str, Any] = {"rung": rung.name, "calls": calls}
     return meta | ({"warnings": list(rung.warnings)} if rung.warnings else {})

@@ -38,7 +38,7 @@ class Cluster(Protocol):
     def rows(self, given: UserValue) -> UserValue:
         """The items of a batch that were given, as a list."""
 
-    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, held: bool) -> Pool:
+    def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
         """A pool that runs the items that are left."""
 
 
@@ -152,8 +152,8 @@ def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[A
 
 
 def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a pool. Where the plan iterates its runs are held: no more than the window are under way or finished and not
-    asked for. Yields known outcomes, too."""
+    """Runs a pool, and yields its outcomes, those known before too. If the plan iterates, a run counts until it is
+    released, so at most `window` runs are under way or finished but not read."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers, order = make_pool(lambda index, outcome: finished.put((index, outcome))), _Order(plan)
     try:

@@ -65,13 +65,25 @@ class BodyPool:
         jobs: the items with their index.
         window: how many runs may be under way.
         report: called with each item's index and outcome, on any thread.
-        held: a run is under way until `release` is called for it, not only until it is finished.
+        until_released: a run is under way until `release` is called for it, not only until it is finished.
     """
 
     def __init__(
-        self, call: Callable[[UserValue], PreparedRun], jobs: Iterable[Job], window: int, report: Report, *, held: bool
+        self,
+        call: Callable[[UserValue], PreparedRun],
+        jobs: Iterable[Job],
+        window: int,
+        report: Report,
+        *,
+        until_released: bool,
     ) -> None:
-        self._call, self._jobs, self._window, self._report, self._held = call, iter(jobs), window, report, held
+        self._call, self._jobs, self._window, self._report, self._until_released = (
+            call,
+            iter(jobs),
+            window,
+            report,
+            until_released,
+        )
         self._states: dict[int, ProgramState] = {}  # of the runs under way
         self._stopped = False
         self._context = copy_context()  # bodies see the caller's variables, each in a copy
@@ -184,7 +196,7 @@ class BodyPool:
         with self._bell:
             self._states.pop(index, None)
         self._report(index, outcome)
-        if not self._held:
+        if not self._until_released:
             self.release()
 
     def release(self) -> None:
@@ -204,9 +216,15 @@ class AsyncBodyPool:
         window: int,
         report: Report,
         *,
-        held: bool,
+        until_released: bool,
     ) -> None:
-        self._body, self._jobs, self._window, self._report, self._held = body, iter(jobs), window, report, held
+        self._body, self._jobs, self._window, self._report, self._until_released = (
+            body,
+            iter(jobs),
+            window,
+            report,
+            until_released,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room: asyncio.Semaphore | None = None
         self._running: asyncio.Task[Any] | None = None
@@ -260,7 +278,7 @@ class AsyncBodyPool:
                 raise  # it is the batch that was cancelled
             outcome = _as_outcome(error)
         self._report(index, outcome)
-        if not self._held and self._room is not None:
+        if not self._until_released and self._room is not None:
             self._room.release()
 
 

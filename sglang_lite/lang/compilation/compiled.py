@@ -108,7 +108,7 @@ class Compiled:
             return HeldRow(specialized, row, settings)
         return CompiledCall(specialized, row, backend, settings)
 
-    def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, held: bool) -> Pool | None:
+    def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, until_released: bool) -> Pool | None:
         """A pool for the rows of a batch that are left; None: their bodies are to be run.
 
         Raises:
@@ -126,7 +126,7 @@ class Compiled:
         if held_row or not backend.plays_rows:
             make = HeldRow if held_row else WholeRow
             jobs = [(index, partial(make, specialized, row, settings)) for index, row in rows.items()]
-            return RowPool(jobs, plan.window, report, held=held, timeout=timeout)
+            return RowPool(jobs, plan.window, report, until_released=until_released, timeout=timeout)
         whole: dict[int, WholeRow] = {}
         failed: dict[int, SglError] = {}
         for index, row in rows.items():
@@ -134,7 +134,9 @@ class Compiled:
                 whole[index] = WholeRow(specialized, row, settings)
             except SglError as error:  # that row's outcome
                 failed[index] = error
-        return RemoteRowPool(backend, whole, failed, plan.window, report, held=held, timeout=timeout)
+        return RemoteRowPool(
+            backend, whole, failed, plan.window, report, until_released=until_released, timeout=timeout
+        )
 
     def row(
         self,

@@ -31,7 +31,7 @@ class RowPool:
         jobs: the rows with their indices, each as what makes it.
         window: how many rows may be under way.
         report: called with each row's index and outcome, on the pool's thread.
-        held: a row is under way until `release` is called for it, not only until it has ended.
+        until_released: a row is under way until `release` is called for it, not only until it has ended.
         timeout: seconds for each row.
     """
 
@@ -41,10 +41,10 @@ class RowPool:
         window: int,
         report: Report,
         *,
-        held: bool,
+        until_released: bool,
         timeout: float | None,
     ) -> None:
-        self._jobs, self._room, self._report, self._held = iter(jobs), window, report, held
+        self._jobs, self._room, self._report, self._until_released = iter(jobs), window, report, until_released
         self._timeout, self._outer = timeout, current_run.get()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
         self._ended: deque[tuple[int, Row]] = deque()
@@ -143,7 +143,7 @@ class RowPool:
 
     def _end(self, index: int, outcome: Outcome) -> None:
         self._report(index, outcome)
-        if not self._held:
+        if not self._until_released:
             self._room += 1
 
 
@@ -162,7 +162,7 @@ class RemoteRowPool:
         rows: by their indices.
         failed: errors of further rows, which can't be played.
         window: how many rows may be under way there, and unread here.
-        report, held, timeout: as of a RowPool.
+        report, until_released, timeout: as of a RowPool.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class RemoteRowPool:
         window: int,
         report: Report,
         *,
-        held: bool,
+        until_released: bool,
         timeout: float | None,
     ) -> None:
         self._backend, self._rows, self._failed, self._window = backend, dict(rows), failed, window
-        self._report, self._held, self._timeout = report, held, timeout
+        self._report, self._until_released, self._timeout = report, until_released, timeout
         self._outer = current_run.get()
         self._unread = 0
         self._read = asyncio.Event()
@@ -241,7 +241,7 @@ class RemoteRowPool:
                 for event in events:
                     row.take(event)
                 self._end(index, _outcome(row))
-                while self._held and self._unread >= self._window:  # the server waits, too
+                while self._until_released and self._unread >= self._window:  # the server waits, too
                     self._read.clear()
                     await self._read.wait()
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from sglang_lite.lang.concurrency.due import due
+from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.pool import elsewhere
 from sglang_lite.protocol import (
     BackendError,
@@ -104,9 +104,9 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
     late = f"{message} {left if timeout is None else timeout:g} s."
     if left <= 0:
         raise RequestTimeoutError(late)
-    outer = due.get()
+    outer = current_deadline.get()
     ends = time.monotonic() + left
-    token = due.set(ends if outer is None else min(outer, ends))
+    token = current_deadline.set(ends if outer is None else min(outer, ends))
     try:
         async with asyncio.timeout(left) as timer:
             yield
@@ -115,7 +115,7 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
             raise
         raise RequestTimeoutError(late) from None
     finally:
-        due.reset(token)
+        current_deadline.reset(token)
 
 
 async def check_value(check: Callable[[UserValue], UserValue], value: UserValue, text: str) -> None:

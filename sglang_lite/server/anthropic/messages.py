@@ -53,7 +53,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         events = await begun(service.running.generate(request))
         return EventStream(_stream(message, events), events)
     (generation,) = await service.running.results(request)
-    for _ in message.told(generation):
+    for _ in message.events_of(generation):
         pass
     await message.end(generation)
     return answer(message.whole)
@@ -85,7 +85,7 @@ async def _stream(
         yield _event({"type": "message_start", "message": message.head})
         async with contextlib.aclosing(events):
             async for taken in events:
-                if parts := b"".join(_event(each) for new in taken for each in message.told(new)):
+                if parts := b"".join(_event(each) for new in taken for each in message.events_of(new)):
                     yield parts
                 if isinstance(taken[-1], Generation):
                     yield _event(await message.end(taken[-1]))
@@ -132,9 +132,9 @@ class _Message:
             "usage": {"input_tokens": self.prompt_tokens, **_NOT_CREATED, "output_tokens": 0},
         }
 
-    def told(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
+    def events_of(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
         """The events of what has come."""
-        yield from self._parts(self.sample.told(each))
+        yield from self._parts(self.sample.read(each))
         if isinstance(each, Generation):
             yield from self._closed()
 

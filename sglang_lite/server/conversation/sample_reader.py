@@ -114,7 +114,7 @@ class SampleReader:
     def __post_init__(self) -> None:
         self._reader = self.prepared.reader(separate=self.separate)
 
-    def told(self, each: Delta | Generation) -> Parts:
+    def read(self, each: Delta | Generation) -> Parts:
         """The parts that an event of a stream has brought."""
         if isinstance(each, Delta):
             self.length += len(each.text)

@@ -98,7 +98,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
 
 def _choice_of(service: Service, asked: _Asked, generation: Generation) -> dict[str, Any]:
     sample = asked.sample()
-    parts = sample.told(generation)
+    parts = sample.read(generation)
     message: dict[str, Any] = {"role": "assistant", "content": parts.content}
     if parts.reasoning:
         message["reasoning_content"] = parts.reasoning
@@ -165,7 +165,7 @@ async def _stream(
                         samples[each.index] = asked.sample()
                         parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
                     sample = samples[each.index]
-                    new = _delta(sample.told(each))
+                    new = _delta(sample.read(each))
                     if isinstance(each, Delta):
                         logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
                         if new or (logprobs and logprobs["content"]):

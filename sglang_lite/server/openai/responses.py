@@ -77,7 +77,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
         events = await begun(service.running.generate(generate))
         return EventStream(_stream(made, events), events)
     (generation,) = await service.running.results(generate)
-    for _ in made.answer.told(generation):
+    for _ in made.answer.events_of(generation):
         pass
     await made.end(generation)
     made.store()
@@ -115,25 +115,25 @@ async def _stream(
     stored = made.store()
     numbered = made.answer.numbered
     try:
-        yield made.told(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
+        yield made.encoded(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
         async with contextlib.aclosing(events):
             async for taken in events:
-                told = [new for each in taken for new in made.answer.told(each)]
+                new = [event for each in taken for event in made.answer.events_of(each)]
                 if isinstance(taken[-1], Generation):
                     await made.end(taken[-1])
-                    told.append(numbered(f"response.{made.content['status']}", response=made.content))
-                if told:
-                    yield made.told(told)
+                    new.append(numbered(f"response.{made.content['status']}", response=made.content))
+                if new:
+                    yield made.encoded(new)
     except SglError as error:
-        told = list(made.answer.closed("incomplete"))
+        new = list(made.answer.closed("incomplete"))
         made.fail(error)
         kind = "failed" if made.content["status"] == "failed" else "incomplete"
-        yield made.told([*told, numbered(f"response.{kind}", response=made.content)])
+        yield made.encoded([*new, numbered(f"response.{kind}", response=made.content)])
     finally:
         if made.content["status"] == "in_progress":  # the reader has left
-            told = list(made.answer.closed("incomplete"))
+            new = list(made.answer.closed("incomplete"))
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
-            made.told([*told, numbered("response.incomplete", response=made.content)])  # to others who follow
+            made.encoded([*new, numbered("response.incomplete", response=made.content)])  # to others who follow
         log.end()
         if stored is not None:
             made.service.stored.update(made.key, stored, made.content)
@@ -203,7 +203,7 @@ class _Response:
         self.service.stored.put(self.key, stored)
         return stored
 
-    def told(self, events: Iterable[Event]) -> bytes:
+    def encoded(self, events: Iterable[Event]) -> bytes:
         """Events as bytes, which its log keeps if the response is stored."""
         written = [event(each, each["type"]) for each in events]
         if self.log is not None and self.body.store is not False:

@@ -96,7 +96,7 @@ class ResponseAnswer:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}
 
-    def told(self, each: Delta | Generation) -> Iterator[Event]:
+    def events_of(self, each: Delta | Generation) -> Iterator[Event]:
         """The events of what has come."""
         if self.logprobs is not None:
             before, known = self.sample.length, self.sample.logprobs
@@ -104,7 +104,7 @@ class ResponseAnswer:
                 self.logprobs.add(each.text, each.logprobs)
             else:
                 self.logprobs.add(each.text[before:], logprobs_of(each)[known:])
-        yield from self._parts(self.sample.told(each))
+        yield from self._parts(self.sample.read(each))
         if isinstance(each, Generation):
             if not self.items:
                 yield from self._begun("message")

@@ -383,7 +383,7 @@ def test_a_batch_that_can_not_start_says_so_to_coroutines_too(monkeypatch):
     import asyncio
 
     class Broken:
-        def __init__(self, program, plan, report, *, held):
+        def __init__(self, program, plan, report, *, until_released):
             self.stopped = False
 
         def start(self):
