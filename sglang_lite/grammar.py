@@ -226,7 +226,7 @@ def describe(constraint: ConstraintLike) -> str:
 
 def _must_be_text(text: object) -> None:
     if not isinstance(text, str):
-        raise ParameterError("text", f"{text!r:.60} is not a text.")
+        raise ParameterError("text", f"{text!r:.60} is not a string.")
 
 
 # ---------------------------------------------------------------------------------------------------------- masks
@@ -260,7 +260,7 @@ def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | 
         return None, None
     if not isinstance(model, str | Path):
         if not hasattr(model, "tokenizer"):
-            raise ParameterError("model", f"{type(model).__name__} is neither a name, a path nor an Engine.")
+            raise ParameterError("model", f"{type(model).__name__} is not a name, a path or an Engine.")
         return model.tokenizer, model.vocab_size
     from sglang_lite.runtime.installed import check_installed
     from sglang_lite.runtime.models.resolve import resolve

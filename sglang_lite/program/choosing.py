@@ -97,7 +97,7 @@ class GreedyTokenSelection(_Rule):
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         rows = [_values(entries) for entries in tokens]
         if not all(rows):
-            raise ValueError("input_token_logprobs: every choice needs at least one token")
+            raise ValueError("input_token_logprobs: a choice has no tokens. Give at least one for every choice.")
         longest = max(map(len, rows))
         matrix = [row + [_mean(row)] * (longest - len(row)) for row in rows]
         left = list(range(len(rows)))
@@ -135,7 +135,7 @@ class UnconditionalLikelihoodNormalized(_Rule):
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         if alone is None:
-            raise ValueError("unconditional_token_logprobs: this method needs them")
+            raise ValueError("unconditional_token_logprobs: None. Give them: this method needs them.")
         gains = self._gains(tokens, alone)
         told = {"unconditional_token_logprobs": alone, "normalized_unconditional_prompt_logprobs": gains}
         return _argmax(gains), told
@@ -180,10 +180,10 @@ def checked_choices(given: object) -> tuple[str, ...]:
     """
     texts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not texts:
-        raise ParameterError("choices", f"{given!r:.80} is not a list of at least one text.")
+        raise ParameterError("choices", f"{given!r:.80} is not a list of at least one string.")
     for choice in texts:
         if not isinstance(choice, str):
-            raise ParameterError("choices", f"{choice!r:.80} is not a text.")
+            raise ParameterError("choices", f"{choice!r:.80} is not a string.")
     return texts
 
 
@@ -205,7 +205,7 @@ def decide(
             raise CapabilityError("the backend neither scored the choices nor picked one.")
         if temperature > 0 or method is not token_length_normalized:
             raise CapabilityError(
-                f"the backend picked {selection.picked!r:.60}, and told no scores for choices_method or temperature.",
+                f"the backend picked {selection.picked!r:.60} and gave no scores for choices_method or temperature.",
                 hint="Leave them out, or use a local engine.",
             )
         return ChoicesDecision(selection.picked)
@@ -235,7 +235,7 @@ def decide(
 def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # whatever a user's code returned
     """Checks the decision of a method or of a hook of the user's. Raises ProgramError: it is none of the choices."""
     if getattr(decision, "decision", None) not in choices:
-        raise ProgramError(f"{decision!r:.80} is no ChoicesDecision for one of {list(choices)!r:.80}.")
+        raise ProgramError(f"{decision!r:.80} is not a ChoicesDecision for one of {list(choices)!r:.80}.")
     found: ChoicesDecision = decision
     return found
 
@@ -250,7 +250,7 @@ def method_of(given: object) -> ChoicesSamplingMethod:
     if not isinstance(found, ChoicesSamplingMethod):
         raise ParameterError(
             "choices_method",
-            f"{given!r:.60} is no method.",
+            f"{given!r:.60} is not a method.",
             hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}.",
         )
     return found

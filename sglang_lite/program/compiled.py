@@ -145,7 +145,7 @@ class Filler:
         decisions = [compiled.decision, *(part.decision for part in compiled.parts)]
         self._decides = bool([each for each in decisions if self._by_arguments(each)])  # each of them is checked
         for _, path in (*self._holes, *self._seeds):
-            raise ParameterError("holes", f"{path!r:.60} is the path of no node that has one.")
+            raise ParameterError("holes", f"{path!r:.60} is not the path of a node that can have one.")
 
     def checked(self, row: Row, what: str = "arguments") -> dict[str, UserValue]:
         """The arguments of a row, defaults included.
@@ -236,17 +236,17 @@ class Filler:
                 if isinstance(each, Fill):
                     self._check_fill(each, argument=True)
         if own is not None and not isinstance(node, Gen | Select):
-            raise ParameterError("seeds", f"{path!r:.60} is the path of a {type(node).__name__}, which takes none.")
+            raise ParameterError("seeds", f"{path!r:.60} is the path of a {type(node).__name__}, which has no seed.")
         return _node_maker(node, holes, own) if holes or own is not None else None
 
     def _check_fill(self, fill: Fill, *, argument: bool = False) -> None:
         if fill.argument is not None and fill.argument not in self._parameters:
-            told = f"{fill.argument!r:.60} is no parameter of {self.compiled.name}."
+            told = f"{fill.argument!r:.60} is not a parameter of {self.compiled.name}."
             raise ParameterError(
                 "Fill", told, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
             )
         if fill.node is not None and (argument or fill.node not in self._valued):
-            told = f"{fill.node!r:.60} is the path of no generation or selection."
+            told = f"{fill.node!r:.60} is not the path of a generation or selection."
             raise ParameterError("Fill", told, where=fill.where)
 
 
@@ -256,7 +256,7 @@ def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
     if kind in (str, int, float, bool) or value is None:
         return
     if not depth:
-        raise ParameterError(name, f"lists and dictionaries nest deeper than {MOST_DEPTH}.", hint="Nest less.")
+        raise ParameterError(name, f"lists and dictionaries nest deeper than {MOST_DEPTH}.", hint="Use fewer levels.")
     if kind is list:
         for item in value:  # type: ignore[attr-defined] # it is a list
             check_data(item, name, depth - 1)
@@ -264,8 +264,8 @@ def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
         for item in value.values():  # type: ignore[attr-defined] # as above
             check_data(item, name, depth - 1)
     else:
-        told = f"{shown(value)} ({kind.__name__}) is no data."
-        hint = "Give None, a bool, a number, a text, or a list or a dictionary by text of these."
+        told = f"{shown(value)} ({kind.__name__}) is not plain data."
+        hint = "Give None, a bool, a number, a string, or a list or a dictionary of these, with strings as keys."
         raise ParameterError(name, told, hint=hint)
 
 
@@ -351,4 +351,4 @@ def _check_hole(hole: Hole, node: BaseNode) -> None:
             told = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
             raise ParameterError("holes", told, where=node.where)
     if not hole.field or (hole.whole and (len(hole.parts) != 1 or not isinstance(hole.parts[0], Fill))):
-        raise ParameterError("holes", "a hole has a field, and a whole one an argument.", where=node.where)
+        raise ParameterError("holes", "a hole needs a field, and a whole one exactly one argument.", where=node.where)

@@ -42,9 +42,11 @@ def taken(value: UserValue, fill: Fill) -> UserValue:
 def unfilled(fill: Fill) -> ParameterError:
     """The error of a hole that is played without a value."""
     if fill.argument is None:
-        told = "only the caller's Python has its value: a program with holds is played from one to the next."
+        told = "its value comes from the caller's Python. Play the program from hold to hold."
         return ParameterError(f"hold {fill.hold}", told, where=fill.where)
-    return ParameterError(fill.argument, "the hole has no value: a compiled program is filled first.", where=fill.where)
+    return ParameterError(
+        fill.argument, "the hole has no value. Fill the compiled program before it is played.", where=fill.where
+    )
 
 
 def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
@@ -54,7 +56,7 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
             return {"true": True, "false": False}[str(text)]
         return int(written) if reader == "int" else float(written)
     except (KeyError, ValueError):
-        raise ParameterError("a node's value", f"{shown(text)} is no {reader}.", where=fill.where) from None
+        raise ParameterError("a node's value", f"{shown(text)} can't be read as {reader}.", where=fill.where) from None
 
 
 def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
@@ -108,9 +110,11 @@ def check_decisions(program: Program) -> None:
         if decision is None:
             continue
         if len(decision.parts) != (1 if decision.condition is None else 2):
-            raise ParameterError("parts", "a decision is on two parts, and without a condition on one.")
+            raise ParameterError("parts", "a decision needs two parts, or one if it has no condition.")
         if not all(own < part < len(program.parts) for part in decision.parts):
-            told = f"a decision is on {list(decision.parts)}, which are no later ones of {len(program.parts)} parts."
+            told = (
+                f"a decision names the parts {list(decision.parts)}. Name later ones of the {len(program.parts)} parts."
+            )
             raise ParameterError("parts", told)
 
 
@@ -184,7 +188,9 @@ def _decided(
         right = right if isinstance(right, Fill) else _constant(right, condition)
         return (), msgspec.structs.replace(decision, condition=Condition(left, condition.sign, right))
     if isinstance(right, Fill):
-        raise ParameterError("a decision", "is by the value of a node first.", where=condition.left.where)
+        raise ParameterError(
+            "a decision", "the value of a node must be on the left of its condition.", where=condition.left.where
+        )
     part = parts[decision.parts[0 if answer(condition, left, right) else 1]]
     return part.added, part.decision
 
@@ -199,7 +205,9 @@ def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
     found: Any = tuple(value) if isinstance(value, list | tuple | dict) else value
     for each in found if isinstance(found, tuple) else (found,):
         if each is not None and type(each) not in (str, int, float, bool):
-            raise ParameterError("a decision", f"can't be by {shown(value)}.", where=condition.left.where)
+            raise ParameterError(
+                "a decision", f"{shown(value)} can't be compared in a condition.", where=condition.left.where
+            )
     return found  # type: ignore[no-any-return] # it was checked
 
 

@@ -197,19 +197,21 @@ class GraphRecord(Record, frozen=True):
         for i, node in enumerate(self.nodes):
             for use in node.uses:
                 if use.source is not None and use.source not in range(i):
-                    raise ParameterError("nodes", f"node {i} uses node {use.source}, which is no earlier one.")
+                    raise ParameterError("nodes", f"node {i} uses node {use.source}, which is not an earlier node.")
             for path in (node.path, *node.joins):
                 if len(path) % 2 or any(fork not in range(i) for fork in path[::2]):
-                    raise ParameterError("nodes", f"node {i} has the path {shown(path)}, which no fork before it has.")
+                    raise ParameterError(
+                        "nodes", f"node {i} has the path {shown(path)}, but no fork before it makes that branch."
+                    )
         for way in self.ways:
             if any(node not in known for node in way.nodes):
-                raise ParameterError("ways", f"a way has a node that there is not, of {len(self.nodes)}.")
+                raise ParameterError("ways", f"a way names a node that does not exist: there are {len(self.nodes)}.")
             asked = [each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)]
             fits = len(asked) == len(way.outcomes) <= MOST_BRANCHINGS
             if not fits or any(o not in range(len(each.outcomes)) for each, o in zip(asked, way.outcomes)):
-                raise ParameterError("ways", "a way has outcomes that are not those of its branchings.")
+                raise ParameterError("ways", "the outcomes of a way do not match its branchings.")
         if not self.ways or any(i not in known for i in (*self.read, *(change.node for change in self.changes))):
-            raise ParameterError("nodes", "there is no way, or a node is named that there is not.")
+            raise ParameterError("nodes", "there is no way, or `read` or `changes` names a node that does not exist.")
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -263,6 +265,6 @@ def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
         try:
             value = getattr(value, str(key)) if kind == "attribute" else value[key]
         except (AttributeError, LookupError, TypeError) as error:
-            raise ParameterError(use.name, f"{use.expression} is not there: {error}.", where=node.where) from None
+            raise ParameterError(use.name, f"{use.expression} can't be read: {error}.", where=node.where) from None
     text = Text(str(value), special=node.role is None, where=node.where)
     return msgspec.structs.replace(node, node=text, uses=())

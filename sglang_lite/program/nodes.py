@@ -48,7 +48,7 @@ class Expression:
         """Raises ParameterError: written into a string it would be its name there, and never be played."""
         raise ParameterError(
             "+", f"{self!r:.60} can't be written into a string.",
-            hint="Add it: s += \"…\" + sgl.gen(…). What came of it is s[name].",
+            hint="Add it: s += \"…\" + sgl.gen(…). Read its value as s[name].",
         )  # fmt: skip
 
     def walk(self) -> Iterator[Expression]:
@@ -80,7 +80,7 @@ class Expressions(Expression):
         """Raises ParameterError: only a state's turns can be open."""
         role = next((part.role for part in self.walk() if isinstance(part, TurnBegin)), "user")
         hint = f"Write with s.{role}():, or s += sgl.{role}(…)."
-        raise ParameterError("with", "a turn that is in no program can't be open.", hint=hint)
+        raise ParameterError("with", "a turn outside a program can't be opened.", hint=hint)
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -115,7 +115,7 @@ def check_awaited(operator: str, text: str, where: Location | None = None) -> No
 
 def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
     """The error for what is neither text nor an expression."""
-    hint = "Turn it into text."
+    hint = "Turn it into a string: str(…)."
     if inspect.isawaitable(value):
         name = getattr(value, "__name__", "…")
         hint = f"Await it first: s += await {'s.get' if name == 'get' else name}(…)."
@@ -126,7 +126,7 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
     elif isinstance(value, list | tuple):
         hint = "Add the parts with +: s += sgl.user(…) + sgl.assistant(…)."
     elif isinstance(value, dict):
-        hint = "A message of a role is s += sgl.user(content)."
+        hint = "Add a message with its role: s += sgl.user(content)."
     elif hasattr(value, "bind_arguments"):
         hint = "Call it: s += program(…)."
     kind = "None" if value is None else f"a {type(value).__name__}"
@@ -140,7 +140,7 @@ _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
 def _wrong(node: BaseNode, name: str, wanted: str) -> ParameterError:
     """The error of a node that has something of another type."""
-    told = f"of a {type(node).__name__} is {wanted}, not {shown(getattr(node, name))}."
+    told = f"a {type(node).__name__} needs {wanted} here, not {shown(getattr(node, name))}."
     return ParameterError(name, told, where=node.where)
 
 
@@ -187,7 +187,7 @@ class Text(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise _wrong(self, "text", "a text")
+            raise _wrong(self, "text", "a string")
 
 
 class Fill(BaseNode, frozen=True, eq=False):
@@ -212,7 +212,7 @@ class Fill(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.argument, self.node, self.hold)) != 1:
-            raise ParameterError("Fill", "is of an argument, of a node or of a hold, one of them.", where=self.where)
+            raise ParameterError("Fill", "give exactly one of `argument`, `node` and `hold`.", where=self.where)
 
 
 class ImagePart(BaseNode, frozen=True, eq=False):
@@ -233,7 +233,7 @@ class TurnBegin(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise _wrong(self, "role", "a text")
+            raise _wrong(self, "role", "a string")
 
 
 class TurnEnd(BaseNode, frozen=True, eq=False):
@@ -243,7 +243,7 @@ class TurnEnd(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise _wrong(self, "role", "a text")
+            raise _wrong(self, "role", "a string")
 
 
 class ScopeBegin(BaseNode, frozen=True, eq=False):
@@ -253,7 +253,7 @@ class ScopeBegin(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise _wrong(self, "name", "a text")
+            raise _wrong(self, "name", "a string")
 
 
 class ScopeEnd(BaseNode, frozen=True, eq=False):
@@ -263,7 +263,7 @@ class ScopeEnd(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise _wrong(self, "name", "a text")
+            raise _wrong(self, "name", "a string")
 
 
 class Gen(BaseNode, frozen=True, eq=False):
@@ -281,7 +281,7 @@ class Gen(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
-            raise _wrong(self, "name", "a text or None")
+            raise _wrong(self, "name", "a string or None")
         if not isinstance(self.params, SamplingParams):
             raise _wrong(self, "params", "SamplingParams")
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
@@ -309,11 +309,11 @@ class Select(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
-            raise _wrong(self, "name", "a text or None")
+            raise _wrong(self, "name", "a string or None")
         if isinstance(self.choices, Deferred):
             return
         if not isinstance(self.choices, tuple) or not all(isinstance(choice, str) for choice in self.choices):
-            raise _wrong(self, "choices", "a tuple of texts")
+            raise _wrong(self, "choices", "a tuple of strings")
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
@@ -328,7 +328,7 @@ class GrammarBegin(BaseNode, frozen=True, eq=False):
         if not isinstance(self.constraint, _CONSTRAINTS):
             raise _wrong(self, "constraint", "a constraint")
         if not isinstance(self.text, str):
-            raise _wrong(self, "text", "a text")
+            raise _wrong(self, "text", "a string")
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):

@@ -16,14 +16,14 @@ def _must_be_text(record: Record, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if not isinstance(value, str):
-            raise ConstraintError(f"{type(record).__name__}: `{name}` is a text, not {value!r:.60}.")
+            raise ConstraintError(f"{type(record).__name__}: `{name}` must be a string, not {value!r:.60}.")
 
 
 def _must_be_constraint(record: Record, name: str, value: object) -> None:
     if not isinstance(value, get_args(Constraint)):
         raise ConstraintError(
-            f"{type(record).__name__}: `{name}` is {value!r:.60}, which is no constraint.",
-            hint="A text is one as Choices((text,)), a schema as sgl.grammar.json_schema(schema).",
+            f"{type(record).__name__}: `{name}` is {value!r:.60}, which is not a constraint.",
+            hint="Wrap a string as Choices((text,)), a schema as sgl.grammar.json_schema(schema).",
         )
 
 
@@ -31,7 +31,9 @@ def _make_tuple(record: Record, name: str, kind: type) -> None:
     """Takes any list or tuple: only a tuple can be a key."""
     value = getattr(record, name)
     if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
-        raise ConstraintError(f"{type(record).__name__}: `{name}` is {value!r:.60}, no list of {kind.__name__}.")
+        raise ConstraintError(
+            f"{type(record).__name__}: `{name}` is {value!r:.60}, which is not a list of {kind.__name__}."
+        )
     force_setattr(record, name, tuple(value))
 
 
@@ -86,15 +88,19 @@ class JsonSchema(Variant, frozen=True):
         ):
             value = getattr(self, name)
             if value not in possible:
-                raise ConstraintError(f"json_schema: {name} is {' or '.join(map(repr, possible))}, not {value!r}.")
+                raise ConstraintError(
+                    f"json_schema: `{name}` must be {' or '.join(map(repr, possible))}, not {value!r}."
+                )
         _make_tuple(self, "separators", str)
         _make_tuple(self, "sets", str)
         if [each.strip(" \t\r\n") for each in self.separators] != [",", ":"]:
             raise ConstraintError(
-                f"json_schema: separators are a comma and a colon with blanks, not {self.separators!r}."
+                f"json_schema: `separators` must be a comma and a colon with blanks, not {self.separators!r}."
             )
         if self.whitespace != "json" and self.separators != (", ", ": "):
-            raise ConstraintError("json_schema: separators are said twice, by `whitespace` as well. Give one of them.")
+            raise ConstraintError(
+                "json_schema: `separators` and `whitespace` both set the separators. Give one of them."
+            )
 
 
 class Tags(Record, frozen=True):
@@ -124,7 +130,7 @@ class TaggedObject(Variant, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, JsonSchema) or not isinstance(self.tags, Tags):
-            raise ConstraintError("TaggedObject: it needs a JsonSchema and Tags.")
+            raise ConstraintError("TaggedObject: `schema` must be a JsonSchema and `tags` Tags.")
 
 
 class Number(Variant, frozen=True):
@@ -151,7 +157,7 @@ class Choices(Variant, frozen=True):
         given: Any = self.options
         options = (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not all(isinstance(option, str) for option in options):
-            raise ConstraintError(f"choices: {given!r:.80} is not a list of texts.")
+            raise ConstraintError(f"choices: {given!r:.80} is not a list of strings.")
         force_setattr(self, "options", options)  # a list is no key of a cache
 
 
@@ -236,7 +242,7 @@ class Repeated(Variant, frozen=True):
         for name in ("least", "most"):
             count = getattr(self, name)
             if (count is not None or name == "least") and (isinstance(count, bool) or not isinstance(count, int)):
-                raise ConstraintError(f"Repeated: `{name}` is a whole number, not {count!r:.60}.")
+                raise ConstraintError(f"Repeated: `{name}` must be a whole number, not {count!r:.60}.")
 
 
 class Continuation(Variant, frozen=True):

@@ -194,7 +194,7 @@ class Parameter:
         if not isinstance(value, str) or not value:
             raise ParameterError(self.name, f"{shown(value)} is not a non-empty string.")
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise ParameterError(self.name, f"{shown(value)} has unpaired surrogates, which no text has.")
+            raise ParameterError(self.name, f"{shown(value)} has unpaired surrogates, which can't be encoded.")
 
 
 _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of a token id and a number"}

@@ -59,7 +59,7 @@ def test_the_public_names_are_the_records():
     assert (sgl.Regex, sgl.Choices) == (g.Regex, g.Choices)
     assert (sgl.Grammar("a ::= b"), sgl.Grammar("start: A")) == (Ebnf("a ::= b"), Lark("start: A"))
     for options in ("yes", ["yes", 3]):
-        with pytest.raises(sgl.ConstraintError, match="is not a list of texts"):
+        with pytest.raises(sgl.ConstraintError, match="is not a list of strings"):
             sgl.Choices(options)  # type: ignore[arg-type]  # wrong on purpose
 
 
@@ -100,7 +100,7 @@ def test_a_models_tokens(engine, model_file):
         assert g.matches(Point, '{"x": 17, "y": null}', model)
         assert not g.matches(Point, '{"x": "17"}', model)
         assert g.check(Point, model).refused == ()
-    with pytest.raises(sgl.ParameterError, match="neither a name, a path nor an Engine"):
+    with pytest.raises(sgl.ParameterError, match="not a name, a path or an Engine"):
         g.matches(Point, "{}", 3)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(sgl.ModelError):
         g.check(Point, "no-such-model")

@@ -149,7 +149,7 @@ def test_a_scope_that_is_read_while_it_is_open(only_error):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(choices=[]), "choices: [] is not a list of at least one text"),
+        (dict(choices=[]), "choices: [] is not a list of at least one string"),
         (dict(regex="("), "("),
         (dict(json_schema='{"type": "strin"}'), "strin"),
         (dict(type=asyncio.Event), "Event"),

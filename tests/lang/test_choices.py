@@ -92,5 +92,5 @@ def test_a_backend_may_only_pick():
 
 
 def test_greedy_needs_tokens():
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="at least one for every choice"):
         call(sgl.greedy_token_selection, [[], [], []])

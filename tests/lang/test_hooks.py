@@ -267,7 +267,7 @@ def test_a_hook_that_selects_what_is_no_choice_is_an_error(decision):
         def select(self, s, choices, temperature, choices_method):
             return decision
 
-    with pytest.raises(sgl.ProgramError, match="no ChoicesDecision for one of \\['x', 'y'\\]"):
+    with pytest.raises(sgl.ProgramError, match="not a ChoicesDecision for one of \\['x', 'y'\\]"):
         within(5, lambda: run("x", sgl.select("a", ["x", "y"]), backend=Odd())["a"])
 
 

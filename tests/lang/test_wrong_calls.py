@@ -466,7 +466,7 @@ def test_a_list_of_answers_is_told_how_to_be_given():
     [
         ((sgl.user("a"), sgl.user("b")), "a tuple can't be added to a program. Add the parts with +"),
         ([sgl.user("a")], "a list can't be added to a program. Add the parts with +"),
-        ({"role": "user", "content": "a"}, "a dict can't be added to a program. A message of a role is"),
+        ({"role": "user", "content": "a"}, "a dict can't be added to a program. Add a message with its role"),
     ],
 )
 def test_parts_and_messages_that_are_added_are_told_how(added, said):

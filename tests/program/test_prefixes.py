@@ -100,7 +100,7 @@ def test_an_engine_has_a_tokenizer_and_other_things_are_refused():
     ("row", "match"),
     [
         ({"a": "x"}, "row 0 has no 'b'"),
-        ({"a": "x", "b": {}}, "b\\['key'\\] is not there"),
+        ({"a": "x", "b": {}}, "b\\['key'\\] can't be read"),
         ({"a": "x", "b": 3}, "b\\['key'\\]"),
     ],
 )

@@ -59,7 +59,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
                     file.write(chunk)
                     bar.update(len(chunk))
         if size and part.stat().st_size != size:
-            raise DownloadError(f"{url}: {part.stat().st_size:,} of {size:,} bytes came.", hint="Try again.")
+            raise DownloadError(f"{url}: {part.stat().st_size:,} of {size:,} bytes arrived.", hint="Try again.")
         part.replace(target)
     except (requests.RequestException, OSError) as error:
         raise DownloadError(f"{url}: {error}", hint="Check the address and the network.") from error

@@ -21,5 +21,5 @@ def build_regex_from_object(object: object, whitespace_pattern: str | None = Non
         json.loads(schema)
         regex: str = build_regex_from_schema(schema, whitespace_pattern)
     except Exception as error:  # outlines-core raises its own and bare exceptions
-        raise ConstraintError(f"no regex can be made of the schema: {error}") from error
+        raise ConstraintError(f"the schema can't be turned into a regex: {error}") from error
     return regex

@@ -42,7 +42,7 @@ def http_request(
     try:
         return requests.request(verb, url, json=json, stream=stream, headers=headers, verify=verify or True)
     except requests.ConnectionError as error:
-        raise BackendError(f"{url} gives no answer: {error}") from error
+        raise BackendError(f"{url} does not answer: {error}") from error
 
 
 def launch_server_cmd(

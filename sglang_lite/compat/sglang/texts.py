@@ -36,7 +36,11 @@ def convert_json_schema_to_str(json_schema: object) -> str:
         return json.dumps(json_schema)
     if hasattr(json_schema, "model_json_schema"):
         return json.dumps(json_schema.model_json_schema())
-    raise ParameterError("json_schema", f"a {type(json_schema).__name__} is no schema.")
+    raise ParameterError(
+        "json_schema",
+        f"a {type(json_schema).__name__} is not a schema.",
+        hint="Give a dict, a string or a pydantic model.",
+    )
 
 
 def encode_image_base64(image_path: object) -> str:
@@ -51,7 +55,7 @@ def encode_image_base64(image_path: object) -> str:
     image = load_image(image_path)
     if image.url:
         raise ParameterError(
-            "image_path", "an address has no bytes here.", hint="download_and_cache_file brings the file."
+            "image_path", "an address has no bytes to encode.", hint="Fetch the file with download_and_cache_file."
         )
     return base64.b64encode(image.data).decode()
 

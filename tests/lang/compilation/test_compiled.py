@@ -225,7 +225,7 @@ class Thing:
 )  # fmt: skip
 def test_an_argument_that_is_no_data_is_refused_by_its_name(backend, value):
     compiled = one.compile(backend)
-    with pytest.raises(sgl.ParameterError, match=r"x: .* is no data"):
+    with pytest.raises(sgl.ParameterError, match=r"x: .* is not plain data"):
         compiled.run(value, backend=backend)
     with pytest.raises(sgl.ParameterError, match="x: "):
         compiled.run_batch([{"x": "a"}, {"x": value}], backend=backend)
@@ -436,15 +436,15 @@ NAMED = (Parameter("x", required=True),)
 @pytest.mark.parametrize(
     ("program", "match"),
     [
-        (CompiledProgram("p", (Fill("y"),), NAMED), "'y' is no parameter"),
-        (CompiledProgram("p", (Fill(node=(3,)),)), "the path of no generation"),
-        (CompiledProgram("p", (Text("a"), Fill(node=(0,)))), "the path of no generation"),
+        (CompiledProgram("p", (Fill("y"),), NAMED), "'y' is not a parameter"),
+        (CompiledProgram("p", (Fill(node=(3,)),)), "not the path of a generation"),
+        (CompiledProgram("p", (Text("a"), Fill(node=(0,)))), "not the path of a generation"),
         (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("params", "nothing"), (Fill("x"),)),)), "has no params/nothing"),
         (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("where",), (Fill("x"),)),)), "has no where"),
-        (CompiledProgram("p", (GEN,), NAMED, (Hole((9,), ("name",), (Fill("x"),)),)), "path of no node"),
-        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("name",), (Fill("z"),)),)), "'z' is no parameter"),
-        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), (), (Fill("x"),)),)), "a hole has a field"),
-        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("name",), ("a",), whole=True),)), "a whole one an argument"),
+        (CompiledProgram("p", (GEN,), NAMED, (Hole((9,), ("name",), (Fill("x"),)),)), "not the path of a node"),
+        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("name",), (Fill("z"),)),)), "'z' is not a parameter"),
+        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), (), (Fill("x"),)),)), "a hole needs a field"),
+        (CompiledProgram("p", (GEN,), NAMED, (Hole((0,), ("name",), ("a",), whole=True),)), "a whole one exactly one argument"),
     ],
 )  # fmt: skip
 def test_a_tampered_program_is_refused(program, match):
