@@ -28,7 +28,7 @@ from sglang_lite.runtime.attention.latent import LatentAttention
 from sglang_lite.runtime.kernels import latent_attention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import Launch
+from sglang_lite.runtime.kernels.launch_config import Launch
 
 PAGE, RANK, TURNED = 16, 512, 64
 DECODING = {  # rows, tokens of each, heads

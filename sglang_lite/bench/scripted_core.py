@@ -31,11 +31,11 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.submission import GenerateRequest, ProgramRequest, SelectRequest
 from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import resolve_params
@@ -58,7 +58,7 @@ class ScriptedCore:
     def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
         self.config = EngineConfig(model=model)
         path: Path = resolve(model, None)
-        self.tokenizer, self.model_name = open_checkpoint(path).tokenizer, model
+        self.tokenizer, self.model_name = open_model_files(path).tokenizer, model
         self.vocab_size = self.tokenizer.vocab_size
         self.capacity = Capacity(Sizes(65_536, 65_536, 1), 1 << 20, 1 << 20, 1 << 20)
         self.description = f"a script of {step_s * 1000:g} ms a step"

@@ -134,12 +134,12 @@ def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> L
 
 def _by_transformers(name: str) -> LoadedModel:
     """The shape as transformers' code runs it."""
-    from sglang_lite.runtime.models.load_fallback import load_fallback  # and all of transformers' models
+    from sglang_lite.runtime.models.load_transformers import load_transformers  # and all of transformers' models
 
     spec, device = SHAPES[name], torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(name)))
-        model = load_fallback(Path(folder), precision("auto", device).compute, device, dummy=True)
+        model = load_transformers(Path(folder), precision("auto", device).compute, device, dummy=True)
     return LoadedModel(name, model, tokenizer(spec.vocab_size), spec.vocab_size, frozenset(), spec.max_positions)
 
 

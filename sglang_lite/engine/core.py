@@ -35,7 +35,7 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore` here, `RemoteCore` of a process of its own. `Engine` says what the calls do."""
+    """Core of an engine: `EngineCore` here, `CoreClient` of a process of its own. `Engine` says what the calls do."""
 
     @property
     def config(self) -> EngineConfig: ...

@@ -440,9 +440,9 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
 
         return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)
-    from sglang_lite.engine.remote_core import RemoteCore  # while that starts
+    from sglang_lite.engine.core_client import CoreClient  # while that starts
 
-    core = RemoteCore(config, path, process)
+    core = CoreClient(config, path, process)
     weakref.finalize(engine, core.hang_up).atexit = False
     return core
 

@@ -90,9 +90,9 @@ def _counter(model: str | None) -> tuple[Counter | None, str]:
 
 @lru_cache(maxsize=1)
 def _tokenizer_at(path: Path) -> Counter:
-    from sglang_lite.runtime.checkpoint import open_checkpoint
+    from sglang_lite.runtime.model_files import open_model_files
 
-    return open_checkpoint(path).tokenizer
+    return open_model_files(path).tokenizer
 
 
 def _template(counter: Counter | None) -> Template | None:

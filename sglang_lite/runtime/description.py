@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 
 from sglang_lite.protocol import SglError
-from sglang_lite.runtime.checkpoint import open_checkpoint, read_spec
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.bert import Bert
 from sglang_lite.runtime.embedding.bert_spec import BertSpec
@@ -21,13 +20,14 @@ from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_enc
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
 from sglang_lite.runtime.kernels.block_product import fits
 from sglang_lite.runtime.load import pick_device, precision
+from sglang_lite.runtime.model_files import open_model_files, read_spec
 from sglang_lite.runtime.models.config_fields import read_json
-from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.layers.linear import block_library
 from sglang_lite.runtime.models.parameters import head_name, parameters
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.resolve import ALIASES, hub_headers, resolve
 from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import BITS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.models.weights.headers import Headers, HeaderSource, headers_of_hub, read_headers
@@ -120,7 +120,7 @@ class _Inquiry:
         self.path, self._config = path, config
         self.known = Description(str(path), _architecture(path))
         self._headers: Headers | None = None
-        self._spec: ModelSpec | EncoderSpec | FallbackSpec | None = None
+        self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
 
     def _learn(self, **facts: Any) -> None:
         self.known = replace(self.known, **facts)
@@ -158,7 +158,7 @@ class _Inquiry:
         if isinstance(self._spec, EncoderSpec):
             encoder_tokenizer(self.path, self._spec)
         elif self._spec is not None:
-            open_checkpoint(self.path)
+            open_model_files(self.path)
 
     def fit(self) -> None:
         """Looks whether the weights fit the model, and how large it gets."""
@@ -167,7 +167,7 @@ class _Inquiry:
                 self._fit_encoder(self._spec)
             case ModelSpec():
                 self._fit_decoder(self._spec)
-            case FallbackSpec():
+            case TransformersSpec():
                 self._fit_fallback()
 
     def _source(self) -> HeaderSource | None:
@@ -216,7 +216,7 @@ class _Inquiry:
         self._learn(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
 
     def _fit_fallback(self) -> None:
-        from sglang_lite.runtime.models.load_fallback import outline  # and all of transformers' models
+        from sglang_lite.runtime.models.load_transformers import outline  # and all of transformers' models
 
         device = pick_device(self._config)
         formats = precision("auto", device)

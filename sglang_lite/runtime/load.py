@@ -15,18 +15,18 @@ import torch
 
 from sglang_lite.protocol import ModelError, ParameterError
 from sglang_lite.runtime import onednn, startup_messages
-from sglang_lite.runtime.checkpoint import Checkpoint, open_checkpoint
 from sglang_lite.runtime.compile_process import DRIVER, CompileProcess
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.embedding.load import LoadedEncoder, load_encoder
 from sglang_lite.runtime.embedding.spec import is_encoder
+from sglang_lite.runtime.model_files import ModelFiles, open_model_files
 from sglang_lite.runtime.models.decoder import Decoder
-from sglang_lite.runtime.models.fallback_config import FallbackSpec
 from sglang_lite.runtime.models.kv_scales import kv_scales
 from sglang_lite.runtime.models.memory_check import check_room, rotary_bytes, weight_bytes
 from sglang_lite.runtime.models.model import Model, is_fused
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from sglang_lite.runtime.models.weights.folder import SafetensorsSource, open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
@@ -93,14 +93,14 @@ def load_model(
     Raises:
         ModelError: damaged or not supported.
     """
-    checkpoint = open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
-    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
+    files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
+    spec, tokenizer = files.spec, files.tokenizer
     positions = longest_context(config, spec.max_positions)
     device = pick_device(config)
     _say_unused(config, device)
-    if isinstance(spec, FallbackSpec):
-        return _load_fallback(config, checkpoint, spec)
-    source = _source(checkpoint, spec, config)
+    if isinstance(spec, TransformersSpec):
+        return _load_transformers(config, files, spec)
+    source = _source(files, spec, config)
     kind = Decoder
     if device.type == "cpu":
         onednn.bound_caches()
@@ -132,9 +132,7 @@ def load_model(
         if compiles is not None:
             compiles.end()
         raise
-    return LoadedModel(
-        config.model, model, tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions, compiles
-    )
+    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compiles)
 
 
 def _compile(
@@ -153,9 +151,9 @@ def _compile(
     return compiling(config, spec, formats, longest, device, compiler)
 
 
-def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackSpec) -> LoadedModel:
+def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:
     """Loads a model that transformers' code runs."""
-    from sglang_lite.runtime.models.load_fallback import load_fallback  # and all of transformers' models
+    from sglang_lite.runtime.models.load_transformers import load_transformers  # and all of transformers' models
 
     for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
         if getattr(config, name) != plain:
@@ -170,14 +168,12 @@ def _load_fallback(config: EngineConfig, checkpoint: Checkpoint, spec: FallbackS
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
-    model = load_fallback(checkpoint.path, precision(config.dtype, device).compute, device, dummy=dummy)
+    model = load_transformers(files.path, precision(config.dtype, device).compute, device, dummy=dummy)
     if is_fused(model) and model.uncapturable is not None:
         logger.warning(
             "%s runs without CUDA graphs, as its steps can't be captured: %s", spec.architecture, model.uncapturable
         )
-    return LoadedModel(
-        config.model, model, checkpoint.tokenizer, spec.vocab_size, checkpoint.eos_ids, spec.max_positions
-    )
+    return LoadedModel(config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions)
 
 
 def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
@@ -202,13 +198,13 @@ def _check_format(found: str, config: EngineConfig, path: Path) -> None:
         raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
 
 
-def _source(checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig) -> WeightSource:
+def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightSource:
     """Source of the weights."""
-    if checkpoint.gguf is not None:
-        _check_format("gguf", config, checkpoint.path)
+    if files.gguf is not None:
+        _check_format("gguf", config, files.path)
         dummy = config.load_format == "dummy"
-        return DummySource(pick_device(config)) if dummy else GgufSource(checkpoint.gguf, spec)
-    path = checkpoint.path
+        return DummySource(pick_device(config)) if dummy else GgufSource(files.gguf, spec)
+    path = files.path
     declared = read_quantisation(path)
     if config.load_format == "dummy":
         return DummySource(pick_device(config))

@@ -13,10 +13,10 @@ import numpy as np
 from sglang_lite.protocol import Generation, ModelError, TokenLogprob, Usage
 from sglang_lite.runtime.kv_cache.cache_miss import Miss
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.kv_cache.store import SlotHandle
+from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.output_builder import Finish, OutputBuilder
-from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.resolved_params import LogitProcessor, ResolvedParams
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import Matcher
 
 
@@ -125,7 +125,7 @@ class Request:
     passed_over: int = 0
     given: int = 0
     paced: bool = False
-    prospect: Prospect | None = None
+    prospect: ScheduleHints | None = None
     follow: Callable[[Generation], Request | None] | None = None
     times: Times = field(default_factory=Times)
 

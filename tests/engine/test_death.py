@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.engine import remote_core
+from sglang_lite.engine import core_client
 from sglang_lite.program.nodes import Fork, Gen, Join, Program
 from sglang_lite.protocol import EngineClosedError, Generation, SamplingParams
 from tests.counts import some
@@ -104,8 +104,8 @@ def test_a_parent_that_is_killed_takes_its_processes_along(folders, mark, tmp_pa
 
 def test_an_engine_that_restarts_has_the_weights_that_were_set_last(folders, mark, monkeypatch, tmp_path):
     """Wherever its caller has gone meanwhile."""
-    restarts = some(1, remote_core.MOST_RESTARTS)
-    monkeypatch.setattr(remote_core, "MOST_RESTARTS", restarts)
+    restarts = some(1, core_client.MOST_RESTARTS)
+    monkeypatch.setattr(core_client, "MOST_RESTARTS", restarts)
     paths = [Path(folder) for folder in folders]
     monkeypatch.chdir(paths[0].parent)
     with sgl.Engine(paths[0].name, **SETTINGS, restart=True) as engine:

@@ -302,7 +302,7 @@ def test_a_constructor_that_is_interrupted_leaves_nothing(mark, nothing_left, fo
 EXHAUSTED = """
 import json, os, resource, sys, threading
 import sglang_lite as sgl
-import sglang_lite.engine.remote_core
+import sglang_lite.engine.core_client
 folder, settings = sys.argv[1], json.loads(sys.argv[2])
 sys.executable = "/bin/false"
 try:

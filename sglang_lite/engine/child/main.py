@@ -13,6 +13,6 @@ def main(descriptor: int, model: str, device: str, compile_processes: int | None
         model, device, compile_processes: as the engine's config has them.
     """
     compiler = start_early(model, device, compile_processes)
-    from sglang_lite.engine.child.loop import serve
+    from sglang_lite.engine.child.command_handler import serve
 
     serve(descriptor, compiler)

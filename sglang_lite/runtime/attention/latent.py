@@ -12,7 +12,7 @@ from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, latent_prefix, on_hopper
-from sglang_lite.runtime.kernels.launch import latent_launch
+from sglang_lite.runtime.kernels.launch_config import latent_launch
 
 _LEAST = 128  # tokens in a decoding program's share
 _MOST_PARTS = 32  # of a row, as one program merges them

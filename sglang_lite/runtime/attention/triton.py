@@ -12,7 +12,7 @@ from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.few_queries import columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import Kernel, attention_launch
+from sglang_lite.runtime.kernels.launch_config import Kernel, attention_launch
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention

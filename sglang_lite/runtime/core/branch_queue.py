@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sglang_lite.program.nodes import Fill, Gen, GrammarBegin, GrammarEnd, Join, Node, Select, Text
 from sglang_lite.protocol import ParameterError, Span
-from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect
 from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 _WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
@@ -38,7 +38,7 @@ class Queued:
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
-    ahead: Ahead = NOTHING_AHEAD
+    ahead: ExpectedTokens = NOTHING_EXPECTED
 
 
 class BranchQueue:
@@ -52,7 +52,7 @@ class BranchQueue:
         foreseen: the text after the last generated token, when all that is queued is played; None: not known.
     """
 
-    def __init__(self, prospect: Prospect, left: Callable[[int], None]) -> None:
+    def __init__(self, prospect: ScheduleHints, left: Callable[[int], None]) -> None:
         self._prospect, self._left = prospect, left
         self._nodes: deque[tuple[int, Queued]] = deque()
         self.count = 0  # nodes that have come
@@ -118,7 +118,7 @@ class BranchQueue:
         """Takes all nodes out."""
         self._left(len(self._nodes))
         self._nodes.clear()
-        self._prospect.ahead = NOTHING_AHEAD
+        self._prospect.ahead = NOTHING_EXPECTED
 
 
 def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:

@@ -20,8 +20,8 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.output_builder import Event
-from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
@@ -63,7 +63,7 @@ class ChoiceScoring:
         unconditional: bool,
         namespace: str,
         special: bool,
-        prospect: Prospect | None = None,
+        prospect: ScheduleHints | None = None,
     ) -> None:
         """Submits the requests, unless it was aborted. May take long: not on the loop's thread.
 

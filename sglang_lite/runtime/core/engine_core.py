@@ -52,8 +52,8 @@ from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
-from sglang_lite.runtime.kv_cache.eviction import EVICTION
-from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.load import LoadedModel, load_alike
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
@@ -104,7 +104,7 @@ class EngineCore:
             f"{loaded.name} on {loaded.model.device}, {loaded.model.format}, room for {self.capacity.tokens:,} tokens"
         )  # fmt: skip
         sizes, pages, longest = self.capacity.sizes, self.capacity.pages, self.capacity.longest
-        store = KVStore(
+        store = PrefixCache(
             pages,
             sizes.page_size,
             sizes.max_running,

@@ -13,9 +13,9 @@ from sglang_lite.protocol import Delta, Generation, SglError
 from sglang_lite.runtime.core.branch_text import OpenGrammar
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.output_builder import Event
-from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -42,7 +42,7 @@ class GenerationJob:
         *,
         stream: bool,
         namespace: str,
-        prospect: Prospect,
+        prospect: ScheduleHints,
     ) -> None:
         self._parts, self._params, self._tell, self._done = parts, params, tell, done
         self._stream, self._namespace, self._prospect = stream, namespace, prospect

@@ -44,9 +44,9 @@ from sglang_lite.runtime.core.generation_job import GenerationJob
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import no_choices_error
 from sglang_lite.runtime.core.work_under_way import WorkUnderWay
-from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
@@ -91,7 +91,7 @@ class Branch:
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._prospect = Prospect(player, player.priority)
+        self._prospect = ScheduleHints(player, player.priority)
         self._queue = BranchQueue(self._prospect, player.played)
         self._played = 0  # nodes of all that have come
         self._text: BranchText | None = None  # None: its fork is yet to come

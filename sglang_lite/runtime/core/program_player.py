@@ -31,8 +31,8 @@ from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Waiting
 from sglang_lite.runtime.core.program_decisions import Decisions, PreparedPart
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
-from sglang_lite.runtime.prospect import NOTHING_AHEAD, ahead_of
 from sglang_lite.runtime.resolved_params import ResolvedParams
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ahead_of
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -147,7 +147,7 @@ class ProgramPlayer:
             entry.grammar = self._compiled(node.constraint)
         elif isinstance(node, Fork):
             entry.branches = [[self._prepared(each) for each in nodes] for nodes in node.branches]
-        branches = tuple(sum((each.ahead for each in entries), NOTHING_AHEAD) for entries in entry.branches)
+        branches = tuple(sum((each.ahead for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
         entry.ahead = ahead_of(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
         return entry
 

@@ -12,7 +12,7 @@ from sglang_lite.protocol import Selection, SglError, Span
 from sglang_lite.runtime.core.branch_text import OpenGrammar
 from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.prospect import Prospect
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
 Done: TypeAlias = Callable[["SelectionJob", "Selection | SglError", "str | None"], None]
@@ -28,7 +28,7 @@ class SelectionJob:
         done: called with this job, the scores or why there are none, and the choice; None where the caller chooses.
     """
 
-    def __init__(self, parts: EngineParts, node: Select, namespace: str, prospect: Prospect, done: Done) -> None:
+    def __init__(self, parts: EngineParts, node: Select, namespace: str, prospect: ScheduleHints, done: Done) -> None:
         self._node, self._namespace, self._prospect, self._done = node, namespace, prospect, done
         self._scoring = ChoiceScoring(parts, self._scored)
         self._aborted = False

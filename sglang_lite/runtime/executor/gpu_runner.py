@@ -21,8 +21,9 @@ from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, READ, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
+from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
 from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
-from sglang_lite.runtime.executor.prompt_graphs import PromptGraphs, captured_tokens
+from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, Scored, Scoring, score, score_rows
 from sglang_lite.runtime.executor.sampler import (
     Masks,
     Sampled,
@@ -32,7 +33,6 @@ from sglang_lite.runtime.executor.sampler import (
     draw_logprobs,
     token_logprob,
 )
-from sglang_lite.runtime.executor.scoring import FIRST_ROWS, Scored, Scoring, score, score_rows
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
@@ -178,7 +178,7 @@ class GpuRunner:
             dtype=model.precision.compute,
         )  # fmt: skip
         most = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
-        self.prompts = PromptGraphs(most, self._slots, self._staging, table.page_size, self.graphs.record)
+        self.prompts = PrefillGraphs(most, self._slots, self._staging, table.page_size, self.graphs.record)
 
     def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
         group, precision = heads.heads // heads.kv_heads, self._model.precision

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
 from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
-from sglang_lite.runtime.executor.scoring import FIRST_ROWS, LOGITS_AT_ONCE
+from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.models.model import DeviceModel
 
 _SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
@@ -26,7 +26,7 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     Raises:
         ModelError: not even one sequence fits; the message has the numbers.
     """
-    from sglang_lite.runtime.executor.prompt_graphs import captured_tokens  # needs Triton
+    from sglang_lite.runtime.executor.prefill_graphs import captured_tokens  # needs Triton
 
     device = model.device
     item = model.precision.compute.itemsize

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_lite.runtime.executor.prompt_logprobs import Scored
 from sglang_lite.runtime.executor.sampler import Masks, Sampled, Special
-from sglang_lite.runtime.executor.scoring import Scored
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.scheduler.batch import Batch
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 

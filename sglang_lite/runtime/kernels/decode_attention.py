@@ -15,8 +15,8 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPre
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.few_queries import attend_few, columns, seen_page
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import Launch, attention_launch, padded
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 

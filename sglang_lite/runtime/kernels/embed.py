@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import first_of_step, start_next
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 

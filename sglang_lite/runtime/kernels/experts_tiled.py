@@ -23,8 +23,8 @@ from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
-from sglang_lite.runtime.kernels.launch import tile_stages
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launch_config import tile_stages
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 

@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.sizes import cdiv
 
 _QUERIES = gl.constexpr(64)  # of a program: heads, or pairs of a new token and a head

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 

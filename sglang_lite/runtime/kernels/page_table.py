@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.sizes import cdiv
 
 

@@ -10,8 +10,8 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import attention_launch, padded
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 

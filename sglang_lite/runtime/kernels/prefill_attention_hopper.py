@@ -24,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 
 QUERIES = gl.constexpr(64)  # of a warp group
 _TOKENS = gl.constexpr(128)  # of a block

@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     BY_ROW,

@@ -17,8 +17,8 @@ from sglang_lite.runtime.kernels.decode_attention import finish, merging
 from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, columns, load_few, seen_page
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch import attention_launch, padded
-from sglang_lite.runtime.kernels.launching import launched
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
+from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import turn_heads
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
-from sglang_lite.runtime.kv_cache.store import KVStore, SlotHandle
 
 
-def check_cache(store: KVStore, holdings: Iterable[SlotHandle], hints: Iterable[PrefixLock] = ()) -> None:
+def check_cache(store: PrefixCache, holdings: Iterable[SlotHandle], hints: Iterable[PrefixLock] = ()) -> None:
     """Recounts everything the store counts.
 
     Args:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
-from sglang_lite.runtime.prospect import Ahead
+from sglang_lite.runtime.schedule_hints import ExpectedTokens
 
 _FIRST, _LEAST, _STEPS = 0.7, 0.1, 600
 _LONGEST = 4096  # tokens: nobody keeps room for more, whatever max_tokens says
@@ -22,7 +22,7 @@ class Reserve:
     def __init__(self) -> None:
         self._share = _FIRST
 
-    def of_program(self, ahead: Ahead) -> int:
+    def of_program(self, ahead: ExpectedTokens) -> int:
         """Tokens to keep room for, of nodes that a program has yet to play."""
         return min(ahead.text, _LONGEST) + math.ceil(min(ahead.generated, _LONGEST) * self._share)
 

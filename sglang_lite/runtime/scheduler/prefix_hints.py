@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.radix import PrefixLock
-from sglang_lite.runtime.kv_cache.store import KVStore
-from sglang_lite.runtime.prospect import Prospect
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 
 
 class PrefixHints:
@@ -19,12 +19,12 @@ class PrefixHints:
         store: that has the prefixes.
     """
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: PrefixCache) -> None:
         self._store = store
-        self._locks: dict[Prospect, PrefixLock] = {}
-        self._wanted: dict[Prospect, tuple[Ints, str]] = {}
+        self._locks: dict[ScheduleHints, PrefixLock] = {}
+        self._wanted: dict[ScheduleHints, tuple[Ints, str]] = {}
 
-    def __iter__(self) -> Iterator[Prospect]:
+    def __iter__(self) -> Iterator[ScheduleHints]:
         return iter(self._locks)
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class PrefixHints:
         """The locks that it holds, for the invariant checks."""
         return list(self._locks.values())
 
-    def want(self, prospect: Prospect, tokens: Ints, namespace: str) -> None:
+    def want(self, prospect: ScheduleHints, tokens: Ints, namespace: str) -> None:
         """Holds a prefix for a branch from the next step on, when what runs has been published; in the place of the one
         that it has."""
         if self._store.reuses and len(tokens):
@@ -50,7 +50,7 @@ class PrefixHints:
             self._locks[prospect] = lock
             prospect.held = True
 
-    def release(self, prospect: Prospect) -> None:
+    def release(self, prospect: ScheduleHints) -> None:
         """Lets go of a branch's prefix: it reads it now, or needs it no more."""
         self._wanted.pop(prospect, None)
         lock = self._locks.pop(prospect, None)

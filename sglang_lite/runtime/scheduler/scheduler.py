@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.kv_cache.store import KVStore
-from sglang_lite.runtime.prospect import Prospect
 from sglang_lite.runtime.request import Pace, Request, State
+from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.isolation import Isolation
@@ -53,7 +53,7 @@ class Scheduler:
 
     def __init__(
         self,
-        store: KVStore,
+        store: PrefixCache,
         step_tokens: int,
         policy: Policy,
         *,
@@ -411,7 +411,7 @@ class Scheduler:
         if request.prospect is not None:
             self.hints.release(request.prospect)
 
-    def pages_ahead(self, prospect: Prospect) -> int:
+    def pages_ahead(self, prospect: ScheduleHints) -> int:
         """Pages to keep for what a branch of a program has yet to play; never more than half of all, so that a program
         that may become long holds nobody up for that alone."""
         return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)

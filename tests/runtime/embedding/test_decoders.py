@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 import sglang_lite as sgl
-from sglang_lite.runtime.checkpoint import open_checkpoint
+from sglang_lite.runtime.model_files import open_model_files
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
 TEXTS = ["the-sea", "a", "the-sea-is-green-and-deep", "cats", "the-sea-is-deeper", "dogs"]
@@ -115,7 +115,7 @@ def test_a_language_model_that_reads_in_both_directions_generates_nothing(tmp_pa
             engine.complete("a")
     np.testing.assert_allclose(found, hidden(model.model, tmp_path, "the-sea")[-1], atol=1e-4)
     with pytest.raises(sgl.ModelError, match="reads texts in both directions: it generates none"):
-        open_checkpoint(tmp_path)
+        open_model_files(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lite.runtime.kv_cache.eviction import EVICTION
+from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.pages import PagePool
 from sglang_lite.runtime.kv_cache.radix import RadixTree
 

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
-from sglang_lite.runtime.prospect import NOTHING_AHEAD, Ahead, Prospect, ahead_of
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, ahead_of
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
@@ -267,15 +267,15 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     for request, path in zip(queue[1:4], (5, 50, 20)):
-        request.prospect = Prospect(engine)
-        request.prospect.ahead = Ahead(0, path, path)
+        request.prospect = ScheduleHints(engine)
+        request.prospect.ahead = ExpectedTokens(0, path, path)
     assert [request.id for request in lpm(queue, engine.store.tree)] == [0, 2, 3, 1, 4]
 
 
 def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(4)))
-    queue[2].prospect = Prospect(engine)
+    queue[2].prospect = ScheduleHints(engine)
     queue[2].prospect.held = True
     queue[3].passed_over = 256
     for policy in (lpm, fcfs, priority):
@@ -294,15 +294,17 @@ def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
     resolved = engine_with(256).core.builder.resolved
     params = resolved(greedy(100))
-    assert ahead_of(Text("abcdefgh"), None, ()) == Ahead(2, 0, 2)
-    assert ahead_of(Text("", (1, 2, 3)), None, ()) == Ahead(3, 0, 3)
-    assert ahead_of(Gen("x"), params, ()) == Ahead(0, 100, 100)
-    assert ahead_of(Gen("x"), resolved(greedy(100, n=3)), ()) == Ahead(0, 300, 100)
-    assert ahead_of(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == Ahead(0, 3, 3)
+    assert ahead_of(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
+    assert ahead_of(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
+    assert ahead_of(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
+    assert ahead_of(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
+    assert ahead_of(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
     assert ahead_of(Gen("x", constraint=Number("integer")), params, ()).path < 100
-    assert ahead_of(Gen("x"), None, ()) == NOTHING_AHEAD  # refused
-    assert ahead_of(Select("x", ("abcd", "abcdefgh")), None, ()) == Ahead(3, 0, 2)
-    assert ahead_of(Fork(((), ())), None, (Ahead(1, 2, 3), Ahead(10, 20, 5))) == Ahead(11, 22, 5)
+    assert ahead_of(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
+    assert ahead_of(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
+    assert ahead_of(Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))) == ExpectedTokens(
+        11, 22, 5
+    )
 
 
 @pytest.mark.slow

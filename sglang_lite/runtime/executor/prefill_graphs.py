@@ -37,7 +37,7 @@ def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     return min(longest, step_tokens, _PRODUCTS // model.products)
 
 
-class PromptGraphs:
+class PrefillGraphs:
     """Graphs by how many tokens are decoded and how many are read. Each is captured when a step first needs it.
 
     Args:

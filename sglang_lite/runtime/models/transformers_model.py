@@ -1,6 +1,6 @@
 """Any causal language model of transformers, over our pages: its own module, whose attention is ours.
 
-Here as torch operations; gpu_fallback.py runs the same module as steps on a GPU.
+Here as torch operations; gpu_transformers_model.py runs the same module as steps on a GPU.
 
 What a token's keys and values take is found by one trial run. A second one shows that nothing else passes from token to
 token: a model that keeps other state, or attends in a way of its own, is refused.
@@ -69,7 +69,7 @@ class Trial:
         return v.new_zeros(len(q), q.shape[1], v.shape[2])
 
 
-class FallbackModel:
+class TransformersModel:
     """
     Args:
         module: of transformers, with our attention.

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import sglang_lite as sgl
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
-from sglang_lite.runtime.models import fallback
+from sglang_lite.runtime.models import transformers_model
 from tests.runtime.models.fallback_refused import REFUSED
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import KINDS, tiny
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own, of model
 
 @pytest.fixture(autouse=True)
 def _registered():
-    fallback.register()
+    transformers_model.register()
     transformers.logging.set_verbosity_error()
 
 
@@ -33,8 +33,8 @@ def wrapped(kind):
     ids = torch.randint(2, 95, (2, TOKENS), generator=generator)
     with torch.inference_mode():
         expected = torch.stack([model(input_ids=row[None], use_cache=False).logits[0] for row in ids]).float()
-    model.set_attn_implementation(fallback.NAME)
-    return fallback.FallbackModel(model, kind), ids, expected
+    model.set_attn_implementation(transformers_model.NAME)
+    return transformers_model.TransformersModel(model, kind), ids, expected
 
 
 @torch.inference_mode()

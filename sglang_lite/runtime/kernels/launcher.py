@@ -23,7 +23,7 @@ except ImportError:  # Triton 3.5
     _specialized = None
 
 
-class Launched:
+class KernelLauncher:
     """A kernel of Triton, launched as such: `kernel[grid](*arguments, **constants_and_options)`. Hooks of profilers are
     told of a variant's first launch alone.
 
@@ -61,7 +61,7 @@ class Launched:
 
 def launched(function: Any) -> Any:  # of Triton
     """Decorator of kernels that the host launches. The interpreter's stay as they are."""
-    return Launched(function) if isinstance(function, JITFunction) and _specialized is not None else function
+    return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
 def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # whatever kernels take

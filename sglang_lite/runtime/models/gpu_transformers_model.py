@@ -25,28 +25,28 @@ from sglang_lite.runtime.kernels.norm import norm
 from sglang_lite.runtime.kernels.reference.attention import Scoring
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.rotate import rotate
-from sglang_lite.runtime.models.fallback import FallbackModel, Trial
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
+from sglang_lite.runtime.models.transformers_model import TransformersModel, Trial
 
 _MEASURED = 1024  # tokens of the run that shows how much memory a token takes
 
 
-class GpuFallback(FallbackModel):
-    """A module on a GPU. Takes the arguments of FallbackModel.
+class GpuTransformersModel(TransformersModel):
+    """A module on a GPU. Takes the arguments of TransformersModel.
 
     Attributes:
         uncapturable: why its steps can't be part of a CUDA graph; None where they can.
 
     Raises:
-        ModelError: its keys have another size than their values; or as FallbackModel.
+        ModelError: its keys have another size than their values; or as TransformersModel.
     """
 
     fused = True
     kv_scales: KVScales | None = None
 
-    def __init__(self, module: Any, label: str) -> None:  # as FallbackModel's
+    def __init__(self, module: Any, label: str) -> None:  # as TransformersModel's
         super().__init__(module, label)
         self.attentions = self._of_layers(self.trial)
         self.precision = Precision(self.dtype, self.dtype, self.dtype)

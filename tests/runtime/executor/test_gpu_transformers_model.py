@@ -9,8 +9,8 @@ import transformers
 import sglang_lite as sgl
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.executor.cuda_graphs import CudaGraphs, graph_sizes
-from sglang_lite.runtime.models import load_fallback
-from sglang_lite.runtime.models.gpu_fallback import GpuFallback
+from sglang_lite.runtime.models import load_transformers
+from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import save
 from tests.runtime.models.zoo import tiny
@@ -26,7 +26,7 @@ def engine_of(tmp_path, monkeypatch):
     """Makes an engine of a kind of model."""
     opened = []
     if not GPU:
-        monkeypatch.setattr(load_fallback, "kind_of", lambda device: GpuFallback)
+        monkeypatch.setattr(load_transformers, "kind_of", lambda device: GpuTransformersModel)
 
     def make(kind, **settings):
         folder = save(model_of(kind), tmp_path)
@@ -70,7 +70,7 @@ def generated(engine, prompts):
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma2", "mixtral"])
 def test_tokens_are_transformers_own(engine_of, kind):
     engine = engine_of(kind)
-    assert isinstance(engine.core.runner.model, GpuFallback)
+    assert isinstance(engine.core.runner.model, GpuTransformersModel)
     wanted = [expected(kind, prompt) for prompt in PROMPTS]
     assert generated(engine, PROMPTS) == wanted
     assert generated(engine, PROMPTS) == wanted  # from the cache
@@ -128,21 +128,21 @@ def test_a_module_that_waits_for_the_device_runs_without_graphs_and_says_so(engi
     [("llama", 5, 2), ("qwen3", 9, 2), ("gemma2", 0, 2), ("gpt2", 0, 0)],  # a Gemma's norms multiply by 1 + weight
 )
 def test_parts_are_shortened_where_they_compute_the_common_thing(kind, norms, attentions):
-    load_fallback.register()
+    load_transformers.register()
     module = tiny(kind).to("cuda" if GPU else "cpu")
-    module.set_attn_implementation(load_fallback.NAME)
+    module.set_attn_implementation(load_transformers.NAME)
     body = module.get_decoder()
-    GpuFallback(module, kind)
+    GpuTransformersModel(module, kind)
     short = [type(part).__name__ for part in module.modules() if "forward" in vars(part) and part is not body]
     assert sum(name.endswith("Norm") for name in short) == norms
     assert sum(name.endswith("Attention") for name in short) == attentions
 
 
 def test_keys_of_another_size_than_their_values_are_refused_by_name():
-    load_fallback.register()
+    load_transformers.register()
     module = tiny("deepseek_v2")
-    module.set_attn_implementation(load_fallback.NAME)
+    module.set_attn_implementation(load_transformers.NAME)
     with pytest.raises(
         ModelError, match=r'DeepseekV2ForCausalLM .* keys and its values differ in size or heads: use device="cpu"'
     ):
-        GpuFallback(module, "deepseek_v2")
+        GpuTransformersModel(module, "deepseek_v2")

@@ -10,16 +10,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.config_fields import read_json
-from sglang_lite.runtime.models.fallback import NAME, FallbackModel, register
+from sglang_lite.runtime.models.transformers_model import NAME, TransformersModel, register
 
 
-def kind_of(device: torch.device) -> type[FallbackModel]:
+def kind_of(device: torch.device) -> type[TransformersModel]:
     """The class that runs a module on a device."""
     if device.type != "cuda":
-        return FallbackModel
-    from sglang_lite.runtime.models.gpu_fallback import GpuFallback  # needs Triton
+        return TransformersModel
+    from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel  # needs Triton
 
-    return GpuFallback
+    return GpuTransformersModel
 
 
 def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
@@ -61,7 +61,9 @@ def _refused(path: Path, error: Exception) -> ModelError:
     return ModelError(f"{path}: there is no code of our own for it, and transformers' can't run it: {told}")
 
 
-def load_fallback(path: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool = False) -> FallbackModel:
+def load_transformers(
+    path: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool = False
+) -> TransformersModel:
     """Loads the folder at `path`. No code of the folder is run.
 
     Args:

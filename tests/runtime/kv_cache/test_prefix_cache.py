@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from sglang_lite.runtime.kv_cache.eviction import EVICTION
-from sglang_lite.runtime.kv_cache.store import KVStore
+from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
+from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 
 PAGES = 1024
 
 
 def full_store():
     """A pool whose pages are all in the tree, read by nobody but a step that is under way."""
-    store = KVStore(PAGES, 1, 4, PAGES, reuse=True, priority=EVICTION["lru"])
+    store = PrefixCache(PAGES, 1, 4, PAGES, reuse=True, priority=EVICTION["lru"])
     for first in range(PAGES):  # a prompt a page, so that each can be evicted alone
         tokens = np.array([first], dtype=np.int32)
         holding = store.admit(tokens, store.match(tokens, ""), "")

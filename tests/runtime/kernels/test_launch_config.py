@@ -7,7 +7,7 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
 from sglang_lite.runtime.kernels.card import INTERPRETER, Card, card_of, standing_for
 from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
-from sglang_lite.runtime.kernels.launch import attention_launch, tile_stages
+from sglang_lite.runtime.kernels.launch_config import attention_launch, tile_stages
 from tests.runtime.kernels.launches import CARDS, HEADS
 
 A100, A10, RTX_4090, H200 = CARDS

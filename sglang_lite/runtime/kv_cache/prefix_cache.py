@@ -45,7 +45,7 @@ class PageCopy:
     count: int
 
 
-class KVStore:
+class PrefixCache:
     """The pool, the prefix tree and the slot table of one engine.
 
     Args:

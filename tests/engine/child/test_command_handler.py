@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from sglang_lite.engine.child.loop import CommandHandler
+from sglang_lite.engine.child.command_handler import CommandHandler
 from sglang_lite.engine.frames import HEADER, MOST_BYTES, Abort, Start, Submit, frame
 from sglang_lite.engine.spawned_process import SpawnedProcess
 from sglang_lite.protocol import OverloadedError, SamplingParams

@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sglang_lite.runtime.kernels.launching import Launched, kinds, launched
+from sglang_lite.runtime.kernels.launcher import KernelLauncher, kinds, launched
 from sglang_lite.runtime.kernels.norm import add_norm
 from sglang_lite.runtime.kernels.reference.norm import norm as reference
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -94,7 +94,7 @@ def triton_(monkeypatch):
 
 
 def test_the_first_launch_of_a_kind_is_triton_s_and_others_are_the_same_variant(triton_):
-    kernel, x = Launched(triton_), torch.empty(64)
+    kernel, x = KernelLauncher(triton_), torch.empty(64)
     kernel[(3,)](x, 5, SIZE=8, num_warps=2)
     kernel[(4, 2)](x[4:], 6, SIZE=8, num_warps=2)
     assert triton_.asked == [((5,), {"SIZE": 8, "num_warps": 2})]
@@ -102,7 +102,7 @@ def test_the_first_launch_of_a_kind_is_triton_s_and_others_are_the_same_variant(
 
 
 def test_every_other_kind_and_option_is_a_variant_of_its_own(triton_):
-    kernel, x = Launched(triton_), torch.empty(64)
+    kernel, x = KernelLauncher(triton_), torch.empty(64)
     calls = [
         ((x, 5), {"SIZE": 8}), ((x[1:], 5), {"SIZE": 8}), ((x, 16), {"SIZE": 8}), ((x, 1), {"SIZE": 8}),
         ((x, 5), {"SIZE": 16}), ((x, 5), {"SIZE": 8, "num_warps": 2}), ((x.half(), 5), {"SIZE": 8}),
@@ -116,14 +116,14 @@ def test_every_other_kind_and_option_is_a_variant_of_its_own(triton_):
 
 
 def test_nothing_is_kept_of_launches_on_tensors_without_memory(triton_):
-    kernel = Launched(triton_)
+    kernel = KernelLauncher(triton_)
     for _ in range(2):
         kernel[(1,)](torch.empty(8, device="meta"), 5, SIZE=8)
     assert len(triton_.asked) == 2
 
 
 def test_each_device_has_variants_of_its_own(triton_, monkeypatch):
-    kernel, x = Launched(triton_), torch.empty(64)
+    kernel, x = KernelLauncher(triton_), torch.empty(64)
     kernel[(1,)](x, 5, SIZE=8)
     set_device(monkeypatch, 1)
     kernel[(1,)](x, 5, SIZE=8)

@@ -8,10 +8,10 @@ from typing import Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import GENERATION, check, check_ids, read_json
-from sglang_lite.runtime.models.fallback_config import FallbackSpec, fallback_spec, is_native
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.read_gguf import spec_from_gguf
 from sglang_lite.runtime.models.spec import ModelSpec
+from sglang_lite.runtime.models.transformers_config import TransformersSpec, fallback_spec, is_native
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
 from sglang_lite.runtime.tokens.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from sglang_lite.runtime.tokens.from_gguf import tokenizer_from_gguf
@@ -22,24 +22,24 @@ Implementation: TypeAlias = Literal["auto", "native", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFiles:
     """
     Attributes:
         path: a folder, or a GGUF file.
-        spec: of the model; a FallbackSpec, where transformers' code is to run it.
+        spec: of the model; a TransformersSpec, where transformers' code is to run it.
         tokenizer: its own.
         eos_ids: tokens that end a text.
         gguf: the opened file, where it is one.
     """
 
     path: Path
-    spec: ModelSpec | FallbackSpec
+    spec: ModelSpec | TransformersSpec
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     gguf: GgufFile | None = None
 
 
-def open_checkpoint(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> Checkpoint:
+def open_model_files(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> ModelFiles:
     """Reads all but the weights of the GGUF file or folder at `path`.
 
     Args:
@@ -60,8 +60,8 @@ def open_checkpoint(path: Path, implementation: Implementation = "auto", *, toke
     return found
 
 
-def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | FallbackSpec:
-    """Reads what the GGUF file or folder at `path` says of its model, and nothing else. Raises as `open_checkpoint`."""
+def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | TransformersSpec:
+    """Reads the model description in the GGUF file or folder at `path`. Raises as `open_model_files`."""
     if path.is_file():
         return _spec_of_gguf(GgufFile(path))
     file = path / "config.json"
@@ -79,14 +79,14 @@ def _spec_of_gguf(file: GgufFile) -> ModelSpec:
     return spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
 
 
-def _from_gguf(path: Path) -> Checkpoint:
+def _from_gguf(path: Path) -> ModelFiles:
     file = GgufFile(path)
     spec = _spec_of_gguf(file)
     tokenizer = tokenizer_from_gguf(file.metadata, str(path))
-    return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids, file)
+    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids, file)
 
 
-def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bool) -> Checkpoint:
+def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bool) -> ModelFiles:
     spec = read_spec(path, implementation)
     if needs_tokenizer or any((path / name).exists() for name in TOKENIZER_FILES):
         tokenizer = tokenizer_from_folder(path, spec.vocab_size)
@@ -96,4 +96,4 @@ def _from_folder(path: Path, implementation: Implementation, needs_tokenizer: bo
     also = read_json(generation) if generation.exists() else {}
     check(also, GENERATION, str(generation))
     more = check_ids(also.get("eos_token_id"), spec.vocab_size, str(generation), "eos_token_id")
-    return Checkpoint(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more)
+    return ModelFiles(path, spec, tokenizer, tokenizer.eos_ids | frozenset(spec.eos_ids) | more)

@@ -65,7 +65,6 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime import startup_messages
-from sglang_lite.runtime.checkpoint import open_checkpoint
 from sglang_lite.runtime.config import Capacity, EngineConfig, Sizes
 from sglang_lite.runtime.core.inbox import forked_copy_error, self_wait_error
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
@@ -81,6 +80,7 @@ from sglang_lite.runtime.core.submission import (
 from sglang_lite.runtime.embedding.request import EncodeRequest, generates_no_text, reads_no_text
 from sglang_lite.runtime.embedding.spec import EncoderSpec, encoder_spec, is_encoder
 from sglang_lite.runtime.embedding.tokenizer import encoder_tokenizer
+from sglang_lite.runtime.model_files import open_model_files
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Sink
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown
@@ -98,7 +98,7 @@ MOST_RESTARTS = 3  # in a window
 RESTART_WINDOW_S = 300.0
 
 
-class RemoteCore:
+class CoreClient:
     """
     Args:
         config: of the engine.
@@ -499,7 +499,7 @@ class RemoteCore:
 class _OpenProgram:
     """A program that is open in the engine's process: see `Player`."""
 
-    def __init__(self, core: RemoteCore, number: int) -> None:
+    def __init__(self, core: CoreClient, number: int) -> None:
         self._core, self._number = core, number
 
     def extend(self, path: BranchPath, nodes: Sequence[Node]) -> None:
@@ -520,7 +520,7 @@ def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Token
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec)
-    return None, open_checkpoint(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
+    return None, open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
 
 
 def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
@@ -555,7 +555,7 @@ def _name_of(processor: LogitProcessor) -> str:
     return f"{module}:{name}"
 
 
-_running: weakref.WeakSet[RemoteCore] = weakref.WeakSet()
+_running: weakref.WeakSet[CoreClient] = weakref.WeakSet()
 
 
 @atexit.register

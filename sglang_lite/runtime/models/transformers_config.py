@@ -24,7 +24,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FallbackSpec:
+class TransformersSpec:
     """
     Attributes:
         architecture: its class in transformers.
@@ -45,7 +45,7 @@ def is_native(config: Config) -> bool:
     return any(name in ARCHITECTURES for name in names)
 
 
-def fallback_spec(config: Config, source: str) -> FallbackSpec:
+def fallback_spec(config: Config, source: str) -> TransformersSpec:
     """Reads a Hugging Face config of any architecture; of a model with several parts, its text part.
 
     Raises:
@@ -67,4 +67,4 @@ def fallback_spec(config: Config, source: str) -> FallbackSpec:
     eos = whole.get("eos_token_id")
     ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     config_fields.check_ids(list(ids), whole["vocab_size"], source, "eos_token_id")
-    return FallbackSpec(names[0], whole["vocab_size"], limits[0], ids)
+    return TransformersSpec(names[0], whole["vocab_size"], limits[0], ids)

@@ -14,7 +14,7 @@ _NUMBER = 32  # tokens: no number of a type is longer
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class ExpectedTokens:
     """Tokens that nodes are expected to bring.
 
     Attributes:
@@ -27,17 +27,17 @@ class Ahead:
     generated: int = 0
     path: int = 0
 
-    def __add__(self, other: Ahead) -> Ahead:
-        return Ahead(self.text + other.text, self.generated + other.generated, self.path + other.path)
+    def __add__(self, other: ExpectedTokens) -> ExpectedTokens:
+        return ExpectedTokens(self.text + other.text, self.generated + other.generated, self.path + other.path)
 
-    def __sub__(self, other: Ahead) -> Ahead:
-        return Ahead(self.text - other.text, self.generated - other.generated, self.path - other.path)
-
-
-NOTHING_AHEAD = Ahead()
+    def __sub__(self, other: ExpectedTokens) -> ExpectedTokens:
+        return ExpectedTokens(self.text - other.text, self.generated - other.generated, self.path - other.path)
 
 
-class Prospect:
+NOTHING_EXPECTED = ExpectedTokens()
+
+
+class ScheduleHints:
     """
     Args:
         program: that the branch belongs to; told apart by identity.
@@ -54,11 +54,11 @@ class Prospect:
 
     def __init__(self, program: object, priority: int = 0) -> None:
         self.program, self.priority = program, priority
-        self.ahead = NOTHING_AHEAD
+        self.ahead = NOTHING_EXPECTED
         self.held = self.returns = False
 
 
-def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[Ahead, ...]) -> Ahead:
+def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:
     """Tokens that a node is expected to bring.
 
     Args:
@@ -68,7 +68,7 @@ def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[Ahead, .
     match node:
         case Text(text, ids):
             count = len(ids) if ids is not None else _tokens(text)
-            return Ahead(count, 0, count)
+            return ExpectedTokens(count, 0, count)
         case Gen(constraint=constraint) if params is not None:
             most = params.max_tokens
             if isinstance(constraint, Number):
@@ -76,17 +76,17 @@ def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[Ahead, .
             elif isinstance(constraint, Choices):
                 lengths = (len(option.encode("utf-8", "surrogatepass")) for option in constraint.options)
                 most = min(most, max(lengths, default=0))
-            return Ahead(0, most * params.n, most)
+            return ExpectedTokens(0, most * params.n, most)
         case Select(choices=choices):
             longest = max(map(_tokens, choices), default=0)
-            return Ahead(sum(map(_tokens, choices)), 0, longest)
+            return ExpectedTokens(sum(map(_tokens, choices)), 0, longest)
         case Fork():
-            return Ahead(
+            return ExpectedTokens(
                 sum(branch.text for branch in branches),
                 sum(branch.generated for branch in branches),
                 max((branch.path for branch in branches), default=0),
             )
-    return NOTHING_AHEAD
+    return NOTHING_EXPECTED
 
 
 def _tokens(text: str) -> int:
