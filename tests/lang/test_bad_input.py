@@ -160,7 +160,7 @@ def test_a_scope_that_is_read_while_it_is_open(only_error):
         (dict(reasoning="nothing-known"), "nothing-known"),
         (dict(retries=-1), "retries"),
         (dict(timeout=0), "timeout"),
-        (dict(backend="gpt-4"), "a str is no backend"),
+        (dict(backend="gpt-4"), "a str is not a backend"),
         (dict(check=True), "check"),
     ],
 )

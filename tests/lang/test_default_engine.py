@@ -14,5 +14,5 @@ def test_the_default_engine_starts_by_itself_and_says_so(model_file, caplog):
         s += sgl.assistant(sgl.gen("answer", max_tokens=24, temperature=0))
 
     assert capital.run("France")["answer"].endswith("Paris.")
-    assert caplog.text.count("starting the default engine") == 1
+    assert caplog.text.count("the default engine is started") == 1
     sgl.global_config.default_backend.shutdown()

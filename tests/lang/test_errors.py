@@ -210,9 +210,9 @@ def test_arguments_that_do_not_fit_the_program():
         sgl.function(lambda: None)
     with pytest.raises(sgl.ParameterError, match="missing a required argument: 'a', and was given 'A'"):
         program.run(A=1, backend=backend)
-    with pytest.raises(sgl.ParameterError, match=r"a str is no backend.*sgl\.Engine\('gpt-4'\)"):
+    with pytest.raises(sgl.ParameterError, match=r"a str is not a backend.*sgl\.Engine\('gpt-4'\)"):
         program.run(1, backend="gpt-4")  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(sgl.ParameterError, match=r"a type is no backend.*ScriptedBackend\(…\)"):
+    with pytest.raises(sgl.ParameterError, match=r"a type is not a backend.*ScriptedBackend\(…\)"):
         program.run(1, backend=sgl.ScriptedBackend)  # type: ignore[arg-type]  # wrong on purpose
 
 

@@ -56,7 +56,7 @@ def test_constrained_nodes_without_a_rule_are_sampled():
 
 
 def test_bad_answers_are_refused():
-    with pytest.raises(sgl.ParameterError, match="neither a mapping nor a callable"):
+    with pytest.raises(sgl.ParameterError, match="not a mapping or a callable"):
         sgl.ScriptedBackend("text")  # type: ignore[arg-type]  # wrong on purpose
     assert sgl.ScriptedBackend().get_model_name() == "scripted"
 
@@ -187,7 +187,7 @@ def test_it_sees_images_and_has_a_template():
 
 @pytest.mark.parametrize("answers", ["text", ["a list"], 3])
 def test_answers_of_another_kind_are_refused(answers):
-    with pytest.raises(sgl.ParameterError, match="neither a mapping nor a callable"):
+    with pytest.raises(sgl.ParameterError, match="not a mapping or a callable"):
         sgl.ScriptedBackend(answers)
 
 

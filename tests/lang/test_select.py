@@ -264,7 +264,7 @@ def test_what_needs_scores_is_refused_where_there_are_none(options):
     def program(s):
         s += sgl.select("a", ["x", "y"], **options)  # here
 
-    with pytest.raises(sgl.CapabilityError, match="only picks, without scores") as caught:
+    with pytest.raises(sgl.CapabilityError, match="picks a choice without scores") as caught:
         program.run(backend=OnlyPicks())
     assert caught.value.where.line == line_here(program)
 

@@ -455,9 +455,7 @@ def test_an_engine_tells_which_setting_was_meant():
 
 
 def test_a_list_of_answers_is_told_how_to_be_given():
-    with pytest.raises(
-        sgl.ParameterError, match=r'a list is neither .* one after another: \{"": \["first", "second"\]\}'
-    ):
+    with pytest.raises(sgl.ParameterError, match=r'a list is not .* in order, give \{"": \["first", "second"\]\}'):
         sgl.ScriptedBackend(["a", "b"])
 
 

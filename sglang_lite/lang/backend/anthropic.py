@@ -68,7 +68,7 @@ class Anthropic(RemoteBackend):
         )  # fmt: skip
         made = self._connection.made
         if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
-            raise ParameterError("api_key", "there is none.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
+            raise ParameterError("api_key", "no key is given.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
         self.reasoning_effort = reasoning_effort
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -76,7 +76,7 @@ class Anthropic(RemoteBackend):
         turns = [message for message in prompt.messages if message.role != "system"]
         if not turns or turns[-1].role != "user":
             raise CapabilityError(
-                f"{self._name} answers a user: the turn before this one is not the user's.", hint="Add sgl.user(…)."
+                f"{self._name} only answers a user's turn, and the last turn is not one.", hint="Add sgl.user(…)."
             )
 
     def target(self, rung: Rung) -> tuple[Api, Target]:

@@ -48,8 +48,8 @@ def request(question: Question) -> dict[str, Json]:
     if prefill:
         if question.shape is not None:
             raise CapabilityError(
-                f"{question.target.model} can't continue a begun turn under a constraint.",
-                hint="Say in the user's turn what stands before the value.",
+                f"{question.target.model} can't continue an assistant's turn that has text already under a constraint.",
+                hint="Move the text before the value to the user's turn.",
             )
         asked["messages"].append({"role": "assistant", "content": prefill})
     asked |= _parameters(question) | _shape(question)
@@ -116,7 +116,7 @@ def _content(message: Message, model: str) -> str | list[dict[str, Any]]:
     if all(isinstance(part, str) for part in message.content):
         return "".join(map(str, message.content))
     if message.role == "system":
-        raise CapabilityError(f"{model} takes no images in a system turn.", hint="Move them to the user's.")
+        raise CapabilityError(f"{model} accepts no images in a system turn.", hint="Move them to a user's turn.")
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": _source(part, model)}
         for part in message.content
@@ -130,7 +130,9 @@ def _source(image: Image, model: str) -> dict[str, str]:
     head, _, data = data_url(image).removeprefix("data:").partition(",")
     media_type = head.partition(";")[0]
     if media_type not in _IMAGES:
-        raise CapabilityError(f"{model} takes no images of type {media_type}.", hint=f"It takes: {', '.join(_IMAGES)}.")
+        raise CapabilityError(
+            f"{model} accepts no images of type {media_type}.", hint=f"It accepts: {', '.join(_IMAGES)}."
+        )
     return {"type": "base64", "media_type": media_type, "data": data}
 
 

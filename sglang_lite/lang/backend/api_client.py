@@ -84,7 +84,7 @@ class ApiClient:
             else:
                 said = await create(**request)
                 if isinstance(said, str):  # an SDK gives what is no JSON as it is
-                    raise self.failures.unreadable(f"the answer is {shortened(said)[:200] or 'empty'}, and no JSON")
+                    raise self.failures.unreadable(f"the answer is not JSON, but {shortened(said)[:200] or 'empty'}")
                 reader.whole(said)
             if not reader.paused:
                 break
@@ -102,7 +102,7 @@ class ApiClient:
             raise self.failures.unreadable(f"the model paused {_MOST_PAUSES} times")
         wanted = question.params.samples
         if len(reader.samples) != wanted:
-            raise self.failures.unreadable(f"{len(reader.samples)} answers came where {wanted} should have")
+            raise self.failures.unreadable(f"{len(reader.samples)} samples arrived instead of {wanted}")
         for index, sample in sorted(reader.samples.items()):
             if sample.reason is None:
                 raise self.failures.unreadable("the stream ended before the answer was complete")
@@ -141,7 +141,7 @@ class ApiClient:
             return self._called(said, question.shape)
         if not said.text and (said.cut or isinstance(question.params.stop, Unset)):
             spent = f" after {usage.completion_tokens} tokens, which reasoning may have used up" if said.cut else ""
-            raise BackendError(f"{name} answered with no text{spent}.", hint="Raise max_tokens, or change the prompt.")
+            raise BackendError(f"{name} returned no text{spent}.", hint="Raise max_tokens, or change the prompt.")
         return answer_object(said.text) if isinstance(question.shape, Tools) else said.text
 
     def _called(self, said: PartialAnswer, shape: Tools | JsonTool) -> str:
@@ -151,7 +151,9 @@ class ApiClient:
             return calls_object([(call.name, call.arguments) for call in calls])
         if len(calls) > 1:
             names = ", ".join(call.name for call in calls)
-            problem = f"{self.failures.name} called {len(calls)} tools at once ({names}) where one was asked for."
+            problem = (
+                f"{self.failures.name} called {len(calls)} tools at once ({names}), but this node accepts one call."
+            )
             hint = "Ask for one call in the prompt, set parallel_tool_calls=True, or set retries."
             raise ValueValidationError(problem, text=said.text, hint=hint)
         return calls[0].arguments if isinstance(shape, JsonTool) else call_object(calls[0].name, calls[0].arguments)

@@ -108,7 +108,7 @@ class BaseBackend:
             stream: deltas are wanted.
             priority: of the program; only given to who `takes_priority`, as everywhere below.
         """
-        raise CapabilityError(f"{type(self).__name__} plays no programs.")
+        raise CapabilityError(f"{type(self).__name__} can't play programs.")
 
     def play_program(
         self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
@@ -123,7 +123,7 @@ class BaseBackend:
             What ends it, unless it has ended; on any thread.
         """
         if program.decision is not None:
-            raise CapabilityError(f"{type(self).__name__} plays no decisions.")
+            raise CapabilityError(f"{type(self).__name__} can't play decisions.")
         opened = self.open_program(flushed(sink, flush), stream=False, **priority_keywords(priority))
         opened.extend((), program.nodes)
         opened.close()
@@ -165,7 +165,7 @@ class BaseBackend:
         Returns:
             Each row's number, with all of its events, as they end.
         """
-        raise CapabilityError(f"{type(self).__name__} plays no rows.")
+        raise CapabilityError(f"{type(self).__name__} can't play rows.")
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
@@ -349,8 +349,13 @@ class BaseBackend:
         if can.params is not None:
             for name in given(params):
                 if name not in can.params:
-                    takes = f"It takes: {', '.join(sorted(can.params)) or 'no parameters'}."
-                    raise self.refusal(node, name, f"Leave it out, or: gen(backend=…). {takes}", where)
+                    takes = f"It accepts: {', '.join(sorted(can.params)) or 'no parameters'}."
+                    raise self.refusal(
+                        node,
+                        name,
+                        f"Leave it out, or use another backend for this node: gen(backend=…). {takes}",
+                        where,
+                    )
 
     def check_selection(self, node: object, choices: Sequence[str], *, scores: bool, where: Location | None) -> None:
         """Refuses a selection that the backend can't make.
@@ -365,7 +370,7 @@ class BaseBackend:
         if not can.select:
             raise self.refusal(node, "select", "Generate text and compare, or use another backend.", where)
         if scores and not can.scores:
-            instead = "It only picks, without scores: leave them out."
+            instead = "Leave them out: it picks a choice without scores."
             raise self.refusal(node, "choices_method, temperature or multi", instead, where)
 
     def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
@@ -389,5 +394,6 @@ ALL_CONSTRAINTS = frozenset(CONSTRAINT_NAMES)
 
 def _kinds(kinds: frozenset[type]) -> str:
     if not kinds:
-        return "Leave the constraint out, or run this node on another backend: gen(backend=…)."
-    return f"It enforces: {', '.join(sorted(CONSTRAINT_NAMES[k] for k in kinds))}. Or: gen(backend=…)."
+        return "Leave the constraint out, or use another backend for this node: gen(backend=…)."
+    enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
+    return f"It enforces: {enforced}. Or use another backend for this node: gen(backend=…)."

@@ -136,21 +136,25 @@ def sdk_client(
         ParameterError: both were given.
     """
     if client is not None and (args or options):
-        raise ParameterError("client", "is ready: arguments beside it would change nothing.", hint="Leave them out.")
+        raise ParameterError(
+            "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
+        )
 
     def make(sdk: Any, heard: Heard, before: Any) -> Any:
         async def hook(response: Any) -> None:
             heard(response.status_code, response.headers)
 
         if client is not None and not isinstance(client, getattr(sdk, kind)):
-            raise ParameterError("client", f"{type(client).__name__} is no {kind}.", hint="Give an asynchronous one.")
+            raise ParameterError(
+                "client", f"{type(client).__name__} is not {kind}.", hint="Give an asynchronous client."
+            )
         if client is not None and before is None:
             return client
         if "http_client" in options:  # its answers' headers are heard of failures alone
             if before is not None:
                 raise BackendError(
-                    "http_client= has its connections on another event loop, in the process before a fork or closed by "
-                    "shutdown(), and can't be used again.", hint="Make the backend anew, there where it is used."
+                    "the connections of http_client= belong to another event loop or to the process before a fork, "
+                    "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
                 )  # fmt: skip
             return tells_names(getattr(sdk, kind))(*args, **options)
         http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pooled())

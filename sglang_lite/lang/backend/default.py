@@ -48,10 +48,12 @@ def as_backend(value: object) -> BaseBackend:
     hint = "Give an sgl.Engine or a BaseBackend."
     if isinstance(value, str):
         name = value[:60]
-        hint = f"A model of yours: sgl.Engine({name!r}); one of an API: sgl.OpenAI({name!r}), sgl.Anthropic({name!r})."
+        hint = (
+            f"For a local model, use sgl.Engine({name!r}). For an API, sgl.OpenAI({name!r}) or sgl.Anthropic({name!r})."
+        )
     elif isinstance(value, type):
-        hint = f"Make one: {value.__name__}(…)."
-    raise ParameterError("backend", f"a {type(value).__name__} is no backend.", hint=hint)
+        hint = f"Make an instance: {value.__name__}(…)."
+    raise ParameterError("backend", f"a {type(value).__name__} is not a backend.", hint=hint)
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
@@ -68,6 +70,8 @@ def backend_for(value: object = None) -> BaseBackend:
             if global_config.default_backend is None:
                 from sglang_lite.lang.backend.local import default_engine
 
-                logger.warning("No backend is set: starting the default engine (sgl.set_default_backend sets one).")
+                logger.warning(
+                    "No backend is set, so the default engine is started (sgl.set_default_backend sets one)."
+                )
                 global_config.default_backend = default_engine()
     return as_backend(global_config.default_backend)

@@ -129,7 +129,7 @@ class Explanation:
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
         notes = [f"{_line(node)}: {text}" for node in self.nodes for text in (node.refusal, *node.warnings) if text]
-        more = [] if self.complete else ["There are other ways through the body."]
+        more = [] if self.complete else ["The body has other ways, which are not listed."]
         return "\n".join([self.backend, *lines, *dict.fromkeys(notes), *more])
 
 
@@ -259,10 +259,10 @@ class _Reader:
         kind: Literal["gen", "select"] = "gen" if isinstance(said, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
         if isinstance(entry.own, SglGen) and entry.own.options is not None and entry.own.options.backend is not None:
-            told = "another backend answers it, which may be asked about it"
+            told = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", rung="another backend", warnings=(told,))
         if any(use.into == "constraint" for use in node.uses):
-            return replace(plain, refusal="its constraint is a value that only a run knows: give the argument")
+            return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
         turn, place = entry.turn or (None, 0)
         refused = self._refusal(here, turn)
         asked = self._asked(said, entry)

@@ -47,11 +47,15 @@ class Fallback(BaseBackend):
     def __init__(self, backends: Sequence[BackendLike]) -> None:
         super().__init__()
         if not isinstance(backends, list | tuple) or len(backends) < 2:
-            raise ParameterError("backends", "is not a list of at least two backends.")
+            raise ParameterError("backends", "give a list of at least two backends.")
         self.backends = tuple(map(as_backend, backends))
         for backend in self.backends:
             if backend.blocking:
-                raise ParameterError("backends", f"{type(backend).__name__} has SGLang's blocking hooks.")
+                raise ParameterError(
+                    "backends",
+                    f"{type(backend).__name__} has SGLang's blocking hooks.",
+                    hint="Write agenerate and aselect.",
+                )
         self.chat_template = self.backends[0].get_chat_template()
         self.capabilities = _shared([backend.capabilities for backend in self.backends])
         self.enforces = all(backend.enforces for backend in self.backends)

@@ -100,7 +100,8 @@ def _contents(question: Question, start: int) -> list[dict[str, Any]]:
     for message, returned, calls in itertools.islice(turns, start, None):
         if message.role == "system":
             raise CapabilityError(
-                f"{question.target.model} takes no system turn after others.", hint="Put it first, or into a user's."
+                f"{question.target.model} accepts system turns only before all others.",
+                hint="Move it to the front, or into a user's turn.",
             )
         if returned is not None:
             parts = list(returned)
@@ -124,7 +125,9 @@ def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
 
 def _text(message: Message) -> str:
     if any(isinstance(part, Image) for part in message.content):
-        raise CapabilityError("an image stands where the API takes text alone.", hint="Move it to a user's turn.")
+        raise CapabilityError(
+            "the API accepts only text in this turn, but it has an image.", hint="Move it to a user's turn."
+        )
     return "".join(str(part) for part in message.content)
 
 
@@ -139,7 +142,7 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
     kind, _ = mimetypes.guess_type(part.url)
     if kind is None:
         raise CapabilityError(
-            f"{model} has to be told what the image at {part.url[:80]} is.", hint="Give its bytes, or a data URL."
+            f"{model} needs the media type of the image at {part.url[:80]}.", hint="Give its bytes, or a data URL."
         )
     return {"file_data": {"file_uri": part.url, "mime_type": kind}}
 
@@ -194,7 +197,7 @@ class GenerateContentReader(Reader):
         if sample.reason in _REFUSED:
             sample.refusal = candidate.finish_message or sample.reason
         elif sample.reason not in ("STOP", _CUT):
-            self.failure = f"the answer ended with {sample.reason}: {candidate.finish_message or 'no more is said'}"
+            self.failure = f"the answer ended with {sample.reason}: {candidate.finish_message or 'no reason is given'}"
         if not any("function_call" in part or "thought_signature" in part for part in sample.items):
             sample.items = []  # its text says it all
 

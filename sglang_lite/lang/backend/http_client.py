@@ -70,8 +70,8 @@ class Retries:
         asked, ends = error.retry_after or 0.0, current_deadline.get()
         left = math.inf if ends is None else ends - time.monotonic()
         if asked > min(left, self._server.timeout_s or math.inf):
-            wants = f"The server wants to be asked again after {asked:g} s"
-            error.hint = f"{wants}, when the timeout will be over: it was not tried again."
+            wants = f"The server allows another try after {asked:g} s"
+            error.hint = f"{wants}, but the timeout ends before that, so it was not tried again."
             raise error
         self._made += 1
         pause = min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S)
@@ -108,7 +108,7 @@ class Server:
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise ParameterError(
-                "base_url", f"{url!r:.200} is no address.", hint='Use one as "http://127.0.0.1:30000".'
+                "base_url", f"{url!r:.200} is not an address.", hint='Use one like "http://127.0.0.1:30000".'
             )
         self.url, self.timeout_s, self.retries, self.closings = url.rstrip("/"), timeout_s, retries, 0
         self._key = api_key
@@ -231,7 +231,7 @@ class Server:
 
     def broken_off(self) -> LostConnectionError:
         """The error of an answer that has no end."""
-        return LostConnectionError(f"{self.url}: the stream ended in the middle.", hint="Try again.")
+        return LostConnectionError(f"{self.url}: the stream ended before the answer was complete.", hint="Try again.")
 
     async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
         """The events of a stream, each a JSON object.
@@ -262,8 +262,8 @@ class Server:
         try:
             yield
         except httpx2.ReadTimeout as error:
-            told = f"{self.url} sent nothing for too long."
-            raise RequestTimeoutError(told, hint="timeout= sets the time.") from error
+            told = f"{self.url} sent nothing within the timeout."
+            raise RequestTimeoutError(told, hint="Raise timeout=.") from error
         except (httpx2.TransportError, httpx2.StreamError) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise LostConnectionError(
@@ -274,7 +274,7 @@ class Server:
 
     def _unreadable(self, what: str) -> BackendError:
         return BackendError(
-            f"{self.url} gave no answer that can be read: {self._redacted(what)}.", hint="Check what listens there."
+            f"{self.url} sent an answer that can't be read: {self._redacted(what)}.", hint="Check what listens there."
         )
 
     def _json(self, data: bytes | str) -> Any:
@@ -309,7 +309,7 @@ class Server:
             return LostConnectionError(text, hint="Check the server's log.")
         if status == 429:
             return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
-        return BackendError(text, hint=_HINTS.get(status, "Change what the message names."))
+        return BackendError(text, hint=_HINTS.get(status, "Correct the part of the request that the message names."))
 
     def _redacted(self, text: str) -> str:
         return text if self._key is None or len(self._key) < 8 else text.replace(self._key, "…")
@@ -317,7 +317,7 @@ class Server:
 
 _HINTS = {
     401: "Check api_key=.",
-    403: "Check what the key may do: api_key=.",
+    403: "Check the permissions of api_key=.",
     404: "Check base_url=.",
     405: "Check base_url=.",
 }

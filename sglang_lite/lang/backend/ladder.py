@@ -89,11 +89,11 @@ def _constrained(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refus
 
 
 _SCORED = (
-    "It only picks, or tells the probabilities of texts that begin with different characters alone: leave scores out "
-    "(choices_method, temperature, multi), or use a local engine."
+    "It only picks a choice, or has probabilities only for choices that begin with different characters. Leave "
+    "scores out (choices_method, temperature, multi), or use a local engine."
 )
 _TOKENS = (
-    "Say how its text is tokenised: OpenAI(…, tokenizer=tiktoken.encoding_for_model(…)). Or generate text and compare, "
+    "Give its tokenizer: OpenAI(…, tokenizer=tiktoken.encoding_for_model(…)). Or generate text and compare, "
     "or use another backend."
 )
 
@@ -115,7 +115,7 @@ def _repaired(profile: Profile, asked: Asked) -> Rung:
     only strict outputs don't take is sent as a hint."""
     assert asked.constraint is not None
     name = CONSTRAINT_NAMES[type(asked.constraint)]
-    warning = f"{name} is not kept by the provider: it is told, checked and asked for again"
+    warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
     hint = form_of(asked.constraint) if profile.api == "chat" and profile.takes("json_schema") else None
     return Rung("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
 
@@ -123,10 +123,11 @@ def _repaired(profile: Profile, asked: Asked) -> Rung:
 def _instead(profile: Profile) -> str:
     kinds = kinds_served(profile, "strict")
     if not kinds:
-        known = "" if profile.refuses("json_schema") else "That it keeps one is not known: profile= says which it is. "
+        known = "" if profile.refuses("json_schema") else "Whether it enforces one is not known: set profile=. "
         return f'{known}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
-    return f'It enforces: {enforced}. Or: policy="emulate", which checks and asks again, or gen(backend=…).'
+    other = 'use policy="emulate", which checks and asks again, or another backend for this node: gen(backend=…).'
+    return f"It enforces: {enforced}. Or {other}"
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:

@@ -89,7 +89,7 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
             return {"json_schema": text}
         case Ebnf(grammar):
             return {"ebnf": grammar}
-    raise CapabilityError(f"SGLang's protocol can't say a {type(constraint).__name__}.")
+    raise CapabilityError(f"SGLang's protocol can't express a {type(constraint).__name__}.")
 
 
 # ------------------------------------------------------------------------------------------------------ answers
@@ -159,8 +159,8 @@ class Sample:
         common = min(len(self._text), len(self._told))
         if self._text[:common] != self._told[:common]:
             raise BackendError(
-                "the output does not continue as it began, on a connection after the first.",
-                hint="Serve with deterministic=True.",
+                "after a new connection, the output differs from what had arrived before.",
+                hint="Start the server with deterministic=True.",
             )
         text, logprobs = self._text[len(self._told) :], self._all_logprobs()
         if not text:

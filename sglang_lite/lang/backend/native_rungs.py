@@ -66,4 +66,4 @@ def _as_json(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
 def _unfit(fit: Fit) -> str:
     told = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
     more = f" (and {len(fit.refused) - 3} more)" if len(fit.refused) > 3 else ""
-    return f'Change {told}{more}. Or, to have it checked and asked for again: policy="emulate".'
+    return f'Change {told}{more}. Or use policy="emulate", which checks and asks again.'

@@ -87,7 +87,11 @@ class OpenAI(RemoteBackend):
         **kwargs: Foreign,
     ) -> None:
         if api is not None and (is_chat_model is not None or api not in _APIS):
-            raise ParameterError("api", f"{api!r} is not one of {', '.join(_APIS)}, or is_chat_model= says the same.")
+            raise ParameterError(
+                "api",
+                f"{api!r} is not one of {', '.join(_APIS)}, or is_chat_model= is given, too.",
+                hint="Give one of the two.",
+            )
         if api is not None:
             is_chat_model = api != "completions"
         known = profile_of("openai", model_name)

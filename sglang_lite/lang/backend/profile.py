@@ -160,10 +160,12 @@ def named(name: str) -> Profile:
         ParameterError: there is none of this name.
     """
     if not isinstance(name, str):
-        raise ParameterError("profile", f"{name!r:.60} is neither a name nor a Profile.", hint='Say "vllm", for one.')
+        raise ParameterError(
+            "profile", f"{name!r:.60} is neither a name nor a Profile.", hint='Give one by name, such as "vllm".'
+        )
     provider, _, model = name.partition("/")
     if provider not in providers():
-        raise ParameterError("profile", f"{name!r} is not known.", hint=f"Known are: {', '.join(providers())}.")
+        raise ParameterError("profile", f"{name!r} is not known.", hint=f"Known: {', '.join(providers())}.")
     found = profile_of(provider, model)
     if model and not found.model:
         raise ParameterError("profile", f"{provider!r} has no model {model!r}.", hint=f"See profiles/{provider}.toml.")

@@ -84,7 +84,9 @@ class Recording(DelegatingBackend):
     def __init__(self, path: str | os.PathLike[str], backend: BaseBackend) -> None:
         super().__init__(backend)
         if backend.blocking:
-            raise backend.refusal("record", "being recorded, with SGLang's hooks", "Write agenerate and aselect.", None)
+            raise backend.refusal(
+                "record", "recording with SGLang's blocking hooks", "Write agenerate and aselect.", None
+            )
         self.enforces = backend.enforces
         self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
         self._runs: list[Callable[[], object]] = []  # wait for runs on it

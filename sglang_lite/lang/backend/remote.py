@@ -99,9 +99,11 @@ class RemoteBackend(BaseBackend):
     ) -> None:
         super().__init__()
         if policy not in POLICIES:
-            raise ParameterError("policy", f"{policy!r:.60} is none.", hint=f"Use {', '.join(map(repr, POLICIES))}.")
+            raise ParameterError(
+                "policy", f"{policy!r:.60} is not a policy.", hint=f"Use {', '.join(map(repr, POLICIES))}."
+            )
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
-            raise ParameterError("rate_limit", f"{rate_limit!r:.60} is no RateLimit.")
+            raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
         self.policy, self._asking = policy, threading.Lock()
         self._find, self._told = profile, capabilities
         self._found: tuple[Profile, Capabilities, TurnRules] | None = None
@@ -243,7 +245,7 @@ class RemoteBackend(BaseBackend):
         rung = self._rung(asked)
         if unconditional:
             raise CapabilityError(
-                f"{self._name} scores nothing without the prompt.",
+                f"{self._name} can't score choices without the prompt.",
                 hint="Use another choices_method, or a local engine.",
             )
         if not all(choices) and rung.name in ("decisions", "token_logprobs", "logit_bias_steps"):
@@ -274,13 +276,13 @@ class RemoteBackend(BaseBackend):
         Raises:
             CapabilityError: a subclass has to have it.
         """
-        raise CapabilityError(f"{self._name} has no calls.", hint="Write `target` in the subclass.")
+        raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         """Asks an endpoint for decisions. A subclass whose `rungs` have "decisions" has it."""
         raise CapabilityError(
-            f"{self._name} has no call for decisions.",
-            hint='Take "decisions" out of its rungs, or write `decide` in the subclass.',
+            f"{self._name} has no `decide`.",
+            hint='Define `decide` in the subclass, or remove "decisions" from its rungs.',
         )
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -298,12 +300,12 @@ class RemoteBackend(BaseBackend):
             )
         if prompt.partial.strip() and not self.capabilities.prefill:
             raise CapabilityError(
-                f"{self._name} can't continue what stands in the assistant's turn already: {prompt.partial[-60:]!r}.",
-                hint="Say it in the user's turn, begin a new turn for each generation, or use a local engine.",
+                f"{self._name} can't continue text that is already in the assistant's turn: {prompt.partial[-60:]!r}.",
+                hint="Move it to the user's turn, begin a new turn for each generation, or use a local engine.",
             )
         outside = text_outside(prompt, self.get_chat_template())
         if outside:
             raise CapabilityError(
-                f"{self._name} would not be shown the text outside the turns: {outside[:60]!r}.",
+                f"{self._name} would not see the text outside the turns: {outside[:60]!r}.",
                 hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
             )

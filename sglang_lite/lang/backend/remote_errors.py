@@ -16,11 +16,11 @@ from sglang_lite.lang.backend.rate_limit import retry_after
 from sglang_lite.protocol import BackendError, OverloadedError, RefusalError, RequestTimeoutError
 
 _BUSY = {"overloaded_error", "rate_limit_error", "rate_limit_exceeded", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
-_RETRIES = "max_retries= of the backend says how often it is tried again"
+_RETRIES = "max_retries= of the backend sets how often it is tried again"
 _HINTS = {
-    401: "Check api_key=, or the variable of the environment that it is taken from.",
+    401: "Check api_key=, or the environment variable that it is read from.",
     402: "Check the account's billing.",
-    403: "Check what the API key may do.",
+    403: "Check the permissions of the API key.",
     404: "Check model_name= and base_url=.",
     413: "Shorten the prompt.",
     429: "Check the account's quota and billing.",
@@ -91,7 +91,7 @@ class Failures:
         return error if self.redacted(shown) == shown else None
 
     def _late(self) -> RequestTimeoutError:
-        return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"timeout= sets the time, {_RETRIES}.")
+        return RequestTimeoutError(f"{self.name} did not answer in time.", hint=f"Raise timeout=; {_RETRIES}.")
 
     def _translated(self, error: Exception) -> BackendError:
         if isinstance(error, self.timeout):
@@ -143,9 +143,13 @@ def _kind(text: str, status: int, said: _Said) -> BackendError:
     if said.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in said.kinds):
         ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
     elif status in (408, 504):
-        ours = RequestTimeoutError(text, hint=f"timeout= sets the time, {_RETRIES}.")
+        ours = RequestTimeoutError(text, hint=f"Raise timeout=; {_RETRIES}.")
     else:
-        again = "Change what the message names." if 400 <= status < 500 else f"Try again; {_RETRIES}."
+        again = (
+            "Correct the part of the request that the message names."
+            if 400 <= status < 500
+            else f"Try again; {_RETRIES}."
+        )
         ours = BackendError(text, hint=_HINTS.get(status, again))
         ours.retryable = not 400 <= status < 500
     return ours

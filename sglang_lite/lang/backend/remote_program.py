@@ -165,7 +165,9 @@ class RemoteProgram:
 
     async def _connect(self) -> None:
         if self._retries.over:
-            raise BackendError("the connections to the server were closed.", hint="Use shutdown() when all is read.")
+            raise BackendError(
+                "the connections to the server were closed.", hint="Call shutdown() after all results are read."
+            )
         self._unsent = deque(each for each in self._unsent if "drop" in each)  # all nodes are in the first request
         self._told.begin()
         opens = bool(self._unsent) or not self._closed
@@ -190,14 +192,16 @@ class RemoteProgram:
                 elif isinstance(event, ProgramResult | SglError):
                     self._end(event)
                     return
-        raise BackendError("a program's stream has no end.", hint="Check what listens at base_url.")
+        raise BackendError("the program's stream ended before the program did.", hint="Check what listens at base_url.")
 
     # ------------------------------------------------------------------------------------------- further requests
 
     def _began(self, headers: Mapping[str, str]) -> None:
         self._id = headers.get("x-program-id")
         if self._id is None:
-            raise BackendError("the server does not name the program that it has opened.")
+            raise BackendError(
+                "the server's answer does not name the program that it opened.", hint="Check what listens at base_url."
+            )
         self._send_soon()
 
     @property
@@ -275,7 +279,9 @@ async def played_alone(
                         if isinstance(news.event, SglError):
                             raise news.event
                         yield news.event
-            raise BackendError("a program's stream has no end.", hint="Check what listens at base_url.")
+            raise BackendError(
+                "the program's stream ended before the program did.", hint="Check what listens at base_url."
+            )
         except LOST as error:
             await retries.pause(error)
 
@@ -320,7 +326,7 @@ def _event(server: Server, data: str) -> ProgramEvent | Usage:
     found = wire.decode(data.encode(), form="json")
     if isinstance(found, ProgramEvent | Usage):
         return found
-    raise BackendError(f"a {type(found).__name__} is no event of a program.")
+    raise BackendError(f"a {type(found).__name__} is not an event of a program.")
 
 
 def _as_data(nodes: Sequence[Node]) -> Any:  # plain data

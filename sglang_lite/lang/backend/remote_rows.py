@@ -43,12 +43,12 @@ async def rows_played(
             async with contextlib.aclosing(_answered(server, body)) as answered:
                 async for index, events in answered:
                     if not 0 <= index < len(numbers) or numbers[index] not in left:
-                        raise BackendError(f"{index} is no row that was asked for.", hint="Check base_url.")
+                        raise BackendError(f"row {index} was not requested.", hint="Check what listens at base_url.")
                     retries.progressed()
                     del left[numbers[index]]
                     yield numbers[index], events
             if left:
-                raise BackendError("a stream of rows has no end.", hint="Check what listens at base_url.")
+                raise BackendError("the stream ended before all rows arrived.", hint="Check what listens at base_url.")
         except LOST as error:
             if left:
                 await retries.pause(error)

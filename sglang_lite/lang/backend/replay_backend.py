@@ -187,16 +187,19 @@ class Replay(BaseBackend):
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
         if asked:
             return CapabilityError(
-                f"{self._name}: {what} asks once more for what was recorded {asked} times.", hint="Record it again."
+                f"{self._name}: {what} makes a request once more that was recorded {asked} times.",
+                hint="Record it again.",
             )
         other = self._nearest(request, node)
         if other is None:
-            return CapabilityError(f"{self._name}: {what} asks, and nothing is recorded.", hint="Record it again.")
+            return CapabilityError(
+                f"{self._name}: {what} makes a request, but the recording has none.", hint="Record it again."
+            )
         pointer, before, now = next(differences(as_data(other.request), as_data(request)))
         return CapabilityError(
             f"{self._name}: the request of {what} was not recorded. The nearest is call {other.number}; first "
-            f"difference at {pointer}: {before} was recorded, {now} is asked.",
-            hint="Record it again, or match='node'.",
+            f"difference at {pointer}: {before} was recorded, {now} is requested.",
+            hint="Record it again, or use match='node'.",
         )  # fmt: skip
 
     def _nearest(self, request: RecordedRequest, node: AskedNode) -> RecordedCall | None:
@@ -260,15 +263,19 @@ def _read_lines(
         record = _decoded(path, number, line)
         if number == 1:
             if not isinstance(record, RecordingHead):
-                raise _wrong(path, number, f"a {type(record).__name__} is no head of a recording")
+                raise _wrong(path, number, f"a {type(record).__name__} is not the head of a recording")
             head = record
         elif not isinstance(record, RecordedCall | RecordingEnd):
-            raise _wrong(path, number, f"a {type(record).__name__} is no recorded call")
+            raise _wrong(path, number, f"a {type(record).__name__} is not a recorded call")
         elif record.after != after:
-            raise _wrong(path, number, "the line before it is not the one that was recorded", "/data/after")
+            raise _wrong(path, number, "the line before it was changed after it was recorded", "/data/after")
         elif isinstance(record, RecordingEnd):
             if record.calls != len(calls) or next(lines, None) is not None:
-                raise _wrong(path, number, f"the recording ends with call {record.calls}, which is not here")
+                raise _wrong(
+                    path,
+                    number,
+                    f"the recording has {record.calls} calls, but they are not all here, or more lines follow",
+                )
             assert head is not None
             return head, calls
         else:
@@ -280,7 +287,7 @@ def _read_lines(
     if not partial:
         raise WireError(
             f"{path}: the recording is cut short after {len(calls)} calls",
-            hint="Replay(path, partial=True) takes what there is.",
+            hint="Use Replay(path, partial=True) for the calls that are complete.",
         )
     return head, calls
 

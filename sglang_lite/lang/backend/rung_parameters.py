@@ -45,7 +45,7 @@ def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> 
     if asked.effort is None or profile.takes("reasoning_effort"):
         return replace(rung, effort=asked.effort)
     if policy == "warn":
-        warning = "reasoning_effort is left out: the model does not take it"
+        warning = "reasoning_effort is left out: the model does not accept it"
         return replace(rung, native=False, warnings=(*rung.warnings, warning))
     return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
 
@@ -61,11 +61,14 @@ def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Ask
         return _left_out(rung, name)
     if profile.takes(name) and asked.constraint is not None:
         return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(asked.constraint)]}", f"Leave {name} out.")
-    return Refusal(name, f"Leave it out, or: gen(backend=…). {_known(profile, name)}{_takes(profile)}")
+    return Refusal(
+        name,
+        f"Leave it out, or use another backend for this node: gen(backend=…). {_known(profile, name)}{_takes(profile)}",
+    )
 
 
 def _left_out(rung: Rung, name: str) -> Rung:
-    warning = f"{name} is left out: the model does not take it"
+    warning = f"{name} is left out: the model does not accept it"
     return replace(rung, native=False, left_out=(*rung.left_out, name), warnings=(*rung.warnings, warning))
 
 
@@ -74,15 +77,15 @@ def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...
     if not profile.takes("stop") or rung.api == "responses":
         feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
     elif most is not None and len(stops) > most:
-        feature, instead = f"{len(stops)} stop strings", f"It takes {most}."
+        feature, instead = f"{len(stops)} stop strings", f"Give at most {most}."
     elif profile.refuses("blank_stops") and not all(map(str.strip, stops)):
-        feature = "a stop string of blanks alone"
-        instead = "Ask for one line in the prompt, or use a visible mark."
+        feature = "a stop string of whitespace only"
+        instead = "Ask for one line in the prompt, or use a stop string that is visible."
     else:
         return rung
     if policy == "strict":
         return Refusal(feature, instead)
-    warning = f"{feature}: the whole answer is generated and cut here"
+    warning = f"{feature}: the whole answer is generated and cut afterwards"
     return replace(
         rung, native=False, stops=stops, left_out=(*rung.left_out, "stop"), warnings=(*rung.warnings, warning)
     )
@@ -91,8 +94,8 @@ def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...
 def _known(profile: Profile, name: str) -> str:
     if name in profile.features:
         return ""
-    return f"Nothing is known of {name} for it: profile= or capabilities= says what it takes. "
+    return f"Whether it accepts {name} is not known: set profile= or capabilities=. "
 
 
 def _takes(profile: Profile) -> str:
-    return f"It takes: {', '.join(sorted(profile.params)) or 'no parameters'}."
+    return f"It accepts: {', '.join(sorted(profile.params)) or 'no parameters'}."

@@ -170,7 +170,7 @@ class RuntimeEndpoint(BaseBackend):
                             yield event
                 if all(sample.ended for sample in samples):
                     return
-                raise BackendError(f"{self.base_url}: the stream has no end.")
+                raise BackendError(f"{self.base_url}: the stream ended before the answer was complete.")
             except LOST as error:
                 if all(sample.ended for sample in samples):  # all but its last line has come
                     return
@@ -202,7 +202,7 @@ class RuntimeEndpoint(BaseBackend):
                 async for event in events:
                     assert isinstance(event, Selection)
                     return event
-            raise BackendError(f"{self.base_url} scored nothing.")
+            raise BackendError(f"{self.base_url} returned no scores.")
         text = prompt.text
         known = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
         prompt_tokens = usage_of(known["meta_info"]).prompt_tokens
@@ -330,7 +330,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BackendError(f"{data[:80]!r} is no description of a server.", hint="Check what listens at base_url.")
+        raise BackendError(f"{data[:80]!r} is not the description of a server.", hint="Check what listens at base_url.")
     return found
 
 

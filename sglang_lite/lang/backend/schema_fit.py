@@ -90,7 +90,7 @@ class _Fitter:
 
     def _schema(self, schema: Any, at: str) -> dict[str, Any]:
         if not isinstance(schema, dict):
-            return self._refuse(at, "a schema that is true or false says nothing of the value")
+            return self._refuse(at, "a schema that is true or false does not describe the value")
         kept: dict[str, Any] = {}
         told: list[str] = []
         for key, value in schema.items():
@@ -101,8 +101,8 @@ class _Fitter:
                 continue
             elif key == "oneOf":
                 if "anyOf" in schema:
-                    self._refuse(here, "oneOf beside anyOf")
-                self._checked.append((here, "sent as anyOf: that only one of them fits is checked"))
+                    self._refuse(here, "oneOf and anyOf together are not supported")
+                self._checked.append((here, "sent as anyOf: the answer is checked to match only one of them"))
             elif self._enforces(key, value):
                 kept[key] = value
                 self._enforced.append(here)
@@ -110,7 +110,7 @@ class _Fitter:
                 told.append(f"{key}: {value}")
                 self._checked.append((here, "not enforced by the provider"))
             else:
-                self._refuse(here, f"{key} is not taken in strict outputs")
+                self._refuse(here, f"{key} is not supported in strict outputs")
         if told:
             kept["description"] = f"{kept.get('description', '')} ({', '.join(sorted(told))})".strip()
         if "$ref" in schema:
@@ -130,10 +130,12 @@ class _Fitter:
     def _reference(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> dict[str, Any]:
         beside = schema.keys() - {"$ref", "description", "$defs"} - _REMARKS
         if beside:
-            return self._refuse(f"{at}/$ref", f"keywords stand beside a reference ({', '.join(sorted(beside))})")
+            return self._refuse(
+                f"{at}/$ref", f"keywords beside a reference are not supported ({', '.join(sorted(beside))})"
+            )
         target = schema["$ref"]
         if not self._rules.recursion and self._reaches(target, target, set()):
-            return self._refuse(f"{at}/$ref", "a schema that refers to itself is not taken")
+            return self._refuse(f"{at}/$ref", "a schema that refers to itself is not supported")
         self._enforced.append(f"{at}/$ref")
         return {"$ref": target, **self._definitions(schema, at)}
 
@@ -157,7 +159,7 @@ class _Fitter:
             kept["items"] = self._schema(schema["items"], f"{at}/items")
             self._enforced.append(f"{at}/items")
         elif kept.get("type") == "array":
-            self._refuse(at, "a list says nothing of its items")
+            self._refuse(at, "the items of a list are not described")
         if "properties" in schema or kept.get("type") == "object":
             kept |= self._object(schema, at)
         return kept | self._definitions(schema, at)
@@ -165,18 +167,19 @@ class _Fitter:
     def _type(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> None:
         if "type" in kept:
             if isinstance(kept["type"], list) and not self._rules.type_lists:
-                self._refuse(f"{at}/type", "a list of types is not taken: use anyOf")
+                self._refuse(f"{at}/type", "a list of types is not supported: use anyOf")
             return
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
         if values:
             if len({type(value) for value in values}) > 1 or type(values[0]) not in _JSON_TYPES:
                 self._refuse(
-                    f"{at}/{'enum' if 'enum' in schema else 'const'}", "values of several types, or no plain ones"
+                    f"{at}/{'enum' if 'enum' in schema else 'const'}",
+                    "values of several types, or values that are not plain, are not supported",
                 )
                 return
             kept["type"] = _JSON_TYPES[type(values[0])]
         elif not schema.keys() & {"anyOf", "oneOf", "properties"}:
-            self._refuse(at, "it says nothing of the value's type")
+            self._refuse(at, "the value's type is not given")
         elif "properties" in schema:
             kept["type"] = "object"
 
@@ -184,16 +187,16 @@ class _Fitter:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if schema.get("additionalProperties", not properties) is not False:
             pointer = f"{at}/additionalProperties" if "additionalProperties" in schema else at
-            self._refuse(pointer, "an object has properties that are not named")
+            self._refuse(pointer, "an object allows properties that are not named")
         if not set(required) <= properties.keys():
-            self._refuse(f"{at}/required", "a property is required that is not named")
+            self._refuse(f"{at}/required", "a required property is not named")
         optional = [name for name in properties if name not in required]
         if self._rules.all_required:
             for name in optional:
                 pointer = f"{at}/properties/{escaped(name)}"
                 reference = isinstance(properties[name], dict) and properties[name].get("$ref")
                 if reference and self._reaches(reference, reference, set()):
-                    self._refuse(pointer, "an optional property that may be endless would be required")
+                    self._refuse(pointer, "an optional property that refers to itself would become required")
                 self._required.append(pointer)
         self._enforced += [f"{at}/{key}" for key in ("properties", "required", "additionalProperties") if key in schema]
         found: dict[str, Any] = {
@@ -232,7 +235,7 @@ class _Fitter:
         )
         for what, count, most in counts:
             if most is not None and count > most:
-                self._refuse("", f"{count} {what} where {most} are taken")
+                self._refuse("", f"{count} {what}, the limit is {most}")
 
 
 def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -116,8 +116,8 @@ class ScriptedBackend(BaseBackend):
         super().__init__()
         if answers is not None and not callable(answers) and not isinstance(answers, Mapping):
             raise ParameterError(
-                "answers", f"a {type(answers).__name__} is neither a mapping nor a callable.",
-                hint='For answers whatever is asked, one after another: {"": ["first", "second"]}.',
+                "answers", f"a {type(answers).__name__} is not a mapping or a callable.",
+                hint='To answer every request, in order, give {"": ["first", "second"]}.',
             )  # fmt: skip
         self.calls: list[ScriptedRequest] = []
         self._rules = Rules(answers)
@@ -235,7 +235,10 @@ def _sampled(constraint: Constraint, random: Random) -> str:
     if not isinstance(constraint, Continuation):
         return sample(constraint, random)
     if constraint.text and constraint.part is None:
-        raise BackendError("no rule answers a generation in a grammar that has begun, and such text is not made up.")
+        raise BackendError(
+            "no rule answers this generation inside an open grammar, and ScriptedBackend can't make up such text.",
+            hint="Add a rule.",
+        )
     return sample(constraint.part or constraint.whole, random)
 
 

@@ -49,7 +49,7 @@ def checked_tokenizer(given: Foreign) -> Tokenizer | None:
     has = all(callable(getattr(given, name, None)) for name in ("encode", "decode"))
     if given is not None and not has:
         told = f"a {type(given).__name__} has no encode and decode."
-        raise ParameterError("tokenizer", told, hint="Give tiktoken.encoding_for_model(…), for one.")
+        raise ParameterError("tokenizer", told, hint="Give one that has them, such as tiktoken.encoding_for_model(…).")
     found: Tokenizer | None = given
     return found
 
@@ -140,7 +140,7 @@ async def _by_steps(
             usages.append(said.usage)
             texts = [token for token in tokens if tokenizer.decode((token,)) == said.text]
             if len(texts) != 1:
-                raise _none_of(choices, f"after {begun!r:.60} came {said.text!r:.60}", said)
+                raise _none_of(choices, f"{said.text!r:.60} followed {begun!r:.60}", said)
             (taken,) = texts
         left = {choice: ids for choice, ids in left.items() if ids[at] == taken}
         at += 1

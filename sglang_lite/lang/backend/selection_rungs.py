@@ -23,8 +23,8 @@ def selection_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
         yield Rung("token_logprobs", profile.api, field=most)
     if profile.takes("logit_bias_steps") and not asked.scores:
         if any(other != each and other.startswith(each) for each in choices for other in choices):
-            told = "Choose texts of which none begins another, or use another backend: gen(backend=…)."
-            yield Refusal("choices of which one begins another", told)
+            told = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
+            yield Refusal("a choice that begins with another one", told)
         else:  # a call where the tokens of those that are left differ
             yield Rung("logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1))
 

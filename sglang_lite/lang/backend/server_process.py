@@ -117,7 +117,7 @@ class ServerProcess:
         status = self._process.wait()
         refused = filter(None, map(_REFUSED.search, list(self._lines)))
         for found in refused if status == _USAGE else ():
-            name, told = (found[1] or found[2]).replace("-", "_"), found[3] or "is no flag of `sglang-lite serve`"
+            name, told = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
             return ParameterError(name, f"{told}.", hint="`sglang-lite serve --help` lists its flags.")
         return BackendError(f"the server ended with status {status}.{self._last_lines()}")
 
@@ -184,7 +184,7 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
         values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
         for each in values:
             if not isinstance(each, str | int | float | os.PathLike):
-                raise ParameterError(name, f"a {type(each).__name__} can't be a flag of the server.")
+                raise ParameterError(name, f"a {type(each).__name__} can't be passed as a flag of the server.")
             found.append(f"{flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}")
     return found
 

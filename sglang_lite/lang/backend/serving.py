@@ -146,7 +146,7 @@ async def _repaired(
             usages[-1] = msgspec.structs.replace(said.usage, thrown_away_tokens=said.usage.completion_tokens)
             if attempt == REPAIRS:
                 problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
-                hint = "Say more plainly what is wanted, or use a model that keeps the constraint."
+                hint = "Describe the wanted form in the prompt, or use a model that keeps the constraint."
                 last = ValueValidationError(problem, text=plain.text, hint=hint)
                 last.usage = total_usage(usages)
                 raise last from error

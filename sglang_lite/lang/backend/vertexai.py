@@ -66,14 +66,14 @@ class VertexAI(RemoteBackend):
     ) -> None:
         if client is not None and kwargs:
             raise ParameterError(
-                "client", "is ready: arguments beside it would change nothing.", hint="Leave them out."
+                "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
             )
         options = {"vertexai": True, **kwargs}
         if client is None and options["vertexai"] and "api_key" not in options:
             options.setdefault("project", os.environ.get("GCP_PROJECT_ID"))
             options.setdefault("location", os.environ.get("GCP_LOCATION"))
             if not options["project"]:
-                raise ParameterError("project", "there is none.", hint="Give project=, or set GCP_PROJECT_ID.")
+                raise ParameterError("project", "no project is given.", hint="Give project=, or set GCP_PROJECT_ID.")
         super().__init__(
             model_name, Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
             chosen(profile, "vertexai", model_name), policy, capabilities,
@@ -90,7 +90,7 @@ class VertexAI(RemoteBackend):
 def _maker(options: Mapping[str, Any], client: Any) -> Any:
     def make(sdk: Any, heard: Heard, before: Any) -> Any:
         if client is not None and not isinstance(client, sdk.Client):
-            raise ParameterError("client", f"{type(client).__name__} is no google.genai.Client.")
+            raise ParameterError("client", f"{type(client).__name__} is not a google.genai.Client.")
         try:
             return tells_names(sdk.Client)(**options) if client is None else client
         except ValueError as error:

@@ -194,7 +194,7 @@ def test_select_names_a_choice(api, claude):
         (NEW, dict(frequency_penalty=1), "frequency_penalty"),
         (NEW, dict(logit_bias={1: 1}), "logit_bias"),
         (NEW, dict(return_logprob=True), "return_logprob"),
-        (NEW, dict(stop="\n"), "a stop string of blanks alone"),
+        (NEW, dict(stop="\n"), "a stop string of whitespace only"),
         (NEW, dict(regex="a+"), "a regex"),
         (NEW, dict(type=int, stop="x"), "stop together with a constraint"),
         (NEW, dict(type=dict[str, int]), "this JSON schema"),
@@ -253,9 +253,9 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, claude):
 
     refused(lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns")
     refused(lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))), "already: 'It is'")
-    refused(lambda s: s.__iadd__(sgl.system("x") + sgl.assistant(sgl.gen("a"))), "not the user's. Add sgl.user")
-    refused(twice, "the turn before this one is not the user's")
-    refused(intro, "not be shown the text outside the turns: 'Someintroduction.'")
+    refused(lambda s: s.__iadd__(sgl.system("x") + sgl.assistant(sgl.gen("a"))), "last turn is not one. Add sgl.user")
+    refused(twice, "the last turn is not one")
+    refused(intro, "not see the text outside the turns: 'Someintroduction.'")
     refused(shown, "no images in a system turn")
     bitmap = b"BM" + bytes(60)
     refused(
@@ -353,7 +353,7 @@ def test_text_may_be_cut_short_and_values_may_not(api, claude):
         ),
         (said(reason="max_tokens"), sgl.BackendError, "no text after 5 tokens, which reasoning may have used up"),
         (said(reason="model_context_window_exceeded"), sgl.BackendError, "no text after 5 tokens"),
-        (said(), sgl.BackendError, "answered with no text"),
+        (said(), sgl.BackendError, "returned no text"),
         (said("x", reason="pause_turn"), sgl.BackendError, "the model paused 16 times"),
     ],
 )
@@ -369,7 +369,11 @@ def test_an_answer_that_is_none_is_an_error(api, claude, answer, error, message)
 @pytest.mark.parametrize(
     ("reply", "error", "parts"),
     [
-        (failure(400, "Bad thing"), sgl.BackendError, ["Bad thing", "Change what the message names"]),
+        (
+            failure(400, "Bad thing"),
+            sgl.BackendError,
+            ["Bad thing", "Correct the part of the request that the message names"],
+        ),
         (failure(401, "No key sk-secret-0123456789 here"), sgl.BackendError, ["No key … here", "Check api_key="]),
         (failure(404, "No model"), sgl.BackendError, ["Check model_name= and base_url="]),
         (failure(429, "Slow down", "rate_limit_error"), sgl.OverloadedError, ["num_threads=", "max_retries="]),
@@ -397,7 +401,7 @@ def test_retries_are_the_sdks_own(api, claude):
 
 def test_a_server_that_is_silent_or_gone_is_an_error(api, claude):
     api.answers = [Hold()]
-    with pytest.raises(sgl.RequestTimeoutError, match=r"did not answer in time\. timeout="):
+    with pytest.raises(sgl.RequestTimeoutError, match=r"did not answer in time\. Raise timeout="):
         ask(claude(timeout=0.1))
     api.answers = [Drop()]
     with pytest.raises(sgl.BackendError, match=r"the connection failed \(.*Check base_url"):
@@ -426,7 +430,7 @@ def test_a_missing_sdk_names_the_extra(monkeypatch):
 def test_a_missing_key_is_told_at_once(monkeypatch):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(sgl.ParameterError, match=r"api_key: there is none\. Give api_key=, or set ANTHROPIC_API_KEY"):
+    with pytest.raises(sgl.ParameterError, match=r"api_key: no key is given\. Give api_key=, or set ANTHROPIC_API_KEY"):
         Anthropic(NEW)
 
 

@@ -47,10 +47,10 @@ def test_effort_on_claude(api, connected, model, taken):
 def test_effort_of_which_nothing_is_known_is_refused_or_left_out_with_a_word(api, openai):
     with pytest.raises(sgl.CapabilityError, match="reasoning_effort") as caught:
         hello.run(backend=openai("local", profile="compatible", reasoning_effort="low"))
-    assert "Nothing is known of reasoning_effort" in caught.value.hint
+    assert "Whether it accepts reasoning_effort is not known" in caught.value.hint
     api.answers = [said("x")]
     state = hello.run(backend=openai("local", profile="compatible", reasoning_effort="low", policy="warn"))
-    assert state.get_meta_info("a")["warnings"] == ["reasoning_effort is left out: the model does not take it"]
+    assert state.get_meta_info("a")["warnings"] == ["reasoning_effort is left out: the model does not accept it"]
     assert "reasoning_effort" not in api.last
 
 
@@ -102,7 +102,7 @@ def test_a_completions_model_with_a_servers_profile_keeps_no_constraint(openai):
 
 def test_a_subclass_without_calls_says_so(connected):
     backend = connected(Anthropic, "claude-opus-5")
-    with pytest.raises(sgl.CapabilityError, match="no call for decisions"):
+    with pytest.raises(sgl.CapabilityError, match="has no `decide`"):
         asyncio.run(RemoteBackend.decide(backend, Prompt(()), ("a", "b")))
-    with pytest.raises(sgl.CapabilityError, match="has no calls"):
+    with pytest.raises(sgl.CapabilityError, match="has no `target`"):
         RemoteBackend.target(backend, Rung("free", "chat"))

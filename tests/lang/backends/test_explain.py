@@ -55,7 +55,7 @@ def test_emulation_is_priced_at_best_and_at_worst():
     code = backend.explain(program, count=lambda text: 100, price=price).nodes[2]
     assert (code.mode, code.rung, code.calls) == ("emulated", "repair", (1, 3))
     assert code.price == (100, 3 * (100 + 100))
-    assert "told, checked" in code.warnings[0]
+    assert "stated in the prompt, checked" in code.warnings[0]
 
 
 def test_it_is_a_table_and_data():
@@ -84,7 +84,7 @@ def test_what_stands_in_a_wrong_place_is_refused_in_the_words_of_the_run():
         s += sgl.assistant(sgl.gen("a"))
 
     (node,) = sgl.OpenAI("gpt-4o", api_key="key").explain(outside).nodes
-    assert "would not be shown the text outside the turns" in node.refusal
+    assert "would not see the text outside the turns" in node.refusal
 
 
 def test_several_generations_of_a_turn_are_told_together():

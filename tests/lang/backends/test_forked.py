@@ -96,5 +96,5 @@ def test_a_client_of_ones_own_for_http_can_not_be_shared(api, openai):
 
     kind, message = in_a_copy(told)()
     assert kind == "BackendError"
-    assert "http_client= has its connections" in message
+    assert "the connections of http_client=" in message
     assert echo.run("after", backend=backend)["a"] == "x"

@@ -317,7 +317,7 @@ def test_a_broken_answer_is_shown_with_what_was_wrong(api, openai):
     assert (meta["rung"], meta["calls"], meta["prompt_tokens"]) == ("repair", 2, 20)
     assert meta["cost"] == known_price(state.usage("a"), "gpt-4o")
     assert meta["cost"] > 0
-    assert "is told, checked" in meta["warnings"][0]
+    assert "is stated in the prompt, checked" in meta["warnings"][0]
     assert state.messages()[-2]["content"] == "Hi"
 
 
@@ -350,7 +350,7 @@ def test_warn_leaves_out_what_nothing_does_and_says_so(api, openai):
     state = run(openai("gpt-5", policy="warn"), temperature=0)
     assert state["a"] == "x"
     assert "temperature" not in api.last
-    assert state.get_meta_info("a")["warnings"] == ["temperature is left out: the model does not take it"]
+    assert state.get_meta_info("a")["warnings"] == ["temperature is left out: the model does not accept it"]
 
 
 def test_emulation_is_the_same_on_the_messages_api(connected):

@@ -358,7 +358,7 @@ def test_samples_of_a_stream_are_kept_apart(api, openai):
         (Events([chunk("Hel"), "[DONE]"]), "stream ended before the answer was complete"),
         (Events([chunk("Hel"), "{broken"]), "not JSON"),
         (Events([chunk("Hel"), {"error": {"message": "server fell over"}}]), "server fell over"),
-        (Events(["[DONE]"]), "0 answers came where 1 should have"),
+        (Events(["[DONE]"]), "0 samples arrived instead of 1"),
     ],
 )
 def test_a_stream_that_breaks_is_an_error_after_its_text(api, openai, answer, message):

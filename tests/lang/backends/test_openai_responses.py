@@ -42,8 +42,8 @@ REFUSED = ResponseOutputMessage(
     ("reply", "error", "message"),
     [
         (called("nonsense"), sgl.ValueValidationError, "is not what Regex"),
-        (called(), sgl.BackendError, "0 answers came"),
-        (called("12", "34"), sgl.BackendError, "2 answers came"),
+        (called(), sgl.BackendError, "0 samples arrived"),
+        (called("12", "34"), sgl.BackendError, "2 samples arrived"),
         (called(output=[REFUSED]), sgl.RefusalError, "I can't"),
         (called(incomplete_details=IncompleteDetails(reason="content_filter")), sgl.RefusalError, "content filter"),
         (
@@ -52,7 +52,7 @@ REFUSED = ResponseOutputMessage(
             "cut short after 9 tokens",
         ),
         (called(error=ResponseError(code="server_error", message="went wrong")), sgl.BackendError, "went wrong"),
-        (Reply("[]"), sgl.BackendError, "0 answers came"),
+        (Reply("[]"), sgl.BackendError, "0 samples arrived"),
     ],
 )
 def test_a_grammars_answer_is_never_a_wrong_value(api, openai, reply, error, message):
@@ -217,7 +217,7 @@ def test_pieces_are_shown_as_they_come(api, thinker):
             "reasoning",
         ),
         (response(THOUGHT), sgl.BackendError, "no text"),
-        (response(), sgl.BackendError, "0 answers came"),
+        (response(), sgl.BackendError, "0 samples arrived"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(api, thinker, answer, error, text):

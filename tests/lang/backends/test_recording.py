@@ -188,7 +188,7 @@ def test_another_request_is_refused_with_the_first_difference(file):
         s += sgl.assistant(sgl.gen("title", max_tokens=9, temperature=0.5))
 
     with pytest.raises(
-        sgl.CapabilityError, match=r"first difference at /params/max_tokens: 8 was recorded, 9 is asked"
+        sgl.CapabilityError, match=r"first difference at /params/max_tokens: 8 was recorded, 9 is requested"
     ):
         warmer.run(backend=sgl.Replay(file))["title"]
 
@@ -197,7 +197,7 @@ def test_asking_more_often_than_recorded_is_refused(file):
     recorded(file)
     replay = sgl.Replay(file)
     story.run(backend=replay).sync()
-    with pytest.raises(sgl.CapabilityError, match="once more for what was recorded 1 times"):
+    with pytest.raises(sgl.CapabilityError, match="once more that was recorded 1 times"):
         story.run(backend=replay).sync()
 
 
@@ -278,14 +278,14 @@ def test_a_file_that_was_changed_is_refused_with_its_line(file):
     recorded(file)
     whole = file.read_bytes()
     broken = {
-        whole.replace(b"The hive", b"The hove", 1): "line 3: the line before it is not the one",
+        whole.replace(b"The hive", b"The hove", 1): "line 3: the line before it was changed",
         whole.replace(b'"version":1', b'"version":9', 1): "line 1: version 9 of the format",
         b"".join(whole.splitlines(True)[:2] + whole.splitlines(True)[3:]): "line 3: the line before",
-        whole + b"{}\n": "ends with call 5",
+        whole + b"{}\n": "the recording has 5 calls",
         b"": "empty",
         b"<html>\n": "line 1",
         whole.replace(b"RecordingHead", b"Usage", 1): "line 1",
-        b"\n".join(whole.splitlines()[1:]): "line 1: a RecordedCall is no head",
+        b"\n".join(whole.splitlines()[1:]): "line 1: a RecordedCall is not the head",
     }
     for content, told in broken.items():
         file.write_bytes(content)

@@ -124,9 +124,9 @@ def test_a_server_that_stays_away_fails_what_is_read(server, backend, two):
     ("answer", "said"),
     [
         ([event(b"{"), DONE], "wire"),
-        ([event({"version": 1, "type": "Prompt", "data": {"spans": []}}), DONE], "no event of a program"),
+        ([event({"version": 1, "type": "Prompt", "data": {"spans": []}}), DONE], "not an event of a program"),
         ([event({"version": 9, "type": "Played", "data": {}}), DONE], "version 9"),
-        ([DONE], "no end"),
+        ([DONE], "ended before"),
         ((400, {"error": {"message": "nodes: too many", "param": "nodes", "err_type": "ParameterError"}}), "too many"),
         ([*told(sgl.ModelError("broken weights")), DONE], "broken weights"),
     ],

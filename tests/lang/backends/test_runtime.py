@@ -73,7 +73,8 @@ def test_a_model_that_is_not_there_is_told_with_the_last_lines(tmp_path, caplog)
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"), [({"nonsense": 3}, "nonsense: is no flag"), ({"max_running": "a"}, "max_running: invalid int")]
+    ("flags", "told"),
+    [({"nonsense": 3}, "nonsense: is not a flag"), ({"max_running": "a"}, "max_running: invalid int")],
 )
 def test_a_flag_that_the_command_does_not_take_is_named(flags, told):
     with pytest.raises(sgl.ParameterError, match=rf"{told}.*sglang-lite serve --help"):

@@ -178,13 +178,13 @@ def test_one_choice_needs_no_call(api, openai):
 
 def test_an_answer_that_no_choice_goes_on_with_is_an_error(api, openai):
     api.answers = [completed("zz")]
-    with pytest.raises(sgl.ValueValidationError, match="came 'zz'"):
+    with pytest.raises(sgl.ValueValidationError, match="'zz' followed"):
         complete.run([" a", " b"], backend=base(openai))["word"]
 
 
 @pytest.mark.parametrize(
     ("choices", "heat", "told"),
-    [((" in", " into"), 0.0, "begins another"), ((" a", " b"), 1.0, "the choices' probabilities")],
+    [((" in", " into"), 0.0, "begins with another"), ((" a", " b"), 1.0, "the choices' probabilities")],
 )
 def test_what_biases_do_not_do_is_refused_before_a_call(api, openai, choices, heat, told):
     with pytest.raises(sgl.CapabilityError, match=told):

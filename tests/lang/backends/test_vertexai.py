@@ -213,7 +213,7 @@ def test_a_stream_that_is_cut_is_an_error(api, gemini, cut, end):
         (answer("I", finish="SAFETY"), sgl.RefusalError, "SAFETY"),
         (answer(finish="MAX_TOKENS"), sgl.BackendError, "reasoning may have used up"),
         (answer(finish="MALFORMED_FUNCTION_CALL"), sgl.BackendError, "MALFORMED_FUNCTION_CALL"),
-        (answer(candidates=None), sgl.BackendError, "0 answers came"),
+        (answer(candidates=None), sgl.BackendError, "0 samples arrived"),
         (
             answer(
                 candidates=None,
@@ -242,7 +242,7 @@ def test_a_cut_inside_json_says_so(api, gemini):
     ("reply", "error", "text"),
     [
         (failure(400, "Bad thing", "INVALID_ARGUMENT"), sgl.BackendError, "Bad thing"),
-        (failure(403, "No", "PERMISSION_DENIED"), sgl.BackendError, "what the API key may do"),
+        (failure(403, "No", "PERMISSION_DENIED"), sgl.BackendError, "permissions of the API key"),
         (failure(429, "Slow down", "RESOURCE_EXHAUSTED"), sgl.OverloadedError, "Slow down"),
         (failure(500, "Oops", "INTERNAL"), sgl.BackendError, "Try again"),
         (failure(503, "Busy", "UNAVAILABLE"), sgl.OverloadedError, "Busy"),
@@ -282,7 +282,7 @@ def test_a_ready_client_is_used(api):
     api.answers = [Reply(answer("x"))]
     assert ask(sgl.VertexAI("gemini-3.8-flash", client=client)) == "x"
     assert "/projects/p-3/" in api.requests[0].path
-    with pytest.raises(sgl.ParameterError, match="client: is ready"):
+    with pytest.raises(sgl.ParameterError, match="client: other arguments"):
         sgl.VertexAI("gemini-3.8-flash", client=client, project="x")
     asyncio.run_coroutine_threadsafe(client.aio.aclose(), executor().loop).result()
     client.close()

@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_row_is_its_own(http):
         ({"seeds": [1]}, "1 for 2 rows"),
         ({"window": 0}, "not above 0"),
         ({"rows": "all"}, "rows"),
-        ({"program": {"name": "p", "nodes": [{"kind": "Fill", "argument": "z"}]}}, "no parameter"),
+        ({"program": {"name": "p", "nodes": [{"kind": "Fill", "argument": "z"}]}}, "not a parameter"),
         ({"program": {"name": "p", "nodes": [{"kind": "Code", "text": "z"}]}}, "/program"),
         ({"program": {"name": "p", "nodes": [], "held": [0]}}, "caller's Python"),
     ],
