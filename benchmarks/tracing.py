@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution.account import Account
+from sglang_lite.lang.execution.run_usage import RunUsage
 from sglang_lite.lang.trace import Trace, as_html
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.output_builder import OutputBuilder
@@ -90,7 +90,7 @@ def bytes_a_node(backend: sgl.BaseBackend, programs: int) -> float:
 
 
 LOG = (
-    (Account, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (OutputBuilder, "_told"),
+    (RunUsage, "played"), (PrefixCache, "miss"), (PrefixCache, "miss_in_place"), (OutputBuilder, "_told"),
     (OutputBuilder, "_forced_text"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from sglang_lite.errors import shown
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
-from sglang_lite.lang.compilation.blanks import later
+from sglang_lite.lang.compilation.compile_symbols import later
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools

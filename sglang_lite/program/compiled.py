@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.errors import ParameterError, shown
 from sglang_lite.program.choosing import checked_choices
-from sglang_lite.program.decisions import all_nodes, check_decisions, decided, taken
+from sglang_lite.program.control_flow import all_nodes, check_decisions, decided, taken
 from sglang_lite.program.nodes import (
     Added,
     BaseNode,

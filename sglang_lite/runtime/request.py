@@ -45,7 +45,7 @@ _NEXT = {
 }
 
 
-class Look(enum.IntEnum):
+class WatchedTokens(enum.IntEnum):
     """Selection of a request's new tokens that the host must look at when they come. At the model's end of sequence,
     and at the last token before the limit, it looks in any case."""
 
@@ -56,7 +56,7 @@ class Look(enum.IntEnum):
     DRAWS = 4  # all, as text, and as its draws need more than the sampling table and masks
 
 
-class Pace(enum.IntEnum):
+class StreamPace(enum.IntEnum):
     """Times at which tokens are looked at that only a request's stream wants to see."""
 
     NONE = 0  # never
@@ -145,21 +145,21 @@ class Request:
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
 
     @property
-    def look(self) -> Look:
+    def look(self) -> WatchedTokens:
         """Selection of its new tokens that the host must look at."""
         return self._look(self.output.matcher)
 
-    def _look(self, matcher: Matcher | None) -> Look:
+    def _look(self, matcher: Matcher | None) -> WatchedTokens:
         p, output = self.params, self.output
         if matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
-            return Look.DRAWS if others else Look.GRAMMAR
+            return WatchedTokens.DRAWS if others else WatchedTokens.GRAMMAR
         if matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
-            return Look.DRAWS
+            return WatchedTokens.DRAWS
         unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # which no byte spells
         if (output.stream and not self.paced) or unclear or p.stop_regex or p.stop_token_ids:
-            return Look.TEXT
-        return Look.STOPS if p.stop else Look.ENDS
+            return WatchedTokens.TEXT
+        return WatchedTokens.STOPS if p.stop else WatchedTokens.ENDS
 
     def resume(self, matcher: Matcher | None, *, jump: bool) -> None:
         """Brings its output to the end of the ids that it was given, before it is submitted: off the loop's thread, as
@@ -177,7 +177,7 @@ class Request:
             self.limit - self.prompt_len,
             matcher,
             jump=jump and self.processor is None,
-            masked=self._look(matcher) is Look.GRAMMAR,
+            masked=self._look(matcher) is WatchedTokens.GRAMMAR,
         )
         if forced:
             self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
@@ -204,7 +204,7 @@ class Request:
         """Takes the tokens that its grammar forces, as `OutputBuilder.jump`: none where a processor has to see each."""
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(most, masked=self.look is Look.GRAMMAR)
+        tokens, finish = self.output.jump(most, masked=self.look is WatchedTokens.GRAMMAR)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - most, len(tokens)))
         return tokens, finish

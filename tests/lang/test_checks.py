@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution import attempts, generation
+from sglang_lite.lang.execution import generation, retries
 from sglang_lite.protocol import Generation
 from tests.lang.fakes import Failing, line_here, run, within
 
@@ -16,7 +16,7 @@ from tests.lang.fakes import Failing, line_here, run, within
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
     """Between attempts."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE", 0)
 
 
 class Judge:
@@ -129,7 +129,7 @@ def test_an_answer_and_its_check_share_the_time_of_an_attempt(monkeypatch):
         asked.append(value)
         return True
 
-    for module in (attempts, generation):
+    for module in (retries, generation):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert run(sgl.gen("a", check=check, timeout=5000), backend=Slow())["a"] == "fine"
     with pytest.raises(sgl.RequestTimeoutError, match="the check did not end within the node's timeout of 2000 s"):

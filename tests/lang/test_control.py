@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.execution import attempts, generation
+from sglang_lite.lang.execution import generation, retries
 from sglang_lite.protocol import UNSET, Generation
 from tests.lang.fakes import Answers, Drawing, Failing, Gated, Scored, line_here, run, within
 
@@ -15,7 +15,7 @@ from tests.lang.fakes import Answers, Drawing, Failing, Gated, Scored, line_here
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
     """Between attempts."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE", 0)
 
 
 # ------------------------------------------------------------------------------------------------- time limits
@@ -74,7 +74,7 @@ def test_a_generation_that_starts_after_the_deadline_fails_even_if_its_answer_is
         s += sgl.gen("b")
         return s["b"]
 
-    for module in (attempts, generation):
+    for module in (retries, generation):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with pytest.raises(sgl.RequestTimeoutError, match="the run took longer than its timeout of 5000 s"):
         program.run(backend=sgl.ScriptedBackend(default="x"), timeout=5000)

@@ -7,7 +7,7 @@ import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.backend.local import LocalBackend
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.execution import attempts
+from sglang_lite.lang.execution import retries
 from sglang_lite.protocol import Generation, Message
 from tests.constraints.test_generation import random_model
 
@@ -15,7 +15,7 @@ from tests.constraints.test_generation import random_model
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
     """Between attempts."""
-    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE", 0)
 
 
 class Says(sgl.BaseBackend):

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document
 from sglang_lite.constraints.json_schema.formulas import ValidAt
+from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.values import MAX_WORK
 from sglang_lite.constraints.json_schema.watched import Watched, Watches
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
-from sglang_lite.constraints.json_schema.writer import JsonWriter
 from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
@@ -91,7 +91,7 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
             ignored=frozenset(checked),
             sets=frozenset(constraint.sets),
         )
-        writer = JsonWriter(reader, style, watches=Watches() if watched else None)
+        writer = GrammarWriter(reader, style, watches=Watches() if watched else None)
         try:
             with within_limits("json_schema"):
                 language = writer.language(ValidAt(document.start))

@@ -29,6 +29,7 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
+from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, blame_formula, booleans
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
@@ -36,7 +37,6 @@ from sglang_lite.constraints.json_schema.watched import Watches
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import between
-from sglang_lite.constraints.json_schema.writer import JsonWriter, blame_formula, booleans
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
 
@@ -72,7 +72,7 @@ class TaggedWriter:
 
     def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
         self.reader, self._tags = reader, tags
-        self._json = JsonWriter(reader, style)
+        self._json = GrammarWriter(reader, style)
         self._sealed: set[str] = set()
 
     def language(self, formula: Formula) -> Language:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_lite.lang.backend.prompt_cache import with_marks
+from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonFormat,
@@ -19,7 +20,6 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
-from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.lang.results import data_url
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, Usage, total_usage
 from sglang_lite.protocol.anything import Foreign, Json

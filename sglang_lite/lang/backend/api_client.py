@@ -14,9 +14,9 @@ import msgspec
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.connection import Connection
+from sglang_lite.lang.backend.provider_items import ReturnedItems
 from sglang_lite.lang.backend.remote_api import Api, JsonTool, PartialAnswer, Question, Reader, Tools
 from sglang_lite.lang.backend.remote_errors import Failures, shortened
-from sglang_lite.lang.backend.returned_items import ReturnedItems
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonFormat,
@@ -21,7 +22,6 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
-from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given

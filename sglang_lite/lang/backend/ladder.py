@@ -12,10 +12,10 @@ from typing import Final
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Capabilities
 from sglang_lite.lang.backend.native_rungs import native_rungs
+from sglang_lite.lang.backend.object_constraints import NUMBERS, form_of
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rung import REPAIRS, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.rung_parameters import with_parameters
-from sglang_lite.lang.backend.structured import NUMBERS, form_of
 from sglang_lite.lang.backend.turns import Begun, TurnRules
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from sglang_lite.lang.backend.own_fields import as_field, as_tool
+from sglang_lite.lang.backend.object_constraints import form_of
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
 from sglang_lite.lang.backend.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.selection_rungs import selection_rungs
-from sglang_lite.lang.backend.structured import form_of
+from sglang_lite.lang.backend.vendor_fields import as_field, as_tool
 from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 

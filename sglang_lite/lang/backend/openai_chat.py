@@ -8,6 +8,7 @@ from typing import Any
 from sglang_lite.lang.backend.openai_call import as_it_is
 from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
 from sglang_lite.lang.backend.prompt_cache import cache_key
+from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
     JsonFormat,
@@ -20,7 +21,6 @@ from sglang_lite.lang.backend.remote_api import (
     Tool,
     Tools,
 )
-from sglang_lite.lang.backend.returned_items import conversation
 from sglang_lite.lang.results import as_dicts
 from sglang_lite.protocol import Delta, TokenLogprob
 from sglang_lite.protocol.anything import Foreign, Json

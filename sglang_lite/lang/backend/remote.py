@@ -22,10 +22,10 @@ from sglang_lite.lang.backend.explain import explain as explained
 from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules_of
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
+from sglang_lite.lang.backend.provider_items import ReturnedItems
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote_api import Api, Question, Target
 from sglang_lite.lang.backend.rendering import text_outside
-from sglang_lite.lang.backend.returned_items import ReturnedItems
 from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, selected
 from sglang_lite.lang.backend.serving import served, shape_of

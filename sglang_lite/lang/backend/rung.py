@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from sglang_lite.lang.backend.object_constraints import Form
 from sglang_lite.lang.backend.profile import ApiName
 from sglang_lite.lang.backend.schema_fit import Fit
-from sglang_lite.lang.backend.structured import Form
 from sglang_lite.protocol import Constraint, SamplingParams
 
 Policy: TypeAlias = Literal["strict", "emulate", "warn"]

@@ -15,9 +15,9 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.base_backend import only_answer
+from sglang_lite.lang.backend.object_constraints import unwrapped
 from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
 from sglang_lite.lang.backend.rung import REPAIRS, Rung
-from sglang_lite.lang.backend.structured import unwrapped
 from sglang_lite.protocol import (
     UNSET,
     Choices,

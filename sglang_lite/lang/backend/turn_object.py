@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.schema import parse_json
-from sglang_lite.lang.backend.structured import form_of, unwrapped
+from sglang_lite.lang.backend.object_constraints import form_of, unwrapped
 from sglang_lite.protocol import Constraint, JsonSchema, Regex
 from sglang_lite.text.stop import StopMatcher
 

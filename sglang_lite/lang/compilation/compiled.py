@@ -16,7 +16,7 @@ from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import user_location
 from sglang_lite.program.compiled import CompiledProgram
-from sglang_lite.program.decisions import all_nodes
+from sglang_lite.program.control_flow import all_nodes
 from sglang_lite.protocol import ParameterError, ProgramError, SglError
 from sglang_lite.protocol.anything import UserValue
 

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, Deciding, kept, marking, origin_of
+from sglang_lite.lang.compilation.compile_symbols import (
+    RUN_IT,
+    CompileSymbol,
+    CompileSymbolSource,
+    Deciding,
+    kept,
+    marking,
+    origin_of,
+)
 from sglang_lite.lang.compilation.merged_ways import MergedWays
 from sglang_lite.lang.compilation.recorder import Recorder
 from sglang_lite.lang.compilation.recording_state import RecordingRun
@@ -102,7 +110,7 @@ def _recorded(
 
 def _plain(value: Any) -> Any:
     """Path of the node whose text a value is, or a list of such; None where it is something else."""
-    if isinstance(value, Blank):
+    if isinstance(value, CompileSymbol):
         origin = origin_of(value)
         match origin.parts:
             case (Fill(node=node, steps=(), read=None),) if not origin.steps:
@@ -133,7 +141,7 @@ def _arguments(
             given[name] = default  # it is the same in all runs
             continue
         parameters.append(Parameter(name, default, required))
-        given[name] = Blank(BlankSource(name, (Fill(argument=name),)))
+        given[name] = CompileSymbol(CompileSymbolSource(name, (Fill(argument=name),)))
     arguments = inspect.BoundArguments(program.signature, {n: given[n] for n in program.signature.parameters})
     return tuple(parameters), arguments
 

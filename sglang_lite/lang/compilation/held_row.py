@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.lang.batches.body_pool import Outcome, outcome_of
-from sglang_lite.lang.compilation.blanks import resolved
+from sglang_lite.lang.compilation.compile_symbols import resolved
 from sglang_lite.lang.compilation.script import Script, Submitted
 from sglang_lite.lang.compilation.script_run import ScriptRun
 from sglang_lite.lang.compilation.specialization import Specialization
@@ -24,7 +24,7 @@ from sglang_lite.lang.execution.reading import finished, when_finished
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.state import ProgramState
-from sglang_lite.program.decisions import holds
+from sglang_lite.program.control_flow import holds
 from sglang_lite.program.nodes import Fill
 from sglang_lite.protocol import Generation, RequestAbortedError, SglError
 from sglang_lite.protocol.anything import UserValue

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sglang_lite.lang.compilation.blanks import RUN_IT
+from sglang_lite.lang.compilation.compile_symbols import RUN_IT
 from sglang_lite.lang.compilation.recorder import MOST_NODES, Recorder, Segment
 from sglang_lite.lang.compilation.script import Script
 from sglang_lite.program.compiled import Hole, Seed
-from sglang_lite.program.decisions import walked
+from sglang_lite.program.control_flow import walked
 from sglang_lite.program.nodes import Decision, Node, Part, Path
 from sglang_lite.protocol import CompileError, Location
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, Deciding, kept, origin_of, unmarked
+from sglang_lite.lang.compilation.compile_symbols import (
+    RUN_IT,
+    CompileSymbol,
+    CompileSymbolSource,
+    Deciding,
+    kept,
+    origin_of,
+    unmarked,
+)
 from sglang_lite.lang.compilation.script import Action, Called, Script
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbolic.symbols import Symbol
@@ -105,7 +113,7 @@ class Recorder:
         """Notes that the caller's Python decides on a node."""
         self.held = self.held or path
 
-    def _hold(self, origin: BlankSource) -> Fill:
+    def _hold(self, origin: CompileSymbolSource) -> Fill:
         """Hole that the caller's Python fills."""
         self.stop_at((len(self.branches[0].nodes),))
         known = [(each.source, each.steps) for each in self.script.holds]
@@ -121,11 +129,11 @@ class Recorder:
         function: UserValue,
         args: Sequence[UserValue],
         kwargs: Mapping[str, UserValue],
-    ) -> Blank:
+    ) -> CompileSymbol:
         """Records a call of the user's Python, which a run makes. Returns the symbol of its result."""
         self.stop_at((len(self.branches[0].nodes),))
         call = Called(branch, function, kept(tuple(args)), kept(dict(kwargs)), user_location())
-        return Blank(BlankSource(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
+        return CompileSymbol(CompileSymbolSource(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
 
     def _cut(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
         self.script.cuts.append(len(self.script.actions))
@@ -163,7 +171,7 @@ class Recorder:
         found, where = len(self.holes), node.where
 
         def walk(thing: Any, at: tuple[Step, ...]) -> Any:
-            if isinstance(thing, Blank):
+            if isinstance(thing, CompileSymbol):
                 fill, *_ = self._arguments(origin_of(thing), where)
                 self.holes.append(Hole(path, at, (fill,), whole=True))
                 return () if at == ("choices",) else getattr(outer, str(at[-1]), UNSET)
@@ -186,7 +194,7 @@ class Recorder:
                 return thing
             filled: list[str | Fill] = []
             for part in parts:
-                filled += self._arguments(origin_of(part), where) if isinstance(part, Blank) else [str(part)]
+                filled += self._arguments(origin_of(part), where) if isinstance(part, CompileSymbol) else [str(part)]
             self.holes.append(Hole(path, at, tuple(filled)))
             return "".join(
                 [p if isinstance(p, str) else f"\ue002{p.argument}{list(p.steps) or ''}\ue003" for p in filled]
@@ -196,7 +204,7 @@ class Recorder:
         return made if len(self.holes) > found else node
 
     @staticmethod
-    def _arguments(origin: BlankSource, where: Location | None) -> list[str | Fill]:
+    def _arguments(origin: CompileSymbolSource, where: Location | None) -> list[str | Fill]:
         if origin.source is not None:
             told = f"{origin.name} is what a node brings: it can be text, and no parameter, choice or constraint."
             raise CompileError(told, hint=RUN_IT, where=where)

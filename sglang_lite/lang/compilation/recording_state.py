@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.compilation.blanks import RUN_IT, Blank, BlankSource, kept, origin_of, unmarked
+from sglang_lite.lang.compilation.compile_symbols import (
+    RUN_IT,
+    CompileSymbol,
+    CompileSymbolSource,
+    kept,
+    origin_of,
+    unmarked,
+)
 from sglang_lite.lang.compilation.recorder import Recorder
 from sglang_lite.lang.compilation.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
 from sglang_lite.lang.concurrency.variables import Variable
@@ -146,7 +153,7 @@ class RecordingBranch(Branch):
             self.submit(expr.text, where)
         elif isinstance(expr, SglCall):  # what it adds is recorded
             expr.play_on(self)
-        elif isinstance(expr, Blank) and origin_of(expr).is_read:
+        elif isinstance(expr, CompileSymbol) and origin_of(expr).is_read:
             told = f"{origin_of(expr).name} is a value that Python reads of a text, and can't be added."
             raise CompileError(told, hint="Turn it into text.", where=where)
         else:
@@ -154,9 +161,9 @@ class RecordingBranch(Branch):
 
     def _submit_one(self, expr: Any, where: Location | None, *, as_text: bool = False) -> None:
         holes = len(self.recorder.holes)
-        said = kept(str(expr)) if as_text and isinstance(expr, Blank) else expr
+        said = kept(str(expr)) if as_text and isinstance(expr, CompileSymbol) else expr
         number = self.recorder.act(Submitted(self.index, said, where, None, holes=False))
-        if isinstance(expr, Blank):
+        if isinstance(expr, CompileSymbol):
             for part in origin_of(expr).fills(where, special=self._role is None):
                 self._record(Text(part, None, self._role is None, where=where) if isinstance(part, str) else part)
             self._ahead = None
@@ -200,7 +207,7 @@ class RecordingBranch(Branch):
             self._scope_starts[node.name] = len(self.nodes)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeEnd):
             parts, why = self._scope_parts(self._scope_starts[node.name])
-            op.variable.set(Blank(BlankSource(f"s[{node.name!r}]", parts, (number, node.name), why)))
+            op.variable.set(CompileSymbol(CompileSymbolSource(f"s[{node.name!r}]", parts, (number, node.name), why)))
 
     def _try(self, op: GenOp, number: int) -> None:
         """Records attempts at a typed value, each of which goes back to before the one that could not be read."""
@@ -260,15 +267,14 @@ class RecordingBranch(Branch):
             recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
             if op.thoughts is not None:
                 thoughts = f"{name}_reasoning_content"
-                op.thoughts.set(
-                    Blank(BlankSource(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off"))
-                )
+                source = CompileSymbolSource(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")
+                op.thoughts.set(CompileSymbol(source))
         if held:
             recorder.stop_at(path)
             if any(hole.path == path and "constraint" in hole.field for hole in recorder.holes):
                 self._refuse_reasoned(op, name)
-        origin = BlankSource(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
-        op.variable.set(Blank(origin))
+        origin = CompileSymbolSource(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
+        op.variable.set(CompileSymbol(origin))
 
     @staticmethod
     def _refuse_reasoned(op: GenOp | SelectOp, name: str | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.lang.body_run import start_thread
-from sglang_lite.lang.compilation.blanks import Blank, origin_of, resolved
+from sglang_lite.lang.compilation.compile_symbols import CompileSymbol, origin_of, resolved
 from sglang_lite.lang.compilation.script import (
     Action,
     Adopted,
@@ -93,7 +93,7 @@ class ScriptRun:
 
     def _submit(self, number: int, action: Submitted) -> None:
         branch, expression = self.states[action.branch].branch, self.asks(action)
-        if isinstance(expression, Blank) and origin_of(expression).argument:
+        if isinstance(expression, CompileSymbol) and origin_of(expression).argument:
             expression = str(resolved(expression, self.of))
         branch.submit(resolved(expression, self.of), action.where)
         names = [expression.name] if isinstance(expression, ScopeEnd) else []

@@ -11,7 +11,7 @@ from sglang_lite.lang.compilation.compiling import check_seen_through, compile_p
 from sglang_lite.lang.execution.run import Calling, RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.compiled import Filler
-from sglang_lite.program.decisions import all_nodes
+from sglang_lite.program.control_flow import all_nodes
 from sglang_lite.program.nodes import Select
 from sglang_lite.protocol.anything import UserValue
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.compilation.blanks import resolved
+from sglang_lite.lang.compilation.compile_symbols import resolved
 from sglang_lite.lang.compilation.script import Script, Submitted
 from sglang_lite.lang.compilation.script_run import ScriptRun
 from sglang_lite.lang.execution.branch import Branch
@@ -17,7 +17,7 @@ from sglang_lite.lang.execution.run import Calling, Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.choosing import METHODS, decide
-from sglang_lite.program.decisions import node_at
+from sglang_lite.program.control_flow import node_at
 from sglang_lite.program.nodes import Node, Path
 from sglang_lite.protocol import (
     Constraint,

@@ -21,7 +21,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.results import usages_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.program.decisions import node_at, outcomes, way
+from sglang_lite.program.control_flow import node_at, outcomes, way
 from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import ProgramEvent, RequestAbortedError, Selection, SglError, Usage
 from sglang_lite.protocol.anything import UserValue

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
 
-class Show:
+class AnswerStream:
     """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")

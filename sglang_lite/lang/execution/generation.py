@@ -16,11 +16,11 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
-from sglang_lite.lang.execution.answer_streams import Show
-from sglang_lite.lang.execution.attempts import attempts, check_value, limit
+from sglang_lite.lang.execution.answer_streams import AnswerStream
 from sglang_lite.lang.execution.budget import most_of_generation
 from sglang_lite.lang.execution.operations import AskedOp, GenOp, JoinOp, Op
-from sglang_lite.lang.execution.repairs import repaired, shows
+from sglang_lite.lang.execution.repair_prompt import repaired, shows
+from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
 from sglang_lite.lang.expressions import GenOptions
 from sglang_lite.program.seeds import reseeded
@@ -173,13 +173,13 @@ async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], No
 
     generations, values = await attempts(player, retries, ask, same_again)
     if not live:
-        Show(player, op, options.reasoning).end(generations[0])
+        AnswerStream(player, op, options.reasoning).end(generations[0])
     _accept(player, op, generations, values)
 
 
 def generate(player: Player, op: GenOp) -> None:
     """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
-    show = Show(player, op, None) if player.log is not None else None
+    show = AnswerStream(player, op, None) if player.log is not None else None
     generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
     _hold(player, op, generations)
     if show is not None:
@@ -213,7 +213,7 @@ async def _call(
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
-    show = Show(player, op, options.reasoning) if live and player.log is not None else None
+    show = AnswerStream(player, op, options.reasoning) if live and player.log is not None else None
     events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or came is not None)
     done: list[Generation] = []
     try:
@@ -249,7 +249,7 @@ def _events(
     op: GenOp,
     options: GenOptions,
     attempt: int,
-    show: Show | None,
+    show: AnswerStream | None,
     *,
     stream: bool,
 ) -> AsyncGenerator[Any, None]:
@@ -415,7 +415,7 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
 
 
 async def _from_hooks(
-    backend: BaseBackend, player: Player, op: GenOp, show: Show | None
+    backend: BaseBackend, player: Player, op: GenOp, show: AnswerStream | None
 ) -> AsyncGenerator[Delta | Generation, None]:
     for event in await in_pool(
         backend.pool, partial(blocking_hooks.generate, backend, player, op, None if show is None else show.piece)

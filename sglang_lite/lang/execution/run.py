@@ -18,9 +18,9 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.loop import forks
-from sglang_lite.lang.execution.account import Account
 from sglang_lite.lang.execution.budget import Budget
 from sglang_lite.lang.execution.push_down import PushedBranch, PushedProgram
+from sglang_lite.lang.execution.run_usage import RunUsage
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.seeds import derived_seed
 from sglang_lite.protocol import (
@@ -161,7 +161,7 @@ class Run:
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
         self._stopped: SglError | None = None  # for good
-        self.account = Account()
+        self.account = RunUsage()
 
     def pushed(self) -> PushedBranch | None:
         """Hands the run over; None where the backend is asked node by node.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang_lite.lang.backend.asked_node import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
-from sglang_lite.lang.execution.attempts import attempts
 from sglang_lite.lang.execution.budget import most_of_selection
 from sglang_lite.lang.execution.generation import set_asked_node
 from sglang_lite.lang.execution.operations import SelectOp
+from sglang_lite.lang.execution.retries import attempts
 from sglang_lite.lang.expressions import only_picks
 from sglang_lite.program.choosing import ChoicesDecision, decide
 from sglang_lite.program.nodes import Select

@@ -37,7 +37,7 @@ from sglang_lite.runtime.core.choice_scoring import ChoiceScoring
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.open_requests import OpenRequests, Ticket
 from sglang_lite.runtime.core.profiling import Profile
-from sglang_lite.runtime.core.program_decisions import PreparedPart
+from sglang_lite.runtime.core.program_control_flow import PreparedPart
 from sglang_lite.runtime.core.program_player import ProgramPlayer
 from sglang_lite.runtime.core.request_builder import RequestBuilder
 from sglang_lite.runtime.core.step_loop import StepLoop

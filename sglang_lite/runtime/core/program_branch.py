@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.program.decisions import taken, unfilled
+from sglang_lite.program.control_flow import taken, unfilled
 from sglang_lite.program.nodes import (
     Fill,
     Fork,

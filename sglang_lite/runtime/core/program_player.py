@@ -29,7 +29,7 @@ from sglang_lite.runtime.core.branch_queue import Queued
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.program_branch import Branch, Waiting
-from sglang_lite.runtime.core.program_decisions import Decisions, PreparedPart
+from sglang_lite.runtime.core.program_control_flow import Decisions, PreparedPart
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ahead_of

@@ -29,14 +29,14 @@ from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.token_watch import DRAWS, GRAMMAR, STOPS, TEXT, TokenWatch
 from sglang_lite.runtime.executor import memory_shortage
 from sglang_lite.runtime.executor.model_runner import LaunchedForward, ModelRunner, PendingTokens
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special
+from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled, SamplingTable
 from sglang_lite.runtime.output_builder import Finish
 from sglang_lite.runtime.request import Request, State
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
-from sglang_lite.runtime.structured_output.timings import Seconds
+from sglang_lite.runtime.structured_output.timings import Durations
 from sglang_lite.service_threads import serving
 
 logger = logging.getLogger("sglang_lite")
@@ -119,8 +119,8 @@ class StepLoop:
         self.scheduler = scheduler
         self.steps = 0
         self.stepping_since: float | None = None  # when the step began that runs, by the monotonic clock
-        self.mask_times = Seconds()  # to fill the masks of a step
-        self.mask_waits = Seconds()  # of those, and of what else the host does meanwhile, what its device waited for
+        self.mask_times = Durations()  # to fill the masks of a step
+        self.mask_waits = Durations()  # of those, and of what else the host does meanwhile, what its device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
         self.late_masks = 0  # rows that continued a step later, as their masks took too long
         self.inbox = Inbox(filler.interrupt)
@@ -331,9 +331,9 @@ class StepLoop:
         self.scheduler.drawn(batch.slots[masked.rows])
         self._in_flight = _InFlight(step, masked, drawn)
 
-    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, Special]:
+    def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, DrawAdjustments]:
         """Data that the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
-        special: dict[int, Special] = {}
+        special: dict[int, DrawAdjustments] = {}
         table = self.scheduler.store.table
         which = (table.look[batch.slots[rows]] == DRAWS).nonzero()[0]
         for i, row in zip(which.tolist(), rows[which].tolist()):
@@ -342,7 +342,7 @@ class StepLoop:
             params = request.params
             early = len(tokens) - request.prompt_len < params.min_tokens
             banned = tuple(request.output.ends) if early else ()
-            special[i] = Special(params, tokens, request.prompt_len, banned, request.processor)
+            special[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
         return special
 
     def _settle(self, before: _InFlight) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from sglang_lite.program.decisions import check_decisions
+from sglang_lite.program.control_flow import check_decisions
 from sglang_lite.program.nodes import BaseNode, Node, Path, Program
 from sglang_lite.protocol import Constraint, OverloadedError, ParameterError, Prompt, SamplingParams, Unset
 from sglang_lite.runtime.resolved_params import LogitProcessor, shown

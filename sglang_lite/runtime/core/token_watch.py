@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Look, Pace, Request
+from sglang_lite.runtime.request import Request, StreamPace, WatchedTokens
 
 # As plain numbers: comparing an array with a member of an enumeration is slow.
-STOPS, TEXT, GRAMMAR, DRAWS = map(int, (Look.STOPS, Look.TEXT, Look.GRAMMAR, Look.DRAWS))
-_AT_ONCE, _NOW_AND_THEN = map(int, (Pace.AT_ONCE, Pace.NOW_AND_THEN))
+_, STOPS, TEXT, GRAMMAR, DRAWS = map(int, WatchedTokens)
+_AT_ONCE, _NOW_AND_THEN = map(int, (StreamPace.AT_ONCE, StreamPace.NOW_AND_THEN))
 
 
 class TokenWatch:

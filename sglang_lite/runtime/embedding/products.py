@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.models.layers.linear import stacked
-from sglang_lite.runtime.models.weights.source import Encoded, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
 Product: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -28,7 +28,7 @@ class Weights:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         found = self.source.take(name, shape)
-        tensor = stacked([found], torch.float32) if isinstance(found, Encoded) else found
+        tensor = stacked([found], torch.float32) if isinstance(found, EncodedMatrix) else found
         return tensor.to(self._device, self._dtype)
 
     def product(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
 from sglang_lite.runtime.executor.prompt_logprobs import Scored, score
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, SamplingTable, Special, sample
+from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model
@@ -94,7 +94,11 @@ class CpuRunner:
         return np.empty((rows, words), dtype=np.int32)
 
     def sample(
-        self, forward: CpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
+        self,
+        forward: CpuForward,
+        rows: NDArray[np.int64],
+        special: dict[int, DrawAdjustments],
+        masks: Masks | None = None,
     ) -> Sampled:
         """Draws the next tokens of some rows.
 

@@ -25,10 +25,10 @@ from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_
 from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, Scored, Scoring, score, score_rows
 from sglang_lite.runtime.executor.sampler import (
+    DrawAdjustments,
     Masks,
     Sampled,
     SamplingTable,
-    Special,
     adjust_logits,
     draw_logprobs,
     token_logprob,
@@ -45,11 +45,11 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import DeviceModel, Model, is_fused
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec
-from sglang_lite.runtime.request import Look, not_finite
+from sglang_lite.runtime.request import WatchedTokens, not_finite
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
-_TEXT = int(Look.TEXT)  # comparing an array with a member of an enumeration is slow
+_TEXT = int(WatchedTokens.TEXT)  # comparing an array with a member of an enumeration is slow
 _MARKS = 8  # events: two a step that has some, until its tokens are read
 _MEASURED = 8  # steps with masks, of which one's waiting is measured: events take the host as long as a launch
 _FEW = 64  # rows whose draws are captured
@@ -94,7 +94,7 @@ class GpuPendingTokens:
     tokens: torch.Tensor
     done: torch.cuda.Event | None
     positions: Ints
-    special: dict[int, Special]
+    special: dict[int, DrawAdjustments]
     masks: Masks | None
     logprobs: dict[int, torch.Tensor]
     errors: dict[int, SglError]
@@ -251,7 +251,11 @@ class GpuRunner:
 
     @torch.inference_mode()
     def sample(
-        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None = None
+        self,
+        forward: GpuForward,
+        rows: NDArray[np.int64],
+        special: dict[int, DrawAdjustments],
+        masks: Masks | None = None,
     ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as `ModelRunner.sample`."""
         if not len(rows):
@@ -268,7 +272,7 @@ class GpuRunner:
         return GpuPendingTokens(tokens, done, batch.ends[rows], {}, masks, {}, {}, waiting)
 
     def _draw_each(
-        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, Special], masks: Masks | None,
+        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, DrawAdjustments], masks: Masks | None,
         waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
     ) -> GpuPendingTokens:  # fmt: skip
         """`sample` without a captured draw."""
@@ -400,7 +404,7 @@ class GpuRunner:
         slots, row = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
         count = min(FIRST_ROWS, self._table.tokens.shape[1] - 1)
         tokens = self._table.tokens[0, :count]
-        special = {0: Special(everything, tokens, prompt_len=0, banned=(0,))}
+        special = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
         self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
         masks = Masks(self._masks.words, slots)
         masks.words.fill(-1)  # which forbids nothing

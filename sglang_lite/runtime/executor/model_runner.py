@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.prompt_logprobs import Scored
-from sglang_lite.runtime.executor.sampler import Masks, Sampled, Special
+from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.scheduler.batch import Batch
 
@@ -56,7 +56,7 @@ class ModelRunner(Protocol):
         self,
         forward: Any,  # this runner's own, as `forward` returned it
         rows: NDArray[np.int64],
-        special: dict[int, Special],
+        special: dict[int, DrawAdjustments],
         masks: Masks | None = None,
     ) -> PendingTokens:
         """Launches the draws of the next tokens of some rows.

@@ -44,7 +44,7 @@ class SamplingTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
+class DrawAdjustments:
     """Requirements of one row's draw beyond the sampling table.
 
     Attributes:
@@ -97,7 +97,7 @@ def sample(
     table: SamplingTable,
     slots: Ints,
     positions: Ints,
-    special: Mapping[int, Special],
+    special: Mapping[int, DrawAdjustments],
     masks: Masks | None = None,
     *,
     original_logprobs: bool = False,
@@ -158,7 +158,7 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
     return TokenLogprob(float(logprobs[token]), token, top=top, ids=chosen)
 
 
-def adjust_logits(logits: torch.Tensor, row: Special) -> None:
+def adjust_logits(logits: torch.Tensor, row: DrawAdjustments) -> None:
     """Applies everything of `row` but its mask to its logits [V], on any device.
 
     Raises:
@@ -187,7 +187,7 @@ def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tenso
     return result
 
 
-def _penalise(logits: torch.Tensor, row: Special) -> None:
+def _penalise(logits: torch.Tensor, row: DrawAdjustments) -> None:
     params = row.params
     if params.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(row.tokens).astype(np.int64)).to(logits.device)

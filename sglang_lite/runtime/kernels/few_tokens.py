@@ -32,7 +32,7 @@ ATTENTION: list[Any] = [  # arguments
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class ReadSlots:
     """Token slots that each token of a step reads.
 
     Attributes:
@@ -50,7 +50,7 @@ class Reads:
     slots: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, plan: AttentionPlan) -> Reads:
+    def of(cls, plan: AttentionPlan) -> ReadSlots:
         """The reads of a plan without groups of rows that share what they begin with."""
         count = len(plan.store_at)
         addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
@@ -143,7 +143,7 @@ class FewTokens:
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        reads: Reads,
+        reads: ReadSlots,
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
@@ -157,7 +157,7 @@ def attended(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    reads: Reads,
+    reads: ReadSlots,
     window: int | None,
     scale: float,
     *threads: int,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.runtime.kernels.block_product import BlockProduct, Matrix
-from sglang_lite.runtime.kernels.few_tokens import ATTENTION, Reads, attended, name_of
+from sglang_lite.runtime.kernels.few_tokens import ATTENTION, ReadSlots, attended, name_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -106,7 +106,7 @@ class FewTokensTogether:
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        reads: Reads,
+        reads: ReadSlots,
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
@@ -119,7 +119,7 @@ class FewTokensTogether:
         x: torch.Tensor,
         turns: Sequence[tuple[torch.Tensor, torch.Tensor]],
         store_at: torch.Tensor,
-        reads: Reads,
+        reads: ReadSlots,
         cache: KVCache,
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] behind the last norm, of tokens' embeddings x.

@@ -8,7 +8,7 @@ import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, Reads
+from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, ReadSlots
 from sglang_lite.runtime.kernels.few_tokens_step import BLOCK, PARTS, FewTokensTogether, StepLayer, StepLayers
 from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -78,7 +78,7 @@ class FewTokensStep:
             turns: cos and sin of the positions, of each rotary table.
             plan: that `takes` takes.
         """
-        run, reads, added = self._run, Reads.of(plan), None
+        run, reads, added = self._run, ReadSlots.of(plan), None
         if self._together and self._in_one_call and len(x) <= self._most_in_one_call:
             return self._together.run(self._in_one_call, x, turns, plan.store_at, reads, cache)
         tokens = int(reads.lengths.sum())

@@ -28,7 +28,7 @@ from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
-from sglang_lite.runtime.models.transformers_model import TransformersModel, Trial
+from sglang_lite.runtime.models.transformers_model import AttentionProbe, TransformersModel
 
 _MEASURED = 1024  # tokens of the run that shows how much memory a token takes
 
@@ -101,7 +101,7 @@ class GpuTransformersModel(TransformersModel):
         logits = super().raw_logits(hidden)
         return logits if out is None else out.copy_(logits)
 
-    def _of_layers(self, trial: Trial) -> tuple[AttentionSpec, ...]:
+    def _of_layers(self, trial: AttentionProbe) -> tuple[AttentionSpec, ...]:
         if any(len(set(planes)) > 1 for planes in trial.planes):
             raise self._refusal('on a GPU, as its keys and its values differ in size or heads: use device="cpu"')
         return tuple(
@@ -113,10 +113,10 @@ class GpuTransformersModel(TransformersModel):
         """Runs a step during which the host may not wait for the device; the error of the operation that does."""
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
-        self.raw_logits(self._run(ids, ids, Trial()))  # what is made at a module's first call
+        self.raw_logits(self._run(ids, ids, AttentionProbe()))  # what is made at a module's first call
         torch.cuda.set_sync_debug_mode("error")
         try:
-            self.raw_logits(self._run(ids, ids, Trial()))
+            self.raw_logits(self._run(ids, ids, AttentionProbe()))
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -130,7 +130,7 @@ class GpuTransformersModel(TransformersModel):
         ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        self._run(ids, ids, Trial())
+        self._run(ids, ids, AttentionProbe())
         held = torch.cuda.max_memory_allocated(self.device) - before
         return -(-held // (_MEASURED * int(self.dtype.itemsize)))
 

@@ -31,7 +31,7 @@ from sglang_lite.runtime.models.parameters import Parameter, Place, head_name, l
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LatentSpec, LayerSpec, ModelSpec
 from sglang_lite.runtime.models.weights.fp8 import BLOCK, ScaledRows, in_blocks
-from sglang_lite.runtime.models.weights.source import Blocks, Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import Blocks, EncodedMatrix, Weight, WeightSource
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
@@ -97,7 +97,7 @@ class WeightReader:
         name = "rope_freqs.weight"  # of GGUF files, for all layers
         size = (self._ropes[0].rotary_dim or self._head_size()) // 2
         divisors = self.source.take(name, (size,)) if self.source.has(name) else None
-        assert not isinstance(divisors, Encoded), "only matrices are encoded"
+        assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
         p = self.precision
         return [RotaryTable(r, self._head_size(), positions, p.compute, self.device, divisors) for r in self._ropes]
 
@@ -196,7 +196,7 @@ class WeightReader:
             return self.source.take(place.name, place.shape)
         if place.name not in self._stacks:
             whole = self.source.take(place.name, place.shape)
-            self._stacks[place.name] = whole.decode(0, place.shape[0]) if isinstance(whole, Encoded) else whole
+            self._stacks[place.name] = whole.decode(0, place.shape[0]) if isinstance(whole, EncodedMatrix) else whole
         whole = self._stacks[place.name]
         if place.groups > 1:
             return whole.view(place.groups, -1, *whole.shape[1:])[:, *place.part].flatten(0, 1)
@@ -211,7 +211,7 @@ class WeightReader:
     def _numbers(self, parameter: Parameter) -> torch.Tensor:
         """A vector or small matrix as float32."""
         taken = self._take(parameter)
-        return taken.decode(0, taken.shape[0]) if isinstance(taken, Encoded) else taken.float()
+        return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
 
     def _norm(self, parameter: Parameter | None, bias: Parameter | None = None) -> torch.Tensor:
         """Weight of a norm; of one without a parameter ones."""

@@ -54,7 +54,7 @@ class AttendLayer(Protocol):
         ...
 
 
-class Trial:
+class AttentionProbe:
     """Run that finds what a module asks of attention: layer by layer, what each of its calls came with."""
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ class TransformersModel:
 
     # ------------------------------------------------------------------------------------------- the trials
 
-    def _try(self) -> Trial:
-        trial = Trial()
+    def _try(self) -> AttentionProbe:
+        trial = AttentionProbe()
         self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
         if not trial.planes:
             raise self._refusal("its attention can't be replaced")

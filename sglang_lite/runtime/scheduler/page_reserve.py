@@ -14,7 +14,7 @@ _LONGEST = 4096  # tokens: nobody keeps room for more, whatever max_tokens says
 _SPARE = 20  # steps that those who stay can continue after a retraction
 
 
-class Reserve:
+class PageReserve:
     """Most requests end before their limit, so room is kept for a share of what each may still generate. The share
     falls with every admission round, and a retraction sets it back to what the running requests have turned out to
     need. (SGLang's new-token ratio.)"""

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
-from sglang_lite.runtime.request import Pace, Request, State
+from sglang_lite.runtime.request import Request, State, StreamPace
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
 from sglang_lite.runtime.scheduler.isolation import Isolation
-from sglang_lite.runtime.scheduler.page_reserve import Reserve
+from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
@@ -66,7 +66,7 @@ class Scheduler:
         self._policy = policy
         self._last_alone = last_alone
         self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
-        self._reserve = Reserve()
+        self._reserve = PageReserve()
         self.hints = PrefixHints(store)
         self._refused = 0  # plans in a row in which the next request was refused, as prefixes are held
         self._admissions = 0
@@ -404,7 +404,7 @@ class Scheduler:
         if request.only_scored and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
         table.look[slot] = request.look
-        table.paced[slot] = Pace.AT_ONCE if request.paced else Pace.NONE
+        table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)

@@ -7,7 +7,7 @@ import numpy as np
 KEPT = 4096
 
 
-class Seconds:
+class Durations:
     """The last KEPT durations."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from sglang_lite import wire
 from sglang_lite.engine.core import OpenProgram
-from sglang_lite.program.decisions import check_decisions
+from sglang_lite.program.control_flow import check_decisions
 from sglang_lite.program.nodes import Decision, Fork, Gen, ImagePart, Mark, Node, Path, Program, Select
 from sglang_lite.protocol import (
     CapabilityError,

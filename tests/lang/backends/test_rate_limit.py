@@ -13,7 +13,7 @@ import sglang_lite as sgl
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.rate_limit import RateLimit, retry_after, shared_limit
 from sglang_lite.lang.chat_template import get_chat_template
-from sglang_lite.lang.execution import attempts
+from sglang_lite.lang.execution import retries
 from sglang_lite.protocol import Generation
 from sglang_lite.testing import rate_limit
 
@@ -238,7 +238,7 @@ def pauses(monkeypatch):
     async def sleep(seconds):
         found.append(seconds)
 
-    monkeypatch.setattr(attempts, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(retries, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     return found
 
 

@@ -12,7 +12,7 @@ import sglang_lite as sgl
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, Generation, SamplingParams, Span
 from sglang_lite.runtime.config import EngineConfig
-from sglang_lite.runtime.executor.sampler import Masks, SamplingTable, Special, sample
+from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, SamplingTable, sample
 from sglang_lite.runtime.load import load_model, pick_device
 from sglang_lite.runtime.models.layers.linear import Bf16Linear, DenseLinear
 from sglang_lite.runtime.resolved_params import resolve_params
@@ -363,7 +363,7 @@ def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
     table = SamplingTable(1)
     table.set(0, params, seed=1)
     at = np.zeros(1, dtype=np.int32)
-    special = {0: Special(params, at, 1)}
+    special = {0: DrawAdjustments(params, at, 1)}
     masks = Masks(np.array([[0b0101]], dtype=np.int32), at)
     allowed = (torch.tensor([1.0, 3.0]) / 0.5).log_softmax(-1).tolist()
     never = torch.finfo(torch.float32).min

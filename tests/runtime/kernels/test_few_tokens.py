@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, Reads
+from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, ReadSlots
 from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -73,7 +73,7 @@ def test_what_is_not_finite_stays_so(library, formats, nan):
     assert not row.silu_mul(x).isfinite().any()
     keys, values = (torch.ones(1, 4, 40).to(formats[1]) for _ in range(2))
     q = x.view(1, 1, 40)
-    reads = Reads.of(AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(0, 4)),)))
+    reads = ReadSlots.of(AttentionPlan(torch.zeros(1), (), (ExtendRow(0, 1, slice(0, 4)),)))
     assert not row.attend(q, keys, values, reads, None, 1.0).isfinite().any()
 
 
@@ -123,7 +123,7 @@ def test_attend(library, formats, plan, window):
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
     expected = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.3, window=window)
-    found = FewTokens(library, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
+    found = FewTokens(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
 
@@ -135,11 +135,11 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
     activations, kept = formats
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
-    expected = FewTokens(library, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
+    expected = FewTokens(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = FewTokensTogether(threaded, *formats).attend(q, k, v, Reads.of(plan), window, 0.3)
+        found = FewTokensTogether(threaded, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     finally:
         torch.set_num_threads(before)
     assert close(found, expected, activations)

@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.spec import ExpertsSpec, LayerSpec
 from sglang_lite.runtime.models.weights.folder import open_folder
 from sglang_lite.runtime.models.weights.gguf import GgufSource
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile
-from sglang_lite.runtime.models.weights.source import Encoded, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
 
@@ -199,7 +199,7 @@ class Upcycled(WeightSource):
         name = re.sub(r"block_sparse_moe\.experts\.\d\.(w\d)", lambda match: f"mlp.{parts[match[1]]}_proj", name)
         if name not in self._taken:
             weight = self._source.take(name, shape)
-            self._taken[name] = weight.decode(0, shape[0]) if isinstance(weight, Encoded) else weight
+            self._taken[name] = weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight
         return self._taken[name]
 
     def finish(self, left_out=()):

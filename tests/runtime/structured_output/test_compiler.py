@@ -39,7 +39,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.structured_output import worker
 from sglang_lite.runtime.structured_output.compiler import Compiler, without_blanks
 from sglang_lite.runtime.structured_output.simple import is_simple
-from sglang_lite.runtime.structured_output.timings import KEPT, Seconds
+from sglang_lite.runtime.structured_output.timings import KEPT, Durations
 from tests.constraints import hostile
 from tests.constraints.test_generation import random_model
 from tests.waiting import until
@@ -505,7 +505,7 @@ def test_the_engine_tells_what_masks_cost():
 
 
 def test_only_the_last_durations_are_summed_up():
-    seconds = Seconds()
+    seconds = Durations()
     for value in range(2 * KEPT):
         seconds.add(float(value))
     assert seconds.summary("x") == {

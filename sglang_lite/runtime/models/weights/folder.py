@@ -13,7 +13,7 @@ import torch
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import read_any_json, shown
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
-from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource, canonical
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource, canonical
 
 
 def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSource:
@@ -128,14 +128,14 @@ class SafetensorsSource(_FolderSource):
             return ScaledRows(
                 rows.shape,
                 rows.read,
-                scales.decode(0, scales.shape[0]) if isinstance(scales, Encoded) else scales,
+                scales.decode(0, scales.shape[0]) if isinstance(scales, EncodedMatrix) else scales,
                 self._block,
             )
         except ValueError as error:
             raise ModelError(f"{file}: {name}: {error}.") from error
 
 
-class _SafetensorsRows(Encoded):
+class _SafetensorsRows(EncodedMatrix):
     def __init__(self, file: Path, name: str, shape: list[int], dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
         self._file, self._name = file, name

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sglang_lite.runtime.models.weights.source import Encoded, Weight
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight
 
 BLOCK = 128  # rows and columns of experts' matrices that have a scale in common
 
 
-class ScaledRows(Encoded):
+class ScaledRows(EncodedMatrix):
     """A matrix of 8-bit numbers: value = scale * number.
 
     Args:
@@ -83,7 +83,7 @@ def in_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = weight.shape
     if isinstance(weight, ScaledRows) and weight.block_scales is not None:
         return weight.read(0, rows), weight.block_scales
-    numbers = weight.decode(0, rows) if isinstance(weight, Encoded) else weight.float()
+    numbers = weight.decode(0, rows) if isinstance(weight, EncodedMatrix) else weight.float()
     blocks = numbers.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3)).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
     eight = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)

@@ -16,7 +16,7 @@ from sglang_lite.runtime.models.read_gguf import FAMILIES
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.gguf_blocks import READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
-from sglang_lite.runtime.models.weights.source import Encoded, Weight, WeightSource
+from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 
 _FREQUENCIES = "rope_freqs.weight"  # what rotary frequencies are divided by, for all layers
 
@@ -174,7 +174,7 @@ def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> Laten
     return LatentHeads(keys, values)
 
 
-class _Rows(Encoded):
+class _Rows(EncodedMatrix):
     """Rows of bytes of any kind."""
 
     def __init__(self, data: np.ndarray[Any, Any], tensor: GgufTensor) -> None:

@@ -31,7 +31,7 @@ _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-class Encoded(ABC):
+class EncodedMatrix(ABC):
     """A matrix in a checkpoint's own encoding.
 
     Args:
@@ -47,7 +47,7 @@ class Encoded(ABC):
         """Rows start to end, or as many of them as there are, as float32."""
 
 
-class Blocks(Encoded):
+class Blocks(EncodedMatrix):
     """A matrix in blocks of 32 or 16 along its rows: value = scale * q + minimum.
 
     Args:
@@ -78,7 +78,7 @@ class Blocks(Encoded):
         return self[start:end]
 
 
-Weight: TypeAlias = torch.Tensor | Encoded
+Weight: TypeAlias = torch.Tensor | EncodedMatrix
 
 
 def canonical(name: str) -> str:
@@ -143,7 +143,7 @@ class WeightSource(ABC):
         for name, file in self._left.items():
             if match := _KV_SCALE.fullmatch(name):
                 stored = self._read(name, file)
-                scale = stored.decode(0, stored.shape[0]) if isinstance(stored, Encoded) else stored
+                scale = stored.decode(0, stored.shape[0]) if isinstance(stored, EncodedMatrix) else stored
                 scale = scale.float().flatten()
                 kv_heads = heads.get(int(match[1]), 0)
                 if len(scale) not in (1, kv_heads) or not (scale.isfinite() & (scale > 0)).all():

@@ -1,4 +1,4 @@
-"""Account of a run: what its nodes have used, and how long it has taken."""
+"""Usage of a run: what its nodes have used, and how long it has taken."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sglang_lite.lang.results import usages_of
 from sglang_lite.protocol import Generation, Usage, total_usage
 
 
-class Account:
-    """Account of a run, from when it is made.
+class RunUsage:
+    """Usage of a run, from when it is made.
 
     Attributes:
         started: `time.perf_counter()` when the run began.

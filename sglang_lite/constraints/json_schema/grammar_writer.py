@@ -50,7 +50,7 @@ class _Rules:
     scalars: dict[Hashable, Node] = field(default_factory=dict)
 
 
-class JsonWriter:
+class GrammarWriter:
     """Writer of values as JSON in one style.
 
     Args:
@@ -142,7 +142,7 @@ class JsonWriter:
 
     def different_item(self, formula: Formula) -> Node:
         if replace(self.reader.values(formula), loose=False) != ANY_VALUE:
-            plain = JsonWriter(self.reader, self._style, watches=self.watches, plain=True, rules=self._rules)
+            plain = GrammarWriter(self.reader, self._style, watches=self.watches, plain=True, rules=self._rules)
             return plain.value(formula)
         return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
 
@@ -151,7 +151,7 @@ class JsonWriter:
             raise ConstraintError("json_schema: their members or blanks may be written in several ways.")
         if self.reader.empty(formula):
             return NOTHING
-        writer = JsonWriter(self.reader, self._style, plain=True)
+        writer = GrammarWriter(self.reader, self._style, plain=True)
         node = regular(writer.language(formula))
         if writer.open_at:
             raise ConstraintError("json_schema: they have members that are not listed.")

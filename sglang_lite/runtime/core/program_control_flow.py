@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_lite.program.decisions import asked, holds, unfilled
+from sglang_lite.program.control_flow import asked, holds, unfilled
 from sglang_lite.program.nodes import Decision, Fill, Path
 from sglang_lite.protocol import SglError
 from sglang_lite.runtime.core.branch_queue import Queued

@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbolic.symbols import MARK, Symbol, TraceLog, recording
-from sglang_lite.program.decisions import answer
+from sglang_lite.program.control_flow import answer
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
@@ -38,7 +38,7 @@ class Deciding(TraceLog):
 
     ways: tuple[int, ...] = ()
     cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
-    hold: Callable[[BlankSource], Fill] = lambda origin: Fill(hold=0)
+    hold: Callable[[CompileSymbolSource], Fill] = lambda origin: Fill(hold=0)
     hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
@@ -109,7 +109,7 @@ def unmarked(text: str) -> list[str | Symbol]:
 
 
 @dataclass(frozen=True, slots=True)
-class BlankSource:
+class CompileSymbolSource:
     """Source of a symbol's value.
 
     Attributes:
@@ -184,18 +184,18 @@ class _UnhashableError(CompileError, TypeError):
     pass
 
 
-class Blank(Symbol):
+class CompileSymbol(Symbol):
     """A value that only a run knows. It has no names of its own without `_`: those are the value's."""
 
     __slots__ = ("__comes_from__",)
 
-    def __init__(self, origin: BlankSource) -> None:
+    def __init__(self, origin: CompileSymbolSource) -> None:
         super().__init__(origin.name)
         self.__comes_from__ = origin
 
-    def _stepped(self, name: str, key: object, *, item: bool) -> Blank:
+    def _stepped(self, name: str, key: object, *, item: bool) -> CompileSymbol:
         steps = (*self.__comes_from__.steps, (item, key))
-        return Blank(replace(self.__comes_from__, name=self.__comes_from__.name + name, steps=steps, values=()))
+        return CompileSymbol(replace(self.__comes_from__, name=self.__comes_from__.name + name, steps=steps, values=()))
 
     def _part(self, kind: str, key: object) -> Symbol:
         return self._stepped(f".{key}", key, item=False)
@@ -255,7 +255,7 @@ class Blank(Symbol):
     def __repr__(self) -> str:
         if recording.get() is not None:
             self.__refuse__("show it, or use it here")
-        return f"Blank({self._name})"
+        return f"CompileSymbol({self._name})"
 
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
         argument, hint = self.__comes_from__.argument, RUN_IT
@@ -270,7 +270,7 @@ class Blank(Symbol):
 def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
     """Result of a function; where an argument is only known when the program runs, the symbol of that."""
     record = recording.get()
-    if isinstance(record, Deciding) and any(isinstance(each, Blank) for each in args):
+    if isinstance(record, Deciding) and any(isinstance(each, CompileSymbol) for each in args):
         return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
     return function(*args)
 
@@ -281,16 +281,16 @@ _TURNED: dict[Sign, Sign] = {"==": "==", "<": ">", "<=": ">=", ">": "<", ">=": "
 
 def _operand(other: object) -> Any:
     """The right side of a question; _NO_OPERAND: data has none such."""
-    if isinstance(other, str) and len(parts := unmarked(other)) == 1 and isinstance(parts[0], Blank):
+    if isinstance(other, str) and len(parts := unmarked(other)) == 1 and isinstance(parts[0], CompileSymbol):
         other = parts[0]
-    if isinstance(other, Blank):
+    if isinstance(other, CompileSymbol):
         return origin_of(other).fill() or _NO_OPERAND
     if other is None or type(other) in (int, float, bool) or (type(other) is str and "\ue002" not in other):
         return other
     return _NO_OPERAND
 
 
-def origin_of(blank: Blank) -> BlankSource:
+def origin_of(blank: CompileSymbol) -> CompileSymbolSource:
     return blank.__comes_from__
 
 
@@ -305,7 +305,7 @@ def kept(thing: UserValue) -> UserValue:
     """A value that the body gave, to be `resolved` later."""
     if isinstance(thing, Expressions):
         found = list(thing.walk())
-        if all(isinstance(part, Text | Blank) for part in found):
+        if all(isinstance(part, Text | CompileSymbol) for part in found):
             return _Text(tuple([part.text if isinstance(part, Text) else part for part in found]))
     if isinstance(thing, str):
         parts = unmarked(thing)
@@ -319,7 +319,7 @@ def kept(thing: UserValue) -> UserValue:
 
 def resolved(thing: UserValue, of: ValueOf) -> UserValue:
     """A value that the body gave, with what a run knows in place of symbols."""
-    if isinstance(thing, Blank):
+    if isinstance(thing, CompileSymbol):
         return origin_of(thing).value(of)
     if isinstance(thing, _Text):
         return "".join([str(resolved(part, of)) for part in thing.parts])
