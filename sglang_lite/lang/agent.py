@@ -47,7 +47,7 @@ def use_tools(
     """
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
-        raise ParameterError("s", f"{s!r:.60} is no state of a program.", where=where)
+        raise ParameterError("s", f"{s!r:.60} is not the state of a program.", where=where)
     check_whole("max_steps", max_steps, 0, where)
     check_name(name, where)
     check_tools(tools, where)
@@ -58,7 +58,7 @@ def use_tools(
         if inspect.iscoroutinefunction(tool):
             raise ParameterError(
                 "tools", f"{tool.__name__} is async, and use_tools can't await it.",
-                hint="Go round by yourself: gen(tools=…), await call.run().", where=where,
+                hint="Write the loop yourself: gen(tools=…), then await call.run().", where=where,
             )  # fmt: skip
     for step in range(max_steps + 1):
         variable = f"{name}_call_{step}"
@@ -94,10 +94,10 @@ def _results(value: object, where: Location | None) -> str:
 
 
 def _fail(value: object, choice: object, max_steps: int, where: Location | None) -> None:
-    told, hint = f"no answer within {max_steps} tool calls.", "Raise max_steps, or improve the prompt."
+    told, hint = f"the model gave no answer within {max_steps} tool calls.", "Raise max_steps, or improve the prompt."
     if choice not in (None, "auto"):
-        told = f"no answer within {max_steps} tool calls: tool_choice={shown(choice)} makes each turn a call."
-        hint = 'Leave it out, or make the first call by gen(tools=…, tool_choice="required").'
+        told += f" tool_choice={shown(choice)} forces a call in each turn."
+        hint = 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
     raise ToolError(told, hint=hint, where=where)
 
 

@@ -191,7 +191,9 @@ def gen(
         )
     if parallel_tool_calls is not None and (tools is None or not isinstance(parallel_tool_calls, bool)):
         raise ParameterError(
-            "parallel_tool_calls", f"{parallel_tool_calls!r:.60}: it is True or False, and needs tools=."
+            "parallel_tool_calls",
+            f"{parallel_tool_calls!r:.60} is not True or False, or is given without tools.",
+            hint="Pass tools=[…], or leave it out.",
         )
     if choices is not None:
         _refuse_beside_choices(
@@ -226,7 +228,7 @@ def _only_kind(given: Sequence[Any]) -> str:
     """The kind of constraint that is given, in _KINDS' order. Raises ParameterError: there are two."""
     kind, *others = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if others:
-        raise ParameterError(others[0], f"can't be combined with {kind}.", hint="A generation has one constraint.")
+        raise ParameterError(others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint.")
     return kind
 
 
@@ -243,7 +245,7 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
     if reasoning is not None:
         ReasoningParser(reasoning)
     if repair is not None and not isinstance(repair, bool):
-        raise ParameterError("repair", f"{repair!r:.60} is neither True nor False.")
+        raise ParameterError("repair", f"{repair!r:.60} is not True or False.")
     asked = None if backend is None else as_backend(backend)
     return GenOptions(timeout, retries, check, asked, reasoning, bool(repair))
 
@@ -276,10 +278,10 @@ def _schema(given: Any) -> JsonSchema:
         return checked_schema(given)
     if isinstance(given, bool):
         hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
-        raise ParameterError("json_schema", f"{given!r} is no schema.", hint=hint)
+        raise ParameterError("json_schema", f"{given!r} is not a schema.", hint=hint)
     written = value_type(given).constraint
     if not isinstance(written, JsonSchema):
-        raise ParameterError("json_schema", f"{given!r} is not written as JSON.", hint="Use type=.")
+        raise ParameterError("json_schema", f"values of {given!r} are not written as JSON.", hint="Use type=.")
     return written
 
 
@@ -360,7 +362,9 @@ def select(
     if several is not None and not isinstance(several, Multi):
         raise ParameterError("multi", f"{multi!r:.60} is not True, False or a Multi.")
     if several is not None and not isinstance(texts, Deferred) and (not all(texts) or len(set(texts)) < len(texts)):
-        raise ParameterError("choices", "one is empty, or there twice: several of them are each taken once.")
+        raise ParameterError(
+            "choices", "one is empty or given twice, but multi= takes each at most once.", hint="Remove it."
+        )
     method = method_of(choices_method)
     return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 
@@ -386,7 +390,7 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
     if expr is None or model_type is None:
         raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
     if not isinstance(expr, Expression):
-        raise ParameterError("separate_reasoning", f"a {builtins.type(expr).__name__} is no expression.")
+        raise ParameterError("separate_reasoning", f"a {builtins.type(expr).__name__} is not an expression.")
     ReasoningParser(model_type)
     return Expressions((SglSeparateReasoning(model_type, expr),))
 

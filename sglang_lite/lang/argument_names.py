@@ -102,7 +102,7 @@ def _wrong_call(
     taken = [each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     by_position = [each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
     known = [each.name for each in taken if each.name != "self"]
-    order = f"In order they are: {', '.join(name for name in by_position if name != 'self')}."
+    order = f"Its parameters, in order: {', '.join(name for name in by_position if name != 'self')}."
     where = user_location()
     open_ended = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     for name in () if open_ended else kwargs:
@@ -111,7 +111,10 @@ def _wrong_call(
     for name, value in zip(by_position, args):
         if name in kwargs:
             return ParameterError(
-                name, f"{called} was given it twice: {shown(value)} and {shown(kwargs[name])}.", hint=order, where=where
+                name,
+                f"{called} got two values for it: {shown(value)} and {shown(kwargs[name])}.",
+                hint=order,
+                where=where,
             )
     for each in taken[len(args) :]:
         if each.default is each.empty and each.name not in kwargs:
@@ -132,11 +135,11 @@ def name_meant(unknown: str, known: Collection[str]) -> str:
     """A hint at the name here of what was written."""
     here = _ELSEWHERE.get(unknown)
     if here in known:
-        return f"It is {here}= here."
+        return f"Use {here}= here."
     near = difflib.get_close_matches(unknown, known, n=1)
     if near:
         return f"Did you mean {near[0]}=?"
-    return f"There are {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
+    return f"Its parameters: {', '.join([*known][:_LISTED])}{', …' if len(known) > _LISTED else '.'}"
 
 
 class TellsFunctions:

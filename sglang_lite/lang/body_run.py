@@ -152,7 +152,7 @@ def returned(program: BaseProgram, result: object) -> UserValue:
         result.close()
         where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
         raise ProgramError(
-            f"{program.name} returned a coroutine, which nobody awaits.", hint="Make it `async def`.", where=where
+            f"{program.name} returned a coroutine that is never awaited.", hint="Make it `async def`.", where=where
         )
     return result
 

@@ -97,7 +97,7 @@ def get_chat_template(name: str) -> ChatTemplate:
     """
     if name not in chat_template_registry:
         raise TemplateError(
-            f"no chat template {name!r}.", hint=f"There are: {', '.join(sorted(chat_template_registry))}."
+            f"there is no chat template {name!r}.", hint=f"Known: {', '.join(sorted(chat_template_registry))}."
         )
     return chat_template_registry[name]
 

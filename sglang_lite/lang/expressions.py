@@ -101,7 +101,9 @@ class SglGen(Expression):
 
     def __post_init__(self) -> None:
         if type(self.node) is not Gen:
-            raise ParameterError("SglGen", f"{self.node!r:.60} is no node.", hint="Use gen(), with SGLang's arguments.")
+            raise ParameterError(
+                "SglGen", f"{self.node!r:.60} is not a node.", hint="Use gen(), which has SGLang's arguments."
+            )
 
     @property
     def name(self) -> str | None:
@@ -126,7 +128,7 @@ class Multi:
     def __post_init__(self) -> None:
         for name in ("separator", "end"):
             if not isinstance(text := getattr(self, name), str) or not text:
-                raise ParameterError(name, f"{text!r} is not a non-empty text.")
+                raise ParameterError(name, f"{text!r} is not a non-empty string.")
 
 
 def shown_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
@@ -212,7 +214,9 @@ class SglSeparateReasoning(Expression):
         for part in self.expr.walk():
             if isinstance(part, SglGen):
                 if not part.node.name:
-                    raise ParameterError("separate_reasoning", "the generation in it needs a name.")
+                    raise ParameterError(
+                        "separate_reasoning", "a generation in it has no name.", hint='Name it: gen("answer").'
+                    )
                 part = replace(part, options=replace(part.options or GenOptions(), reasoning=self.model_type))
             marked.append(part)
         return Expressions(marked)

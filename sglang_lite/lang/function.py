@@ -494,14 +494,19 @@ def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Paramete
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError) as error:
         raise ParameterError(
-            "function", f"{func!r:.60} is no Python function.", hint="def program(s, …):", where=user_location()
+            "function",
+            f"{func!r:.60} is not a Python function.",
+            hint="Decorate `def program(s, …):`.",
+            where=user_location(),
         ) from error
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise ParameterError("function", f"{name} has no parameter for the state.", hint="def program(s, …):")
+        raise ParameterError(
+            "function", f"{name} has no parameter for the state.", hint="Define it as `def program(s, …):`."
+        )
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise ParameterError(
-            "function", f"{name} has a `yield`, so that calling it would run nothing of it.",
-            hint="Add to the state or return; readers follow a run with stream=True.", where=user_location(),
+            "function", f"{name} contains `yield`, so calling it would not run its body.",
+            hint="Add to the state, or return a value. To stream, call run(stream=True).", where=user_location(),
         )  # fmt: skip
     return parameters
 
@@ -510,7 +515,7 @@ def _checked_tokens(tokens: int | None) -> int | None:
     if tokens is None or (isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0):
         return tokens
     raise ParameterError(
-        "num_api_spec_tokens", f"{tokens!r:.60} is no number of tokens above 0.", hint="Give one, or None.",
+        "num_api_spec_tokens", f"{tokens!r:.60} is not a number of tokens above 0.", hint="Give one, or None.",
         where=user_location(),
     )  # fmt: skip
 

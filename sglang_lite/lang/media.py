@@ -48,7 +48,7 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL and 
         data = _png(source, where)
     else:
         raise ParameterError(
-            "image", f"a {type(source).__name__} is no image.",
+            "image", f"a {type(source).__name__} is not an image.",
             hint="Give a path, an address, bytes, a PIL image or a uint8 array.", where=where,
         )  # fmt: skip
     if len(data) > MAX_IMAGE_BYTES:
@@ -89,7 +89,9 @@ def _media_type(data: bytes, where: Location | None) -> str:
     for magic, kind in _MAGIC:
         if data.startswith(magic):
             return kind
-    raise ParameterError("image", f"the data is no image that is known (it starts with {data[:8]!r}).", where=where)
+    raise ParameterError(
+        "image", f"the data is not an image in a known format (it starts with {data[:8]!r}).", where=where
+    )
 
 
 def _png(array: Any, where: Location | None) -> bytes:
@@ -97,7 +99,7 @@ def _png(array: Any, where: Location | None) -> bytes:
     shape = tuple(array.shape)
     if "uint8" not in str(array.dtype) or len(shape) not in (2, 3) or 0 in shape:
         raise ParameterError(
-            "image", f"an array of {array.dtype} {list(shape)} is no image.", hint="Give uint8 [height, width, 3].",
+            "image", f"an array of {array.dtype} {list(shape)} is not an image.", hint="Give uint8 [height, width, 3].",
             where=where,
         )  # fmt: skip
     if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
@@ -106,7 +108,7 @@ def _png(array: Any, where: Location | None) -> bytes:
     channels = shape[2] if len(shape) == 3 else 1
     colour = {1: 0, 3: 2, 4: 6}.get(channels)
     if colour is None:
-        raise ParameterError("image", f"{channels} channels; 1, 3 or 4 are possible.", where=where)
+        raise ParameterError("image", f"{channels} channels are not supported. Give 1, 3 or 4.", where=where)
     pixels = bytes(array.cpu().contiguous().numpy() if hasattr(array, "contiguous") else array.tobytes())
     height, width = shape[:2]
     row = width * channels

@@ -61,7 +61,7 @@ class NestedCall(SglCall):
         self._unused.name = ""
         if self._state is not None and not self._added:
             raise ProgramError(
-                f"{program.name}(…) was read from, so it has run by itself already.", where=user_location()
+                f"{program.name}(…) was read from before, so it has already run on its own.", where=user_location()
             )
         if program.is_async:
             raise ProgramError(

@@ -29,7 +29,7 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
         found = None
     if found is not func and not (isinstance(found, kind) and found.func is func):
         raise ProgramError(
-            f"the program {program.name!r} can't be pickled: its module has none of this name.",
+            f"the program {program.name!r} can't be pickled: its module has no program of this name.",
             hint="Define it at the top of a module, or as a method of a class there.",
         )
     return _of_module, (name, kind, *more)

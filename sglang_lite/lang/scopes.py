@@ -70,5 +70,5 @@ class Checkpoint:
             ProgramError: outside the `with`, or in a run with stream=True: shown text can't be taken back.
         """
         if self._mark is None:
-            raise ProgramError("the checkpoint is only good inside its `with`.", where=user_location())
+            raise ProgramError("the checkpoint can only be rolled back inside its `with`.", where=user_location())
         self._state.branch.roll_back(self._mark, user_location())

@@ -101,7 +101,7 @@ class ProgramState(TellsFunctions):
 
     def __add__(self, other: object) -> NoReturn:
         raise ProgramError(
-            "`s + …` makes no new state.", hint="Add to this one: s += …, or fork it.", where=user_location()
+            "`s + …` does not make a new state.", hint="Add to this one: s += …, or fork it.", where=user_location()
         )
 
     def system(self, expr: str | Expression | None = None) -> UserValue:
@@ -156,7 +156,7 @@ class ProgramState(TellsFunctions):
         `s += program(…)` instead lets it continue this state's text."""
         if not isinstance(program, BaseProgram):
             raise ParameterError(
-                "call", f"{program!r:.60} is no program.", hint="Decorate it with @sgl.function.", where=user_location()
+                "call", f"{program!r:.60} is not a program.", hint="Decorate it: @sgl.function.", where=user_location()
             )
         executor = self.branch
         seed = executor.node_seed()
@@ -218,7 +218,7 @@ class ProgramState(TellsFunctions):
         """Selection that a `select` made: every choice with its tokens and their log-probabilities."""
         record = self._record(name)
         if not isinstance(record, tuple):
-            raise ProgramError(f"{name!r} is no selection.", where=user_location())
+            raise ProgramError(f"{name!r} is not a selection.", where=user_location())
         found: Selection = record[0]
         return found
 
@@ -416,7 +416,7 @@ class ProgramState(TellsFunctions):
                 where=user_location(),
             )  # fmt: skip
         if run.backend.blocking:
-            raise run.backend.refusal("rerun", "running again", "Run the program.", user_location())
+            raise run.backend.refusal("rerun", "running a state again", "Run the program instead.", user_location())
         self.error()
         self._wait_for_branches()
         answers = with_value((*run.remembered, *answers_of(self.branch.player)), at, value)

@@ -76,7 +76,9 @@ class ProgramStateGroup:
             each = [other(i) for i in range(len(self.states))]
         elif isinstance(other, list | tuple):
             if len(other) != len(self.states):
-                raise ParameterError("+=", f"{len(other)} items for {len(self.states)} branches.", where=where)
+                raise ParameterError(
+                    "+=", f"{len(other)} items for {len(self.states)} branches. Give one for each.", where=where
+                )
             each = other
         else:
             raise ParameterError(

@@ -29,7 +29,8 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
         may_block(branch.run, "text_async_iter", user_location())
     if name is None and branch.run.body_open and current_run.get() is branch.run:
         raise ProgramError(
-            "the text ends when the program does, which can't wait for it.", hint="Name a variable, or use text().",
+            "the text ends when the program does, so the program can't wait for it.",
+            hint="Name a variable, or use text().",
             where=user_location(),
         )  # fmt: skip
     if name is not None:
@@ -113,7 +114,9 @@ class _Written:
 
         kind = find_variable(state.branch.player, name, user_location()).kind
         if kind is None:
-            raise ProgramError(f"{name!r} has no type: only gen(type=…) has values to read.", where=user_location())
+            raise ProgramError(
+                f"{name!r} has no type, and only gen(type=…) has values to stream.", where=user_location()
+            )
         self._read, self._text, self.value = partial_reader(kind), "", None
 
     def takes(self, piece: str) -> bool:

@@ -128,7 +128,7 @@ class Toolbox:
     def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | list[ToolCall] | str:
         answer = parse_answer(family, text, tools=given)
         if not answer.complete or (self.required and not answer.calls):
-            raise ValueValidationError("the text ends before a call of a tool does.", text=text)
+            raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:
             return answer.content
         calls = [self._called(call.name, call.arguments, text) for call in answer.calls]
@@ -142,7 +142,7 @@ class Toolbox:
             said = value["calls"] if self.parallel else [value]
             calls = [(call["tool"], json.dumps(call["arguments"])) for call in said]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
+            raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
         found = [self._called(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 
@@ -153,7 +153,7 @@ class Toolbox:
             tool, reader = self.tools[name]
             given = reader.validate_json(arguments)
         except (KeyError, TypeError, ValidationError) as error:
-            raise ValueValidationError(f"the text is no call of a tool and no answer: {error}", text=text) from error
+            raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
         bound = inspect.signature(tool).bind(**given)
         bound.apply_defaults()
         return ToolCall(name, dict(bound.arguments), tool)
@@ -203,9 +203,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     try:
         parameters = inspect.signature(tool).parameters.values()
     except (TypeError, ValueError) as error:  # of some that are written in C
-        raise ParameterError(
-            "tools", f"{tool.__name__} has no signature.", hint="Give a function around it."
-        ) from error
+        raise ParameterError("tools", f"{tool.__name__} has no signature.", hint="Wrap it in a function.") from error
     try:
         hints = inspect.get_annotations(tool, eval_str=True)
         for parameter in parameters:

@@ -298,7 +298,7 @@ class TracerProgramState(ProgramState):
     get_var = __getitem__
 
     def _record(self, name: str) -> Any:
-        refuse(SglVariable(name), "tell more of a variable than its value")
+        refuse(SglVariable(name), "read the metadata of a variable")
 
     async def get(self, name: str) -> UserValue:
         return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
@@ -318,7 +318,7 @@ class TracerProgramState(ProgramState):
             ProgramError: this is a branch, or a program inside the one that was traced.
         """
         if self.program is None or not self.outermost:
-            raise ProgramError("only what trace() returned has a graph.", where=user_location())
+            raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
         first = self.paths[0].state.recording
         forced = None if first.forced is None else tuple(decision.taken for decision in first.decisions)
         again = _tracer(self.program, self.given, self.branch.backend, forced)

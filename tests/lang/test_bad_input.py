@@ -458,7 +458,7 @@ def test_a_body_with_a_yield_is_refused_where_it_is_decorated():
 
     def decorate():
         for body in (plain, coroutine):
-            with pytest.raises(sgl.ParameterError, match="has a `yield`") as caught:
+            with pytest.raises(sgl.ParameterError, match="contains `yield`") as caught:
                 sgl.function(body)  # here
             assert caught.value.where.line == line_here(decorate)
 
@@ -477,6 +477,6 @@ def test_a_plain_body_that_returns_a_coroutine_is_an_error():
         lambda: asyncio.run(sgl.function(program).arun(backend=BACKEND)),
         lambda: sgl.function(lambda s: s.__iadd__(sgl.function(program)())).run(backend=BACKEND),
     ):
-        with pytest.raises(sgl.ProgramError, match="returned a coroutine, which nobody awaits") as caught:
+        with pytest.raises(sgl.ProgramError, match="returned a coroutine that is never awaited") as caught:
             call()
         assert caught.value.where.line == line_here(program)

@@ -199,7 +199,7 @@ def test_what_is_refused_at_temperature_0_is_not_generated_again_and_says_so(che
     with pytest.raises(sgl.SglError) as caught:
         state["a"]
     said = [str(caught.value), *getattr(caught.value.__cause__, "__notes__", [])]
-    assert any("`retries` at temperature 0 give the same answer: set a temperature" in text for text in said)
+    assert any("at temperature 0 the answer stays the same: set a temperature" in text for text in said)
     assert caught.value.where.line == line_here(program)
     assert len(backend.calls) == 1
 

@@ -380,7 +380,7 @@ def test_branches_go_on_in_the_grammar_and_need_not_complete_it():
             with pytest.raises(sgl.ConstraintError, match="It is complete"):
                 one += "more"
             two += sgl.gen("x", max_tokens=1)
-            with pytest.raises(sgl.ProgramError, match="open already"), two.grammar(WORDS):
+            with pytest.raises(sgl.ProgramError, match="already open"), two.grammar(WORDS):
                 pass
             s += "end."
         return one.text(), two.text()
@@ -483,7 +483,7 @@ def test_async_programs_and_batches(tiny):
 @pytest.mark.parametrize(
     ("inside", "message"),
     [
-        (lambda s: s.grammar(WORDS).__enter__(), "a grammar is open already"),
+        (lambda s: s.grammar(WORDS).__enter__(), "a grammar is already open"),
         (lambda s: s.__iadd__(sgl.user("x")), "a 'user' turn begins inside a grammar"),
         (lambda s: s.__iadd__(sgl.image(PNG)), "an image can't be part"),
         (lambda s: s.__iadd__(sgl.select("x", ["a"], multi=True)), "select one by one"),

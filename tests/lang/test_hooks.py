@@ -143,7 +143,7 @@ def test_several_samples_are_asked_for_and_must_come():
         assert state["a"] == ["0", "1", "2"]
         assert "".join(state.text_iter()) == "x0"
         assert [each["completion_tokens"] for each in state.get_meta_info("a")["samples"]] == [0, 1, 2]
-    with pytest.raises(sgl.ProgramError, match="gave 1 of 3 samples"):
+    with pytest.raises(sgl.ProgramError, match="returned 1 of 3 samples"):
         run("x", sgl.gen("a", n=3), backend=Echo())["a"]
 
 

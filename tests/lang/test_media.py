@@ -82,11 +82,11 @@ def test_a_tensor_is_an_array():
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 2, 3)), r"an array of float64 \[2, 2, 3\] is no image"),
-        (np.zeros((2, 2, 3, 1), np.uint8), "is no image"),
-        (np.zeros(3, np.uint8), "is no image"),
-        (np.zeros((0, 4, 3), np.uint8), "is no image"),
-        (np.zeros((5, 6, 7), np.uint8), "7 channels; 1, 3 or 4 are possible"),
+        (np.zeros((2, 2, 3)), r"an array of float64 \[2, 2, 3\] is not an image"),
+        (np.zeros((2, 2, 3, 1), np.uint8), "is not an image"),
+        (np.zeros(3, np.uint8), "is not an image"),
+        (np.zeros((0, 4, 3), np.uint8), "is not an image"),
+        (np.zeros((5, 6, 7), np.uint8), "7 channels are not supported. Give 1, 3 or 4"),
         (np.zeros((5, 6, 2), np.uint8), "2 channels"),
     ],
 )
@@ -123,13 +123,13 @@ def test_a_real_picture_of_pil_is_saved_as_png():
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"%PDF-1.7", b"RIFF\0\0\0\0WAVE", b"<svg/>"])
 def test_data_that_is_no_image_is_refused(data):
-    with pytest.raises(sgl.ParameterError, match="the data is no image that is known"):
+    with pytest.raises(sgl.ParameterError, match="the data is not an image in a known format"):
         load_image(data)
 
 
 @pytest.mark.parametrize("source", [None, 3, object(), ["a.png"]])
 def test_what_is_no_image_at_all_is_refused(source):
-    with pytest.raises(sgl.ParameterError, match=f"image: a {type(source).__name__} is no image"):
+    with pytest.raises(sgl.ParameterError, match=f"image: a {type(source).__name__} is not an image"):
         load_image(source)
 
 
@@ -186,7 +186,7 @@ def test_branches_see_the_images_before_them():
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [("nowhere.png", "'nowhere.png' can't be read"), (b"text", "no image that is known")]
+    ("source", "message"), [("nowhere.png", "'nowhere.png' can't be read"), (b"text", "not an image in a known format")]
 )
 def test_a_bad_image_is_refused_at_its_line(source, message):
     def body(s):

@@ -120,7 +120,7 @@ def test_a_program_that_has_no_name_is_not_pickled():
     def inner(s):
         s += "a"
 
-    with pytest.raises(sgl.ProgramError, match="'inner' can't be pickled: its module has none of this name"):
+    with pytest.raises(sgl.ProgramError, match="'inner' can't be pickled: its module has no program of this name"):
         pickle.dumps(inner)
 
 

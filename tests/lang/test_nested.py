@@ -92,7 +92,7 @@ def test_a_program_that_was_read_can_not_be_added():
         inner.text()
         s += inner  # here
 
-    with pytest.raises(sgl.ProgramError, match="has run by itself already") as caught:
+    with pytest.raises(sgl.ProgramError, match="has already run on its own") as caught:
         program.run(backend=backend())
     assert caught.value.where.line == line_here(program)
 

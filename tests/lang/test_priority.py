@@ -146,9 +146,9 @@ def test_who_takes_none_refuses_it_by_name(engine):
             remote.shutdown()
     scripted = sgl.ScriptedBackend({"p": "a"})
     for each in (program, program.compile()):
-        with pytest.raises(sgl.CapabilityError, match="takes no priority"):
+        with pytest.raises(sgl.CapabilityError, match="accepts no priority"):
             each.run(backend=scripted, priority=1)
-    with pytest.raises(sgl.CapabilityError, match="takes no priority"):
+    with pytest.raises(sgl.CapabilityError, match="accepts no priority"):
         program.run(backend=LocalBackend(engine), priority=1, push_down=False)
     with pytest.raises(sgl.ParameterError, match="priority: 'high' is not a whole number"):
         program.run(backend=scripted, priority="high")  # type: ignore[arg-type] # on purpose

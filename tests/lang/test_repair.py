@@ -125,7 +125,7 @@ def test_a_failure_of_the_backend_shows_nothing():
         (
             lambda s: s.__iadd__(sgl.user("x") + sgl.assistant(sgl.gen("a", repair=True, retries=1, n=2))),
             sgl.ParameterError,
-            "several samples",
+            "one sample only",
         ),
         (lambda s: s.__iadd__("x" + sgl.gen("a", repair=True, retries=1)), sgl.CapabilityError, "outside an assistant"),
     ],
@@ -152,7 +152,7 @@ class Hooks(sgl.BaseBackend):
 
 
 def test_blocking_hooks_are_refused_by_name():
-    with pytest.raises(sgl.CapabilityError, match="repair, with SGLang's hooks"):
+    with pytest.raises(sgl.CapabilityError, match="repair with SGLang's blocking hooks"):
         asking(check=short).run(backend=Hooks())
 
 

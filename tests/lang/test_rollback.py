@@ -264,7 +264,7 @@ def test_only_inside_its_with_and_only_without_a_stream():
             pass
         c.rollback()  # here
 
-    with pytest.raises(sgl.ProgramError, match="only good inside its `with`") as caught:
+    with pytest.raises(sgl.ProgramError, match="only be rolled back inside its `with`") as caught:
         outside.run(backend=sgl.ScriptedBackend())
     assert caught.value.where.line == line_here(outside)
 
@@ -273,7 +273,7 @@ def test_only_inside_its_with_and_only_without_a_stream():
         with s.checkpoint() as c:
             c.rollback()  # here
 
-    with pytest.raises(sgl.ProgramError, match="streamed can't be taken back") as caught:
+    with pytest.raises(sgl.ProgramError, match="streamed can't be rolled back") as caught:
         list(streamed.run(backend=sgl.ScriptedBackend(), stream=True).text_iter())
     assert caught.value.where.line == line_here(streamed)
 

@@ -167,7 +167,7 @@ def test_of_choices_that_are_there_twice_the_first_counts():
 
 def test_of_several_answers_each_choice_is_taken_once():
     for choices in (["a", "a"], ["a", ""]):
-        with pytest.raises(sgl.ParameterError, match="each taken once"):
+        with pytest.raises(sgl.ParameterError, match="takes each at most once"):
             sgl.select("x", choices, multi=True)
 
 

@@ -216,7 +216,7 @@ def test_separate_reasoning_makes_two_variables():
     state = thinking.run(backend=sgl.ScriptedBackend(default="<think>easy</think>2"))
     assert (state["sum"], state["sum_reasoning_content"]) == ("2", "easy")
     assert state.messages()[-1]["content"] == "2"
-    with pytest.raises(ValueError, match="needs a name"):
+    with pytest.raises(ValueError, match="has no name"):
         sgl.function(lambda s: s.__iadd__(sgl.separate_reasoning(sgl.gen(), "qwen3"))).run(
             backend=sgl.ScriptedBackend()
         )

@@ -111,7 +111,7 @@ def test_anything_else_could_not_have_been_generated(text):
 
 
 def test_a_call_that_is_cut_short_carries_its_text():
-    with pytest.raises(sgl.ValueValidationError, match="no call of a tool and no answer") as caught:
+    with pytest.raises(sgl.ValueValidationError, match="neither a tool call nor an answer") as caught:
         generated(call("add", a=1), add, max_tokens=2)
     assert caught.value.text == '{"tool": "add",'
 
@@ -259,7 +259,7 @@ def test_nothing_else_is_written_in_that_format_either(text):
 
 
 def test_a_call_in_that_format_that_is_cut_short_carries_its_text():
-    with pytest.raises(sgl.ValueValidationError, match="ends before a call of a tool does") as caught:
+    with pytest.raises(sgl.ValueValidationError, match="ends in the middle of a tool call") as caught:
         native(qwen("add", a=1), add, max_tokens=3)["x"]
     assert caught.value.text == '<tool_call>\n{"name": "add",'
 
@@ -459,13 +459,13 @@ def test_async_tools_are_awaited_by_the_program_itself():
 
 def test_use_tools_refuses_what_it_has_no_use_for():
     uses = sgl.function(lambda s, **options: sgl.use_tools(s, [add], **options))
-    with pytest.raises(sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. It is max_steps= here"):
+    with pytest.raises(sgl.ParameterError, match=r"max_turns: use_tools has no such argument\. Use max_steps= here"):
         uses.run(backend=sgl.ScriptedBackend(default="1"), max_turns=3).text()
 
 
 def test_a_call_that_is_required_each_time_is_told_as_why_no_answer_comes():
     script = sgl.ScriptedBackend(lambda _: call("add", a=1, b=2))
     with pytest.raises(
-        sgl.ToolError, match=r"within 2 tool calls: tool_choice='required' makes each turn a call. Leave it out"
+        sgl.ToolError, match=r"within 2 tool calls. tool_choice='required' forces a call in each turn. Leave it out"
     ):
         agent.run([add], max_steps=2, tool_choice="required", backend=script)

@@ -488,5 +488,5 @@ def test_a_type_that_pydantic_can_not_take_is_refused_for_partial_values_too():
 
 def test_a_value_that_max_tokens_cuts_short_says_so():
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("x", type=City, max_tokens=2)))
-    with pytest.raises(sgl.ValueValidationError, match=r"not JSON: .*max_tokens ended 'x' after 2 tokens: raise it"):
+    with pytest.raises(sgl.ValueValidationError, match=r"not JSON: .*max_tokens ended 'x' after 2 tokens. Raise it"):
         program.run(backend=sgl.ScriptedBackend({"x": ROME}))["x"]

@@ -276,31 +276,34 @@ def forks_by_count(s):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sgl.gen("a", max_new_tokens=5), "max_new_tokens: gen has no such argument. It is max_tokens= here."),
+        (lambda: sgl.gen("a", max_new_tokens=5), "max_new_tokens: gen has no such argument. Use max_tokens= here."),
         (lambda: sgl.gen("a", temprature=0), "temprature: gen has no such argument. Did you mean temperature=?"),
         (lambda: sgl.gen_int("a", max_token=5), "max_token: gen_int has no such argument. Did you mean max_tokens=?"),
-        (lambda: sgl.gen_string("a", schema={}), "schema: gen_string has no such argument. There are name, max_tokens"),
-        (lambda: sgl.select("a", options=["b"]), "options: select has no such argument. It is choices= here."),
-        (lambda: sgl.image(path="a.png"), "path: image has no such argument. There are expr."),
-        (lambda: sgl.user(content="a"), "content: user has no such argument. It is expr= here."),
-        (lambda: sgl.assistant("a", nme="b"), "nme: assistant has no such argument. There are expr."),
+        (
+            lambda: sgl.gen_string("a", schema={}),
+            "schema: gen_string has no such argument. Its parameters: name, max_tokens",
+        ),
+        (lambda: sgl.select("a", options=["b"]), "options: select has no such argument. Use choices= here."),
+        (lambda: sgl.image(path="a.png"), "path: image has no such argument. Its parameters: expr."),
+        (lambda: sgl.user(content="a"), "content: user has no such argument. Use expr= here."),
+        (lambda: sgl.assistant("a", nme="b"), "nme: assistant has no such argument. Its parameters: expr."),
         (lambda: sgl.system(exr="a"), "exr: system has no such argument. Did you mean expr=?"),
         (
             lambda: sgl.select(["a", "b"], name="x"),
-            "name: select was given it twice: ['a', 'b'] and 'x'. In order they are: name, choices, temperature",
+            "name: select got two values for it: ['a', 'b'] and 'x'. Its parameters, in order: name, choices, temperature",
         ),
-        (lambda: sgl.video("a"), "num_frames: video needs it. In order they are: path, num_frames."),
-        (lambda: sgl.user("a", "b"), "user: too many positional arguments. In order they are: expr."),
+        (lambda: sgl.video("a"), "num_frames: video needs it. Its parameters, in order: path, num_frames."),
+        (lambda: sgl.user("a", "b"), "user: too many positional arguments. Its parameters, in order: expr."),
         (
             lambda: program.run_batch([{}], backend=BACKEND, workers=3),
-            "workers: run_batch has no such argument. It is num_threads= here.",
+            "workers: run_batch has no such argument. Use num_threads= here.",
         ),
         (lambda: program.compile(backnd=BACKEND), "backnd: compile has no such argument. Did you mean backend=?"),
         (
             lambda: program.run(backend=BACKEND, max_new_toks=3),
             "run: <lambda>: got an unexpected keyword argument 'max_new_toks'. Did you mean max_new_tokens=?",
         ),
-        (lambda: forks_by_count.run(backend=BACKEND), "count: fork has no such argument. It is size= here."),
+        (lambda: forks_by_count.run(backend=BACKEND), "count: fork has no such argument. Use size= here."),
     ],
 )
 def test_an_argument_of_another_name_is_told_its_name_here(call, said):
@@ -356,7 +359,7 @@ def test_a_check_that_raises_is_named_in_a_note():
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_flag_is_no_schema(given):
-    with pytest.raises(sgl.ParameterError, match=f"^json_schema: {given} is no schema. Leave it out for free text"):
+    with pytest.raises(sgl.ParameterError, match=f"^json_schema: {given} is not a schema. Leave it out for free text"):
         sgl.gen("a", json_schema=given)
 
 
@@ -417,13 +420,13 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
         (lambda: sgl.RuntimeEndpoint("http://localhost:1", key="x"), "key: RuntimeEndpoint has no such argument. Did"),
         (
             lambda: sgl.RuntimeEndpoint(url="http://localhost:1"),
-            "url: RuntimeEndpoint has no such argument. It is base_u",
+            "url: RuntimeEndpoint has no such argument. Use base_u",
         ),
         (lambda: sgl.OpenAI(model="gpt-4o-mini"), "model_name: OpenAI needs it. model= is called model_name= here."),
         (lambda: sgl.OpenAI("m", key="x"), "key: AsyncOpenAI has no such argument. Did you mean api_key=?"),
         (
             lambda: sgl.Anthropic("m", api_base="x"),
-            "api_base: AsyncAnthropic has no such argument. It is base_url= here",
+            "api_base: AsyncAnthropic has no such argument. Use base_url= here",
         ),
         (lambda: sgl.LiteLLM("m", key="x"), "key: LiteLLM has no such argument. Did you mean api_key=?"),
         (lambda: sgl.VertexAI(), "model_name: VertexAI needs it."),
@@ -437,9 +440,9 @@ def test_choices_in_the_place_of_the_name_are_told_that_it_comes_first():
             lambda: sgl.Fallback(sgl.ScriptedBackend(), sgl.ScriptedBackend()),
             "Fallback: too many positional arguments.",
         ),
-        (lambda: sgl.RateLimit(rpm=3), "rpm: RateLimit has no such argument. It is requests_per_minute= here."),
+        (lambda: sgl.RateLimit(rpm=3), "rpm: RateLimit has no such argument. Use requests_per_minute= here."),
         (lambda: sgl.Price(1, 2, cache=3), "cache: Price has no such argument. Did you mean cached=?"),
-        (lambda: sgl.Price(input=1), "output: Price needs it. In order they are: input, output, cached"),
+        (lambda: sgl.Price(input=1), "output: Price needs it. Its parameters, in order: input, output, cached"),
     ],
 )
 def test_a_constructor_tells_what_its_arguments_are_called(make, said):

@@ -233,7 +233,7 @@ def test_damaged_deep_and_large_data_is_refused():
 
 def test_a_branch_and_a_program_inside_have_no_graph_of_their_own():
     state = sgl.function(lambda s: s.fork(1)).trace()
-    with pytest.raises(sgl.ProgramError, match="only what trace"):
+    with pytest.raises(sgl.ProgramError, match="only the state that trace"):
         state.child_states[0].graph()
 
 

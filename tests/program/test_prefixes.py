@@ -92,7 +92,7 @@ def test_an_engine_has_a_tokenizer_and_other_things_are_refused():
 
     graph = sgl.function(lambda s: s.__iadd__("text" + sgl.gen("a"))).trace().graph()
     assert graph.prefixes([{}], Engine()).unique == 4
-    with pytest.raises(sgl.ParameterError, match="a str is no tokenizer"):
+    with pytest.raises(sgl.ParameterError, match="a str is not a tokenizer"):
         graph.prefixes([{}], "model")  # type: ignore[arg-type] # wrong on purpose
 
 

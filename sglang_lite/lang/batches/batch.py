@@ -99,14 +99,16 @@ def plan_of(
     if cluster is not None:
         if not hasattr(cluster, "pool"):
             raise ParameterError(
-                "cluster", f"{cluster!r:.60} is no cluster.", hint="sglang_lite.ray.RayOptions says which.",
+                "cluster", f"{cluster!r:.60} is not a cluster.", hint="Give sglang_lite.ray.RayOptions(…).",
                 where=user_location(),
             )  # fmt: skip
         if options["backend"] is not None:
             raise ParameterError("cluster", "has engines of its own.", hint="Leave backend out.", where=user_location())
         for name in ("max_cost", "max_total_tokens"):
             if options[name] is not None:
-                raise ParameterError(name, "can't be watched over several machines.", where=user_location())
+                raise ParameterError(
+                    name, "has no effect over several machines, so it is refused with cluster=.", where=user_location()
+                )
         batch_kwargs = cluster.rows(batch_kwargs)
     if isinstance(batch_kwargs, Mapping):
         raise ParameterError(
@@ -123,7 +125,7 @@ def plan_of(
     file = None
     if checkpoint is not None:
         if not isinstance(checkpoint, str | Path):
-            raise ParameterError("checkpoint", f"{checkpoint!r:.60} is no path.", where=user_location())
+            raise ParameterError("checkpoint", f"{checkpoint!r:.60} is not a path.", where=user_location())
         identity = (backend_of(options) if cluster is None else cluster).identity()
         parts = batch_parts(program.func, settings, identity, version)
         file = BatchFile(Path(checkpoint), program.name, parts, items, skip_damaged=skip_damaged)

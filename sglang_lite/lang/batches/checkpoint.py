@@ -65,7 +65,7 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
     for name, kind in found.unreadable.items():
         raise ParameterError(
             "checkpoint", f"{name} is a {kind}, which can't be compared between runs.",
-            hint="Say by `version=` which version of the program this is: that is compared instead.",
+            hint="Set `version=` to the version of the program, which is compared instead.",
             where=user_location(),
         )  # fmt: skip
     return found.parts
@@ -144,7 +144,7 @@ class BatchFile:
         if lines:
             self._check_head(lines[0])
         elif torn and not (torn.startswith(_HEAD) or _HEAD.startswith(torn)):
-            raise self._refusal(1, "not of a batch checkpoint.")
+            raise self._refusal(1, "the file is not a batch checkpoint.")
         whole = len(lines[0]) + 1 if lines else 0  # bytes that stay
         for number, line in enumerate(lines[1:], 2):
             last = number == len(lines) and not torn
@@ -163,11 +163,11 @@ class BatchFile:
             if version == _VERSION:
                 program, parts = head["program"], dict(head["parts"])
         except (ValueError, KeyError, TypeError) as error:
-            raise self._refusal(1, f"not of a batch checkpoint: {error!r}.") from error
+            raise self._refusal(1, f"the file is not a batch checkpoint: {error!r}.") from error
         if version != _VERSION:
-            raise self._refusal(1, f"its version is {version}, this is {_VERSION}.")
+            raise self._refusal(1, f"the format has version {version}, but this package reads version {_VERSION}.")
         if program != self._program:
-            raise self._refusal(1, f"of the program {program!r}, and this is {self._program!r}.")
+            raise self._refusal(1, f"the checkpoint is of the program {program!r}, but this is {self._program!r}.")
         if parts != self._parts:
             raise self._refusal(1, f"since it was made, this has changed: {_changes(parts, self._parts)}.")
 
@@ -178,14 +178,20 @@ class BatchFile:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             if not (last or self._skip_damaged):
                 raise self._refusal(
-                    number, "is damaged.", hint="`skip_damaged=True` runs the items of damaged lines again."
+                    number,
+                    "the line is damaged.",
+                    hint="Set `skip_damaged=True` to run the items of damaged lines again.",
                 ) from error
             if not last:
-                logger.warning("%s, line %d: is damaged and skipped; its item runs again.", self._path, number)
+                logger.warning(
+                    "%s, line %d: the line is damaged and skipped, so its item runs again.", self._path, number
+                )
             return False
         index = entry.index
         if index >= len(self._arguments):
-            raise self._refusal(number, f"of item {index}, and this batch has {len(self._arguments)} items.")
+            raise self._refusal(
+                number, f"the line is of item {index}, but this batch has {len(self._arguments)} items."
+            )
         if entry.arguments != self._arguments[index]:
             raise self._refusal(number, f"item {index} has other arguments now.")
         try:

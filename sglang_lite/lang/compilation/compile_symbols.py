@@ -17,8 +17,9 @@ from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar
 from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
 
-RUN_IT = "Run the program as it is: it is handed over in runs."
-_IN_DATA = "attributes are of Python's objects, and data has none"
+RUN_IT = "Run the program without compiling it."
+OR_RUN_IT = "Or run the program without compiling it."  # after another way out
+_IN_DATA = "it reads an attribute, which only Python's objects have"
 MOST_DECISIONS: Final = 128  # on a way through the body
 
 
@@ -70,7 +71,7 @@ class Deciding(TraceLog):
         self.left -= 1
         if self.left < 0:
             raise CompileError(
-                "the body asks without an end.", hint=f"Bound its loops. {RUN_IT}", where=user_location()
+                "the body makes decisions without an end.", hint=f"Bound its loops. {OR_RUN_IT}", where=user_location()
             )
 
     def wait(self, after: tuple[Path, ...]) -> None:
@@ -80,8 +81,8 @@ class Deciding(TraceLog):
     def _next(self, condition: Condition | None, after: tuple[Path, ...]) -> int:
         at = len(self.taken)
         if at == MOST_DECISIONS:
-            told = f"the body decides more than {MOST_DECISIONS} times by what only a run knows."
-            hint = f"Bound the loop: for step in range(8): … {RUN_IT}"
+            told = f"the body makes more than {MOST_DECISIONS} decisions by values that only a run knows."
+            hint = f"Bound the loop, as in `for step in range(8):`. {OR_RUN_IT}"
             raise CompileError(told, hint=hint, where=user_location())
         taken = self.ways[at] if at < len(self.ways) else 0
         self.taken.append(taken)
@@ -260,7 +261,7 @@ class CompileSymbol(Symbol):
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
         argument, hint = self.__comes_from__.argument, RUN_IT
         if argument:
-            hint = f"Give it before: program.bind({argument}=…).compile(). Or run the program as it is."
+            hint = f"Bind it before: program.bind({argument}=…).compile(). {OR_RUN_IT}"
         told = f"compiling can't {what}: {self._name} is only known when the program runs{why and f', as {why}'}."
         raise (_UnhashableError if issubclass(kind, TypeError) else CompileError)(
             told, hint=hint, where=user_location()

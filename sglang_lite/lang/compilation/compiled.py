@@ -69,12 +69,12 @@ class Compiled:
         if saved == now:
             return
         if saved.template != now.template:
-            told = "its turns were written with another chat template than that of this backend."
+            told = "its turns were written with a chat template other than this backend's."
         else:
             told = _difference(saved, now)
         raise ProgramError(
-            f"{now.name}: the compiled program that was kept is another one: {told}",
-            hint="Compile it again, or take the code and the backend that it was made with.", where=user_location(),
+            f"{now.name}: the saved compiled program differs from this one: {told}",
+            hint="Compile it again, or use the code and the backend that it was made with.", where=user_location(),
         )  # fmt: skip
 
     def playable(self, backend: BaseBackend, settings: RunSettings) -> Specialization | None:
@@ -170,5 +170,5 @@ def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:
         path, node = max(before, after, key=len)[min(len(before), len(after))]
         return f"node {list(path)}, {node!r:.80}, is only in {'it' if len(before) > len(after) else 'the body'}."
     if saved.fingerprint != now.fingerprint:
-        return "the body, or something that it reads, has changed."
+        return "the body, or a value that it reads, has changed."
     return "its parameters, holes or decisions differ."

@@ -16,6 +16,7 @@ import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.compilation.compile_symbols import (
+    OR_RUN_IT,
     RUN_IT,
     CompileSymbol,
     CompileSymbolSource,
@@ -96,7 +97,7 @@ def _recorded(
                 raise CompileError(f"{program.name} calls itself without an end.", hint=RUN_IT) from error
             except Exception as error:  # of the user's Python, which gets symbols for values
                 told = f"the body of {program.name} can't be run with symbols: {type(error).__name__}: {error}."
-                hint = f'Texts are made of symbols by f"{{x}}" and +. {RUN_IT}'
+                hint = f'Make texts of symbols only with f"{{x}}" and +. {OR_RUN_IT}'
                 raise CompileError(told, hint=hint, where=raised_at(error)) from error
     finally:
         current_run.reset(token)
@@ -129,7 +130,9 @@ def _arguments(
     given: dict[str, Any] = {**program.bind_arguments, **constants}
     for name, each in program.signature.parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            told = f"{program.name} takes any number of arguments ({each}), and a compiled program has names for them."
+            told = (
+                f"{program.name} takes any number of arguments ({each}), but a compiled program needs a name for each."
+            )
             raise CompileError(told, hint=RUN_IT, where=_defined(program))
         if name in given:
             continue
@@ -245,9 +248,9 @@ def _compare(filled: Sequence[Node], wanted: Sequence[Node]) -> None:
 
 def _differ(wanted: str, found: str, where: Location | None) -> None:
     raise CompileError(
-        f"with these arguments the body {wanted}, and compiled it is {found:.120}: the body works on the text of what "
-        "is only known when the program runs.",
-        hint=f"Pass such texts as arguments. {RUN_IT}", where=where,
+        f"with these arguments the body {wanted}, but the compiled program has {found:.120}: the body works on a text "
+        "that is only known when the program runs.",
+        hint=f"Pass such a text as an argument. {OR_RUN_IT}", where=where,
     )  # fmt: skip
 
 

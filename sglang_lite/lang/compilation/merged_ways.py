@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sglang_lite.lang.compilation.compile_symbols import RUN_IT
+from sglang_lite.lang.compilation.compile_symbols import OR_RUN_IT
 from sglang_lite.lang.compilation.recorder import MOST_NODES, Recorder, Segment
 from sglang_lite.lang.compilation.script import Script
 from sglang_lite.program.compiled import Hole, Seed
@@ -54,7 +54,7 @@ class MergedWays:
             asked = self._segments[others[-1][:-1] if others else ()].decision
             where = None if asked is None or asked.condition is None else asked.condition.left.where
             told = f"there are more than {MOST_WAYS:,} ways through the body."
-            raise CompileError(told, hint=f"Decide less often, or bound its loops lower. {RUN_IT}", where=where)
+            raise CompileError(told, hint=f"Decide less often, or bound its loops lower. {OR_RUN_IT}", where=where)
         return others
 
     def _keep(self, way: _Way, segment: Segment) -> None:
@@ -63,8 +63,8 @@ class MergedWays:
             same = known.added == segment.added and known.decision == segment.decision
             if not same:
                 raise CompileError(
-                    "the body does not do the same when it is run again.", where=_first_line(segment),
-                    hint=f"It must not depend on anything but its arguments. {RUN_IT}",
+                    "the body does something else when it is run again.", where=_first_line(segment),
+                    hint=f"Let it depend only on its arguments. {OR_RUN_IT}",
                 )  # fmt: skip
             return
         self._segments[way] = segment
@@ -74,7 +74,7 @@ class MergedWays:
         self._count += sum(1 for each in segment.added for _ in walked(each.nodes))
         if self._count > MOST_NODES:
             told = f"the ways through the body have more than {MOST_NODES:,} nodes: compiling it stops here."
-            raise CompileError(told, hint=f"Bound its loops lower. {RUN_IT}", where=_first_line(segment))
+            raise CompileError(told, hint=f"Bound its loops lower. {OR_RUN_IT}", where=_first_line(segment))
 
     def program(self) -> tuple[tuple[Node, ...], Decision | None, tuple[Part, ...]]:
         """The first nodes, the decision after them, and the parts."""

@@ -95,7 +95,7 @@ class Recorder:
         self.turns |= isinstance(node, TurnBegin)
         if self._count > MOST_NODES:
             told = f"the program has more than {MOST_NODES:,} nodes: compiling it stops here."
-            raise CompileError(told, hint="Bound the loop, or run the program as it is.", where=node.where)
+            raise CompileError(told, hint="Bound the loop, or run the program without compiling it.", where=node.where)
         if not isinstance(node, Text | Fill):
             node = self._without_blanks(node, (*branch.at, len(branch.nodes)), outer)
         branch.nodes.append(node)
@@ -188,7 +188,7 @@ class Recorder:
         def text(thing: str, at: tuple[Step, ...]) -> str:
             parts = unmarked(thing)
             if _ESCAPED in thing:
-                told = f"{'/'.join(map(str, at))} can't be compiled: an argument is in JSON."
+                told = f"{'/'.join(map(str, at))} can't be compiled: an argument is written into JSON."
                 raise CompileError(told, hint=RUN_IT, where=where)
             if len(parts) < 2 and not any(isinstance(part, Symbol) for part in parts):
                 return thing
@@ -206,6 +206,6 @@ class Recorder:
     @staticmethod
     def _arguments(origin: CompileSymbolSource, where: Location | None) -> list[str | Fill]:
         if origin.source is not None:
-            told = f"{origin.name} is what a node brings: it can be text, and no parameter, choice or constraint."
+            told = f"{origin.name} is the value of a node: it can be text, but not a parameter, choice or constraint."
             raise CompileError(told, hint=RUN_IT, where=where)
         return origin.fills(where, special=True)

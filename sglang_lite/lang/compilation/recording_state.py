@@ -92,8 +92,8 @@ class RecordingRun(Run):
 
 def run_inside() -> CompileError:
     """The error of what the body awaits, or runs as a batch."""
-    told = "a batch, or an async program, that the body runs by itself is no node of it."
-    return CompileError(told, hint="Add a plain one: s += program(…).", where=user_location())
+    told = "the body runs a batch or an async program, which can't be compiled."
+    return CompileError(told, hint="Add a program that is not async: s += program(…).", where=user_location())
 
 
 _READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # of typed values
@@ -154,7 +154,7 @@ class RecordingBranch(Branch):
         elif isinstance(expr, SglCall):  # what it adds is recorded
             expr.play_on(self)
         elif isinstance(expr, CompileSymbol) and origin_of(expr).is_read:
-            told = f"{origin_of(expr).name} is a value that Python reads of a text, and can't be added."
+            told = f"{origin_of(expr).name} is a value that Python makes of a text, so it can't be added."
             raise CompileError(told, hint="Turn it into text.", where=where)
         else:
             self._submit_one(expr, where)
@@ -257,11 +257,11 @@ class RecordingBranch(Branch):
             held = node.held or (options is not None and options.timeout is not None)
             kind = op.own.value_type
             if options is not None and options.reasoning is not None:
-                why = "it is a value that Python reads of the text"
+                why = "it is a value that Python makes of the text"
             elif kind is not None and (reader := _READERS.get(kind.annotation)) is not None:
                 fill = Fill(node=path, read=reader)
             elif kind is not None:
-                why = "it is a value that Python reads of the text"
+                why = "it is a value that Python makes of the text"
             elif isinstance(node.constraint, Choices):
                 values = node.constraint.options
             recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
@@ -281,7 +281,7 @@ class RecordingBranch(Branch):
         """Raises CompileError: an argument is in a constraint that the reasoning before it is made part of."""
         options = op.own.options if isinstance(op, GenOp) else None
         if options is not None and options.reasoning is not None:
-            told = f"an argument is in the constraint of {name!r}, which has reasoning and a say of your Python."
+            told = f"the constraint of {name!r} has an argument in it, which can't be combined with reasoning= here."
             raise CompileError(told, hint=RUN_IT, where=op.node.where)
 
     def _scope_parts(self, start: int) -> tuple[tuple[str | Fill, ...] | None, str]:
@@ -322,7 +322,7 @@ class RecordingBranch(Branch):
         own = [child for child in children if isinstance(child, RecordingBranch) and child.parent is self]
         places = {child.at[-2] for child in own}
         if len(own) < len(children) or len(places) != 1 or len(own) != len(self.children[min(places)]):
-            raise CompileError("a join of other branches than those of one fork.", hint=RUN_IT, where=where)
+            raise CompileError("join() needs all branches of one fork.", hint=RUN_IT, where=where)
         ends = tuple(len(child.nodes) for child in own) if mode == "concate_and_append" else ()
         self._ahead = None
         self._record(Join(min(places), ends, mode, where=where))
@@ -437,16 +437,18 @@ class _State(ProgramState):
     # What can't be noticed when it is asked something: `is None`, isinstance(…).
 
     def _record(self, name: str) -> Any:
-        raise CompileError(f"what is known of {name!r} depends on the run.", hint=RUN_IT, where=user_location())
+        raise CompileError(
+            f"the metadata of {name!r} is only known when the program runs.", hint=RUN_IT, where=user_location()
+        )
 
     def error(self) -> SglError | None:
-        raise CompileError("errors depend on the run.", hint=RUN_IT, where=user_location())
+        raise CompileError("errors are only known when the program runs.", hint=RUN_IT, where=user_location())
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        raise CompileError("a stream is of a run.", hint=RUN_IT, where=user_location())
+        raise CompileError("the stream is only there when the program runs.", hint=RUN_IT, where=user_location())
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Any:
-        raise CompileError("a stream is of a run.", hint=RUN_IT, where=user_location())
+        raise CompileError("the stream is only there when the program runs.", hint=RUN_IT, where=user_location())
 
 
 def _state_of(branch: Branch) -> _State:

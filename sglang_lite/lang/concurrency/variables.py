@@ -155,12 +155,12 @@ class Variable:
 def _refuse_in_vain(made: int, where: Location | None = None) -> None:
     if made != forks():
         raise ProgramError(
-            "the program runs in the process that this one is a forked copy of, and nothing will come here.",
-            hint="Read it there, or run the program in this process.", where=where,
+            "the program runs in the process that this one was forked from, so its values never arrive here.",
+            hint="Read the value there, or run the program in this process.", where=where,
         )  # fmt: skip
     if serving.engine:
         raise ProgramError(
-            "waiting here would stop an engine: this runs on its thread, in a logit processor or a sink.",
+            "waiting here would stop an engine: this code runs on its thread, in a logit processor or a sink.",
             hint="Wait on another thread.", where=where,
         )  # fmt: skip
     if on_executor():

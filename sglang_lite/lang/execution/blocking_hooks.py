@@ -38,7 +38,7 @@ def generate(
 
 def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generation:
     if not isinstance(text, str):
-        raise ProgramError(f"the backend gave {text!r:.60}, which is no text.")
+        raise ProgramError(f"the backend returned {text!r:.60}, which is not a string.")
     meta = dict(meta or {})
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason

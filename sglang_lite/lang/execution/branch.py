@@ -213,7 +213,7 @@ class Branch:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
 
         if self._grammar is not None:
-            raise ProgramError("a grammar is open already.", hint="Make one grammar of the two.", where=where)
+            raise ProgramError("a grammar is already open.", hint="Combine the two into one grammar.", where=where)
         if Continuation not in self.backend.capabilities.constraints:
             raise self.backend.refusal(
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where

@@ -59,8 +59,8 @@ class Budget:
         """Raises ParameterError: nobody knows what a call of the backend costs."""
         if self.max_cost is not None and backend.cost(Usage(1, 0, 1)) is None:
             raise ParameterError(
-                "max_cost", f"no price is known of the model {backend.get_model_name()!r}.",
-                hint="Say it (backend.price = sgl.Price(…)), or limit max_total_tokens.",
+                "max_cost", f"the price of the model {backend.get_model_name()!r} is not known.",
+                hint="Set it (backend.price = sgl.Price(…)), or use max_total_tokens.",
             )  # fmt: skip
 
     @contextlib.contextmanager
@@ -91,10 +91,10 @@ class Budget:
     def _book(self, cost: float, tokens: int) -> None:
         with self._lock:
             if self.max_total_tokens is not None and self._tokens + tokens > self.max_total_tokens:
-                told = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or booked"
+                told = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or reserved"
                 raise _over("max_total_tokens", f"{told}, and this call may use {tokens:,}.")
             if self.max_cost is not None and self._cost + cost > self.max_cost:
-                told = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or booked"
+                told = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or reserved"
                 raise _over("max_cost", f"{told}, and this call may cost ${cost:.6g}.")
             self._cost += cost
             self._tokens += tokens
@@ -118,7 +118,7 @@ class Budget:
 
 def _over(limit: str, problem: str) -> BudgetError:
     return BudgetError(
-        limit, problem, hint=f"Raise {limit}, or lower max_tokens: done answers are in the error's state."
+        limit, problem, hint=f"Raise {limit}, or lower max_tokens. Finished answers are in the error's `state`."
     )
 
 
@@ -131,7 +131,7 @@ def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingPar
     longest = backend.unset_max_tokens if isinstance(params.max_tokens, Unset) else params.max_tokens
     if longest is None:
         raise ParameterError(
-            "max_tokens", "a generation without it has no end here, so no budget could hold.",
+            "max_tokens", "this generation has no limit, so the budget can't be kept.",
             hint="Set it: gen(max_tokens=…), or run(max_new_tokens=…) for all.",
         )  # fmt: skip
     samples = params.samples

@@ -348,7 +348,7 @@ def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
     except ValueValidationError as error:
         if generation.finish_reason != "length":
             raise
-        hint = f"max_tokens ended {op.node.name!r} after {generation.usage.completion_tokens} tokens: raise it."
+        hint = f"max_tokens ended {op.node.name!r} after {generation.usage.completion_tokens} tokens. Raise it."
         raise ValueValidationError(
             error.message, text=error.text, value=error.value, hint=f"{error.hint} {hint}".strip()
         ) from error
@@ -393,7 +393,7 @@ def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values
     samples = op.node.params.n
     several = not isinstance(samples, Unset) and samples > 1
     if several and len(generations) != samples:
-        raise ProgramError(f"the backend gave {len(generations)} of {samples} samples.")
+        raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
     first, options = generations[0], op.own.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)

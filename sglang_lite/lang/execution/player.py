@@ -184,12 +184,14 @@ class Player:
         """Goes back to a mark. A branch that has failed since works again, unless it was stopped from outside or its
         time is over."""
         if self.log is not None:
-            raise ProgramError("text that was streamed can't be taken back.", hint="Run without stream.", where=where)
+            raise ProgramError(
+                "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
+            )
         deadline = self.run.deadline
         over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
         if over and self._failure is not None:  # else a body that tries until it succeeds would never end
             raise located(self._failure, where)
-        given_up = RequestAbortedError("the program went back to before it.")
+        given_up = RequestAbortedError("a rollback removed this node.")
         with self._lock:
             lost = self._failure is not None and mark.played is None  # it has failed before the mark
             running, gone = self._take_back(mark)
@@ -448,7 +450,7 @@ class Player:
 
     def __del__(self) -> None:
         if getattr(self, "_failure", None) is not None and not self._failure_seen:
-            logger.error("A program failed and nobody read it: %s", self._failure)
+            logger.error("A program failed and its error was never read: %s", self._failure)
 
 
 def _where(op: Op | None) -> Location | None:

@@ -80,7 +80,7 @@ def may_block(run: Run, instead: str, where: Location | None) -> None:
     with contextlib.suppress(RuntimeError):  # no event loop is running here
         if asyncio.get_running_loop() is run.loop or current_run.get() is run:
             raise ProgramError(
-                "reading would block the event loop of an async program.", hint=f"Use {instead}.", where=where
+                "reading here would block the event loop of an async program.", hint=f"Use {instead}.", where=where
             )
 
 

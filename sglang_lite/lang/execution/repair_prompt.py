@@ -37,12 +37,12 @@ def check_repair(
         CapabilityError: there is no turn to show, or a backend that sees no prompt.
     """
     if not retries:
-        hint = "Set retries=…, the most attempts after the first."
-        raise ParameterError("repair", "nothing is tried again where retries is 0.", hint=hint, where=where)
+        hint = "Set retries= to the number of attempts after the first."
+        raise ParameterError("repair", "it has no effect with retries=0.", hint=hint, where=where)
     if params.samples > 1:
-        raise ParameterError("repair", "there are several samples: one answer is shown.", where=where)
+        raise ParameterError("repair", "it works with one sample only.", hint="Leave n out.", where=where)
     if backend.blocking:
-        raise backend.refusal(own, "repair, with SGLang's hooks", "Leave it out, or write agenerate.", where)
+        raise backend.refusal(own, "repair with SGLang's blocking hooks", "Leave it out, or write agenerate.", where)
     if role != "assistant":
         instead = "Write turns: s += sgl.user(…), then s += sgl.assistant(sgl.gen(…))."
         raise backend.refusal(own, "repair outside an assistant's turn", instead, where)

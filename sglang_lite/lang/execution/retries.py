@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _HOPELESS = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _SAME_AGAIN = (
-    "It was not tried again, as `retries` at temperature 0 give the same answer: set a temperature, or repair=True, "
+    "It was not tried again, because at temperature 0 the answer stays the same: set a temperature, or repair=True, "
     "which shows the model what was wrong."
 )
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
@@ -81,8 +81,8 @@ def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
     if not isinstance(error, BackendError) or error.retry_after is None:
         return pause
     if deadline is not None and time.monotonic() + error.retry_after >= deadline:
-        wants = f"The provider wants to be asked again after {error.retry_after:g} s"
-        error.hint = f"{wants}, when the run's timeout will be over: it was not tried again."
+        wants = f"The provider allows another try after {error.retry_after:g} s"
+        error.hint = f"{wants}, but the run's timeout ends before that, so it was not tried again."
         raise error
     return max(pause, error.retry_after)
 
@@ -135,7 +135,9 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
         raise
     if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's too
         raise ParameterError(
-            "check", f"{name} returned {verdict!r:.60}, not True or False.", hint="Return whether the value will do."
+            "check",
+            f"{name} returned {verdict!r:.60}, not True or False.",
+            hint="Return True if the value is valid, else False.",
         )
     if not verdict:
         raise ValueValidationError(f"{name} refused the value {value!r}.", text=text, value=value)

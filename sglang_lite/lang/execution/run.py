@@ -75,8 +75,8 @@ class RunSettings:
         """Raises CapabilityError: a priority, which only who is handed the run as a program may take."""
         if self.priority and not (self.push_down and backend.plays_programs and backend.takes_priority):
             raise CapabilityError(
-                f"{type(backend).__name__} takes no priority for this run.",
-                hint="Leave priority out, or hand the run over whole to an engine or a server of this package.",
+                f"{type(backend).__name__} accepts no priority for this run.",
+                hint="Leave priority out, or run the whole program on an engine or a server of this package.",
                 parameter="priority",
             )
 

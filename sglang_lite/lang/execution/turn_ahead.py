@@ -192,7 +192,7 @@ class Turn:
         parts = [part for part in (prompt.partial, *asked) if part != ""]
         values = read(OverrunAnswer(said.text, True, said.usage.completion_tokens), parts).values
         if len(values) < len(self._places) - place:
-            error = ValueValidationError("the turn's generations could not be told apart in its text.", text=said.text)
+            error = ValueValidationError("the turn's text could not be split into its generations.", text=said.text)
             error.usage = said.usage
             raise error
         self._keep_whole(place, said, [value.text for value in values])
@@ -232,7 +232,7 @@ class Turn:
             answer = OverrunAnswer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
             values = read(answer, (hole,)).values
             if not values:
-                raise BackendError(f"{backend.get_model_name()} did not go on with {begun[-60:]!r}: it said it again.")
+                raise BackendError(f"{backend.get_model_name()} did not continue {begun[-60:]!r}: it repeated it.")
             text, said = values[0].text, msgspec.structs.replace(said, matched=values[0].matched)
         return msgspec.structs.replace(said, text=text, meta={**said.meta, "turn": {"by": "asked"}})
 

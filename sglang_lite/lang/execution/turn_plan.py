@@ -181,14 +181,14 @@ def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan |
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, drawn)
     if span.begun:
         asked, before = span.first_behind
-        feature = f"a generation behind what stands in the assistant's turn already: {before[-60:]!r}"
+        feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
         return TurnPlan("refused", span, refusal=(asked, feature, _INSTEAD))
     return None
 
 
 _INSTEAD = (
-    "Begin a new turn for each, set @function(num_api_spec_tokens=…), give every generation a constraint, or make the "
-    'backend with policy="emulate".'
+    "Begin a new turn for each generation, set @function(num_api_spec_tokens=…), give every generation a constraint, "
+    'or make the backend with policy="emulate".'
 )
 
 

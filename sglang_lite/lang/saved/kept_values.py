@@ -50,7 +50,7 @@ def packed(value: UserValue, what: str) -> UserValue:
         if data is not None and named(name) is kind:
             return {"$type": name, "$value": data}
     raise ProgramError(
-        f"{what} is a {kind.__name__}, which can't be kept in a file.",
+        f"{what} is a {kind.__name__}, which can't be saved to a file.",
         hint="Define its class at the top of a module, or return plain data.",
     )
 
@@ -93,4 +93,4 @@ def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
         return kind.model_validate(data)
     if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
         return kind(**unpacked(data, find))
-    raise ValueError(f"{value['$type']} is no type of a kept value")
+    raise ValueError(f"{value['$type']} is not the type of a saved value")

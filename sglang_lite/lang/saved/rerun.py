@@ -127,7 +127,7 @@ class RememberingBackend(DelegatingBackend):
         (answer,) = known.answers
         assert isinstance(answer, SavedChoice)
         if answer.decision not in choices:
-            raise ParameterError("value", f"{answer.decision!r:.60} is none of the choices {list(choices)!r:.200}.")
+            raise ParameterError("value", f"{answer.decision!r:.60} is not one of the choices {list(choices)!r:.200}.")
         return msgspec.structs.replace(answer.selection, picked=answer.decision, usage=Usage())
 
 
@@ -149,13 +149,13 @@ def with_value(answers: Sequence[SavedAnswer], name: str, value: str | None) -> 
     of_name = [answer for answer in answers if answer.name == name]
     if not of_name:
         names = ", ".join(dict.fromkeys(repr(answer.name) for answer in answers if answer.name)) or "none"
-        raise ParameterError("at", f"no node of this state gave {name!r:.60} its value; nodes gave: {names}.")
+        raise ParameterError("at", f"no node of this state set {name!r:.60}. Nodes set: {names}.")
     rest = [answer for answer in answers if answer.name != name]
     if value is None:
         return rest
     if not isinstance(value, str):
         raise ParameterError(
-            "value", f"{value!r:.60} is no text.", hint="Give the text that the model would have written."
+            "value", f"{value!r:.60} is not a string.", hint="Give the text that the model would have written."
         )
     first = of_name[0]
     fresh = (

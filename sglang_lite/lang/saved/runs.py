@@ -42,7 +42,10 @@ class AbsentBackend(BaseBackend):
     """The backend of a state that was loaded without one."""
 
     def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
-        raise CapabilityError("this state was loaded without a backend.", hint="sgl.load(path, backend=…)")
+        raise CapabilityError(
+            "this state was loaded without a backend, so it can't run nodes.",
+            hint="Load it with sgl.load(path, backend=…).",
+        )
 
     async def aselect(self, *args: object, **kwargs: object) -> NoReturn:
         self.agenerate()
@@ -64,7 +67,7 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
     run, transcript = branch.run, branch.player.transcript
     if transcript.walk is not None or branch.names.scopes:
         what = "a grammar" if transcript.walk is not None else f"the scope {next(iter(branch.names.scopes))!r}"
-        raise ProgramError(f"{what} is open.", hint="Save the state after its end.")
+        raise ProgramError(f"the state can't be saved while {what} is open.", hint="Save it after the end of that.")
     called, parts = run.called if again else None, Fingerprint()
     if called is not None:
         parts.add_program(called.program.func)
@@ -190,7 +193,7 @@ def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
     found = next((each for each in saved.variables if each.name == name), None)
     if found is None or found.behind is None:
         names = ", ".join(repr(each.name) for each in saved.variables if each.behind is not None) or "none"
-        raise ParameterError("at", f"no node in this text gave {name!r:.60} its value; nodes gave: {names}.")
+        raise ParameterError("at", f"no node of this text set {name!r:.60}. Nodes set: {names}.")
     pieces, messages, turn = found.behind
     before = [each for each in saved.variables if each.name and (each.behind is None or each.behind[0] <= pieces)]
     return msgspec.structs.replace(
@@ -252,7 +255,7 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
         WireError: it is no saved state, damaged, or of another version.
     """
     if not isinstance(path, str | os.PathLike):
-        raise ParameterError("path", f"{path!r:.60} is no path.", hint="Give the file that state.save(path) wrote.")
+        raise ParameterError("path", f"{path!r:.60} is not a path.", hint="Give the file that state.save(path) wrote.")
     file = Path(path)
     if file.is_dir():
         raise ParameterError("path", f"{str(file)!r} is a folder.", hint="Give the file that state.save(path) wrote.")
@@ -286,7 +289,7 @@ def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str
             found = program.func.__globals__.get(path)
         if not isinstance(found, type):
             raise ProgramError(
-                f"a value is of the type {name}, which is not known here.",
+                f"a saved value has the type {name}, which is not known here.",
                 hint="Give the class: sgl.load(path, types=[…]).",
             )
         return found
@@ -297,7 +300,7 @@ def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
     """Raises ProgramError: a run was of another program, or its body has changed (with the first difference)."""
     if saved.program != program.name:
-        raise ProgramError(f"this is of the program {saved.program!r}, not of {program.name!r}.")
+        raise ProgramError(f"the saved run is of the program {saved.program!r}, not of {program.name!r}.")
     now = Fingerprint()
     now.add_program(program.func)
     before = dict(saved.parts)

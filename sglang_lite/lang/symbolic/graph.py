@@ -104,12 +104,14 @@ class Graph(GraphRecord, frozen=True):
         """
         counter: Any = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(counter, "encode_spans"):
-            told = f"a {type(tokenizer).__name__} is no tokenizer."
+            told = f"a {type(tokenizer).__name__} is not a tokenizer."
             raise ParameterError("tokenizer", told, hint="Give an engine, or its `tokenizer`.")
         for i, row in enumerate(rows):
             for name in self.arguments:
                 if name not in row:
-                    raise ParameterError("rows", f"row {i} has no {name!r}.", hint="Give every argument that is open.")
+                    raise ParameterError(
+                        "rows", f"row {i} has no {name!r}.", hint="Give a value for every argument that is not bound."
+                    )
         return prefix_tree([self.filled(row) for row in rows], counter)
 
     def to_json(self) -> bytes:
@@ -125,7 +127,7 @@ class Graph(GraphRecord, frozen=True):
         """
         found = wire.decode(data.encode() if isinstance(data, str) else data, form="json")
         if not isinstance(found, GraphRecord):
-            raise WireError(f"a {type(found).__name__} is no graph", pointer="/type")
+            raise WireError(f"a {type(found).__name__} is not a graph", pointer="/type")
         return Graph(*_fields(found))
 
 

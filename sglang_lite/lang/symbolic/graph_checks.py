@@ -18,14 +18,14 @@ from sglang_lite.protocol.record import Record
 
 # Codes of findings, and the fault in a few words.
 CODES: Final = {
-    "unknown-variable": "a variable is read before it is there",
+    "unknown-variable": "a variable is read before it is set",
     "error": "the body fails on a way that it can take",
     "unread-variable": "nobody can read a variable",
-    "unreachable": "no way through the body comes to a line that adds to the program",
+    "unreachable": "no way through the body reaches a line that adds to the program",
     "stop-never-comes": "a constraint forbids a stop string",
     "refused": "a backend refuses a node, or a constraint can't be enforced",
-    "changing-text": "a text is another one in every run, and so is what follows it in the prompt",
-    "move-up": "text that all rows share stands behind text that they don't share",
+    "changing-text": "a text changes with every run, and so does the prompt after it",
+    "move-up": "text that all rows share comes after text that they don't share",
     "low-sharing": "fewer prompt tokens than wanted come from the cache",
 }
 
@@ -105,7 +105,7 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
         last[node.path, node.name] = i, node
         if before not in read and _line(other) != _line(node):  # in a loop the text alone may be wanted
             yield Finding(
-                "unread-variable", f"{node.name!r} is replaced (line {_line(node)}) before anybody has read it.",
+                "unread-variable", f"{node.name!r} is replaced (line {_line(node)}) before it is read.",
                 other.where, "Give one of the two another name.",
             )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Fi
             continue
         if all(fork in forks and len(forks[fork].branches) > 1 for fork in node.path[::2]):
             yield Finding(
-                "unread-variable", f"nobody can read {node.name!r}: its branch is neither joined nor read from.",
+                "unread-variable", f"{node.name!r} can't be read: its branch is neither joined nor read from.",
                 node.where, "Call join() on the fork's group, or read it from the branch.",
             )  # fmt: skip
 
@@ -131,7 +131,9 @@ def _line(node: GraphNode) -> int:
 
 def _unreached(graph: GraphRecord) -> Iterator[Finding]:
     for where in graph.unreached:
-        yield Finding("unreachable", "no way through the body comes here.", where, "Remove it, or mend its condition.")
+        yield Finding(
+            "unreachable", "no way through the body reaches this line.", where, "Remove it, or correct its condition."
+        )
 
 
 def _stops(graph: GraphRecord) -> Iterator[Finding]:
@@ -188,9 +190,9 @@ def _changes(graph: GraphRecord) -> Iterator[Finding]:
     for change in graph.changes:
         first, second = _around(change.first, change.second)
         yield Finding(
-            "changing-text", f"the text is another one in every run: {first!r}, then {second!r}.",
+            "changing-text", f"the text changes with every run: {first!r}, then {second!r}.",
             graph.nodes[change.node].where,
-            "Nothing behind it in the prompt is found in the cache: put it last, sort it, or pass it as an argument.",
+            "No text after it is found in the prompt cache: put it last, sort it, or pass it as an argument.",
         )  # fmt: skip
 
 

@@ -121,8 +121,8 @@ class TraceLog:
         self.left -= 1
         if self.left < 0:
             raise EndlessError(
-                f"the body has added or asked {MAX_NODES:,} times and has not ended.",
-                hint="A loop whose end a run decides needs a bound (for step in range(8): …).",
+                f"the body has added nodes or made decisions {MAX_NODES:,} times without ending.",
+                hint="Bound each loop whose end depends on a run, as in `for step in range(8):`.",
                 where=user_location(),
             )
 

@@ -80,17 +80,22 @@ class Trace:
         records = _records(path, lines)
         head = next(records, None)
         if not isinstance(head, TraceHead):
-            raise WireError(f"{path}, line 1: no head of a trace", hint="Give a file that Trace.save has written.")
+            raise WireError(
+                f"{path}, line 1: the line is not the head of a trace", hint="Give a file that Trace.save has written."
+            )
         nodes: list[TraceNode] = []
         for number, record in enumerate(records, 2):
             if not isinstance(record, TraceNode):
-                raise WireError(f"{path}, line {number}: a {type(record).__name__} is no node of a trace")
+                raise WireError(f"{path}, line {number}: a {type(record).__name__} is not a node of a trace")
             _check(record, f"{path}, line {number}")
             nodes.append(record)
         if len(nodes) != head.nodes:
-            raise WireError(f"{path}: {len(nodes):,} nodes, where line 1 tells of {head.nodes:,}")
+            raise WireError(f"{path}: {len(nodes):,} nodes, but line 1 says {head.nodes:,}")
         if not (0 <= head.seconds < math.inf and 0 <= head.started < 1e12):
-            raise WireError(f"{path}, line 1: {head.seconds} seconds from {head.started} on", pointer="/data/seconds")
+            raise WireError(
+                f"{path}, line 1: {head.seconds} seconds from {head.started} is not a possible time",
+                pointer="/data/seconds",
+            )
         return cls(head, tuple(nodes))
 
 
@@ -111,15 +116,18 @@ def _records(path: str | os.PathLike[str], lines: list[bytes]) -> Iterator[Recor
 def _check(node: TraceNode, where: str) -> None:
     """Raises WireError: a node says what can't be."""
     if not 0 <= node.start <= node.end < math.inf:
-        raise WireError(f"{where}: it begins at {node.start} and ends at {node.end} seconds", pointer="/data/start")
+        raise WireError(f"{where}: {node.start} to {node.end} seconds is not a possible time", pointer="/data/start")
     if len(node.path) % 2 or any(each < 0 for each in (node.place, *node.path)):
         raise WireError(
-            f"{where}: {node.path!r:.80} is no branch's path: pairs of a fork and an index", pointer="/data/path"
+            f"{where}: {node.path!r:.80} is not the path of a branch, which has pairs of a fork and an index",
+            pointer="/data/path",
         )
     at = 0
     for start, end in node.forced:
         if not at <= start < end <= len(node.text):
-            raise WireError(f"{where}: the stretch {start} to {end} is not in its text", pointer="/data/forced")
+            raise WireError(f"{where}: the range {start} to {end} is outside its text", pointer="/data/forced")
         at = end
     if not 0 <= node.cached <= len(node.text):
-        raise WireError(f"{where}: {node.cached} characters of {len(node.text)} are cached", pointer="/data/cached")
+        raise WireError(
+            f"{where}: {node.cached} of {len(node.text)} characters can't be cached", pointer="/data/cached"
+        )

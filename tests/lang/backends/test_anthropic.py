@@ -252,7 +252,10 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, claude):
         s += sgl.assistant(sgl.gen("a"))
 
     refused(lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns")
-    refused(lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))), "already: 'It is'")
+    refused(
+        lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))),
+        "already in the assistant's turn: 'It is'",
+    )
     refused(lambda s: s.__iadd__(sgl.system("x") + sgl.assistant(sgl.gen("a"))), "last turn is not one. Add sgl.user")
     refused(twice, "the last turn is not one")
     refused(intro, "not see the text outside the turns: 'Someintroduction.'")

@@ -45,7 +45,7 @@ def test_no_call_goes_beyond_the_tokens(backend):
 def test_what_is_done_is_kept_in_the_state_of_the_error(backend):
     whole = four.run(8, backend=backend, temperature=0)
     state = four.run(8, backend=backend, temperature=0, max_total_tokens=100)
-    with pytest.raises(sgl.BudgetError, match=r"max_total_tokens: .* of 100 tokens are used or booked") as caught:
+    with pytest.raises(sgl.BudgetError, match=r"max_total_tokens: .* of 100 tokens are used or reserved") as caught:
         state["a7"]
     assert caught.value.limit == "max_total_tokens"
     assert caught.value.state is state
@@ -63,7 +63,7 @@ def test_dollars(api, connected):
     api.answers = Say("Paris")
     backend = connected(sgl.OpenAI, "gpt-4o")
     state = four.run(12, backend=backend, max_cost=0.0003)
-    with pytest.raises(sgl.BudgetError, match=r"max_cost: \$\S+ of \$0.0003 are used or booked"):
+    with pytest.raises(sgl.BudgetError, match=r"max_cost: \$\S+ of \$0.0003 are used or reserved"):
         state["a11"]
     assert 0 < len(api.requests) < 12
     assert backend.cost(state.trace().usage) <= 0.0003
@@ -71,7 +71,7 @@ def test_dollars(api, connected):
 
 
 def test_a_price_that_nobody_knows_is_no_budget():
-    with pytest.raises(sgl.ParameterError, match="no price is known of the model 'scripted'"):
+    with pytest.raises(sgl.ParameterError, match="the price of the model 'scripted' is not known"):
         four.run(backend=sgl.ScriptedBackend(default="a"), max_cost=1.0)
     backend = sgl.ScriptedBackend(default="a")
     backend.price = sgl.Price(1.0, 1.0)
@@ -86,7 +86,7 @@ def test_an_answer_without_a_limit_is_refused_where_the_api_has_none(api, connec
         s += sgl.user("Hi") + sgl.assistant(sgl.gen("a"))
 
     backend = connected(sgl.OpenAI, "gpt-4o")
-    with pytest.raises(sgl.ParameterError, match="max_tokens: a generation without it has no end"):
+    with pytest.raises(sgl.ParameterError, match="max_tokens: this generation has no limit"):
         open_end.run(backend=backend, max_total_tokens=1000)["a"]
     assert open_end.run(backend=backend, max_total_tokens=1000, max_new_tokens=9)["a"] == "Paris"
     assert len(api.requests) == 1

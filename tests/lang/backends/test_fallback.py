@@ -185,7 +185,7 @@ def mixed(other, connected):
 
 
 def test_what_one_refuses_of_a_turn_is_refused_before_any_call(api, other, mixed):
-    with pytest.raises(sgl.CapabilityError, match="behind what stands in the assistant's turn already: 'Name:'"):
+    with pytest.raises(sgl.CapabilityError, match="after text that is already in the assistant's turn: 'Name:'"):
         sgl.function(fields).run(backend=mixed())["city"]
     assert not api.requests
     assert not other.requests

@@ -120,7 +120,10 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
 
     refused(lambda s: s.__iadd__("Once upon" + sgl.gen("a")), "outside an assistant's turn. Write turns")
     refused(lambda s: s.__iadd__(sgl.user(sgl.gen("a"))), "outside an assistant's turn")
-    refused(lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))), "already: 'It is'")
+    refused(
+        lambda s: s.__iadd__(sgl.user("x") + sgl.assistant("It is" + sgl.gen("a"))),
+        "already in the assistant's turn: 'It is'",
+    )
 
     def intro(s):
         s += "Some introduction."

@@ -251,7 +251,7 @@ def test_retries_pause_for_as_long_as_the_provider_asks(pauses):
 def test_what_is_asked_for_beyond_the_timeout_is_not_waited_for(pauses):
     with pytest.raises(sgl.OverloadedError, match="busy") as caught:
         hello.run(backend=Busy(600), retries=3, timeout=300)["a"]
-    assert "after 600 s, when the run's timeout will be over" in caught.value.hint
+    assert "after 600 s, but the run's timeout ends before that" in caught.value.hint
     assert pauses == []
 
 

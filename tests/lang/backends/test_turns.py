@@ -285,7 +285,7 @@ def test_a_word_is_not_taken_for_one_that_is_said_again():
 
 
 def test_without_speculation_a_begun_turn_is_refused_before_the_first_call(api, model):
-    with pytest.raises(sgl.CapabilityError, match=r"'name'.*already: 'Name:'") as error:
+    with pytest.raises(sgl.CapabilityError, match=r"'name'.*already in the assistant's turn: 'Name:'") as error:
         program(None).run(backend=model(lambda body: TURN))
     assert "num_api_spec_tokens" in str(error.value)
     assert api.requests == []

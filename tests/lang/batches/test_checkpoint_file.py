@@ -331,7 +331,7 @@ def test_other_arguments_are_refused(path):
 
 def test_fewer_items_are_refused(path):
     run(path, num_threads=1)
-    refused(path, "line 6: of item 4, and this batch has 4 items", ITEMS[:4])
+    refused(path, "line 6: the line is of item 4, but this batch has 4 items", ITEMS[:4])
 
 
 def test_another_program_is_refused(path):
@@ -341,7 +341,7 @@ def test_another_program_is_refused(path):
     def cube(s, x):
         s += "never"
 
-    refused(path, "line 1: of the program 'square', and this is 'cube'", program=cube)
+    refused(path, "line 1: the checkpoint is of the program 'square', but this is 'cube'", program=cube)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +359,13 @@ def test_another_program_is_refused(path):
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(path, content):
     path.write_bytes(content)
-    refused(path, "line 1: not of a batch checkpoint")
+    refused(path, "line 1: the file is not a batch checkpoint")
 
 
 def test_a_file_of_another_version_is_refused(path):
     run(path)
     path.write_text(path.read_text().replace('"sglang_lite_batch":3', '"sglang_lite_batch": 2'))
-    refused(path, "line 1: its version is 2, this is 3")
+    refused(path, "line 1: the format has version 2, but this package reads version 3")
 
 
 @pytest.mark.parametrize("damage", [b"torn in the middle", b"", b"[]", b'{"index": "x"}', b"\xff\x00", b'{"index": 1'])
@@ -373,9 +373,9 @@ def test_a_damaged_line_is_named_and_skipped_on_request(path, damage, caplog):
     run(path, num_threads=1)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
-    refused(path, "line 4: is damaged.", hint="skip_damaged=True")
+    refused(path, "line 4: the line is damaged.", hint="skip_damaged=True")
     assert run(path, skip_damaged=True) == (TEXTS, 1)
-    assert f"{path}, line 4: is damaged and skipped" in caplog.text
+    assert f"{path}, line 4: the line is damaged and skipped" in caplog.text
     assert run(path, skip_damaged=True) == (TEXTS, 0)
 
 

@@ -38,18 +38,18 @@ def changed(path, line, /, **changes):
         (1, {"version": 2}, "line 1: version 2 of the format is not 1"),
         (2, {"version": 99}, "line 2: version 99 of the format is not 1"),
         (2, {"type": "Text"}, "line 2: "),
-        (2, {"cached": 11}, "line 2: 11 characters of 10 are cached"),
-        (2, {"cached": -1}, "line 2: -1 characters"),
+        (2, {"cached": 11}, "line 2: 11 of 10 characters"),
+        (2, {"cached": -1}, "line 2: -1 of 10 characters"),
         (2, {"text": 5}, "line 2: Expected `str`, got `int`"),
         (2, {"code": "print()"}, "line 2: Object contains unknown field `code`"),
         (2, {"kind": "exec"}, "line 2: Invalid enum value 'exec'"),
-        (3, {"forced": [[0, 10]]}, "line 3: the stretch 0 to 10 is not in its text"),
-        (3, {"forced": [[0, 3], [2, 4]]}, "line 3: the stretch 2 to 4"),
-        (3, {"start": 2.0}, "line 3: it begins at 2.0 and ends at 1.5 seconds"),
-        (3, {"end": {"$float": "inf"}}, "line 3: it begins at 0.0 and ends at inf"),
-        (3, {"path": [1]}, "line 3: (1,) is no branch's path"),
-        (3, {"place": -1}, "is no branch's path"),
-        (1, {"nodes": 3}, "2 nodes, where line 1 tells of 3"),
+        (3, {"forced": [[0, 10]]}, "line 3: the range 0 to 10 is outside its text"),
+        (3, {"forced": [[0, 3], [2, 4]]}, "line 3: the range 2 to 4"),
+        (3, {"start": 2.0}, "line 3: 2.0 to 1.5 seconds"),
+        (3, {"end": {"$float": "inf"}}, "line 3: 0.0 to inf seconds"),
+        (3, {"path": [1]}, "line 3: (1,) is not the path of a branch"),
+        (3, {"place": -1}, "is not the path of a branch"),
+        (1, {"nodes": 3}, "2 nodes, but line 1 says 3"),
         (1, {"seconds": -1.0}, "line 1: -1.0 seconds"),
     ],
 )
@@ -64,13 +64,13 @@ def test_what_can_not_be_is_refused(file, line, changes, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no head of a trace"),
+        (b"", "not the head of a trace"),
         (b"\n", "line 1: "),
         (b"\x80\x04\x95pickle", "line 1: byte 0 is no UTF-8"),
         (b'{"version": 1', "line 1: "),
         (b'{"version":1,"type":"TraceHead","data":{"nodes":0}}\n\n\n', "line 2: "),
-        (b'{"version":1,"type":"TraceNode","data":{"kind":"text"}}\n', "no head of a trace"),
-        (b'{"version":1,"type":"Error","data":{"type":"SglError","message":"x"}}\n', "no head of a trace"),
+        (b'{"version":1,"type":"TraceNode","data":{"kind":"text"}}\n', "not the head of a trace"),
+        (b'{"version":1,"type":"Error","data":{"type":"SglError","message":"x"}}\n', "not the head of a trace"),
         (b'{"version":1,"type":"TraceHead","data":{"nodes":0,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "nested"),
     ],
 )
@@ -119,4 +119,4 @@ def test_the_command_overwrites_no_trace_and_says_what_it_can_not_write(file, ou
 def test_the_command_says_which_line_is_wrong(file, capsys):
     changed(file, 2, cached=99)
     assert cli.main(["trace", str(file)]) == 1
-    assert "line 2: 99 characters" in capsys.readouterr().err
+    assert "line 2: 99 of 10 characters" in capsys.readouterr().err
