@@ -126,29 +126,31 @@ def gen(
 
     Args:
         name: of the variable that gets the result.
-        max_tokens: most tokens to generate (128; at least 0).
+        max_tokens: maximum number of tokens to generate (128; at least 0).
         min_tokens: no end of sequence and no stop before this many tokens (0; at least 0).
-        n: how many independent samples (1; 1 to 256). With more the variable is a list; the first sample continues the
+        n: number of independent samples (1; 1 to 256). With more the variable is a list; the first sample continues the
             text and is what streams show.
-        stop: text, or some, that ends the generation and is no part of the result.
-        stop_token_ids: token ids that end it.
-        stop_regex: patterns of Python's `re` that end it as soon as the text contains a match.
-        temperature: how far draws stray from the likeliest token; 0 takes it always (1.0; 0 to 100).
-        top_p: draw from the likeliest tokens that have this probability together (1.0; above 0, at most 1).
-        top_k: draw from this many of the likeliest; -1 or 0 for all (-1; at least -1).
-        min_p: leave out tokens less likely than this share of the likeliest (0.0; 0 to 1).
-        frequency_penalty: for each occurrence of a token in the output (0.0; -2 to 2).
-        presence_penalty: once for tokens in the output (0.0; -2 to 2).
+        stop: text, or a list of texts, that ends the generation and is not part of the result.
+        stop_token_ids: token ids that end the generation.
+        stop_regex: patterns of Python's `re` that end the generation as soon as its text has a match.
+        temperature: randomness of the draws; 0 always takes the likeliest token (1.0; 0 to 100).
+        top_p: draw from the likeliest tokens whose probabilities add up to this (1.0; above 0, at most 1).
+        top_k: draw from this many of the likeliest tokens; -1 or 0 for all (-1; at least -1).
+        min_p: leave out tokens less likely than this share of the likeliest one's probability (0.0; 0 to 1).
+        frequency_penalty: subtracted from a token's logit for each time that the output has it (0.0; -2 to 2).
+        presence_penalty: subtracted once from the logit of each token in the output (0.0; -2 to 2).
         ignore_eos: continue after an end-of-sequence token (False).
         return_logprob: report tokens' log-probabilities in the metadata, `s.get_meta_info(name)` (False).
-        logprob_start_len: with them, those of prompt tokens from this position on; -1 for none (-1; at least -1).
-        top_logprobs_num: with them, so many of the likeliest tokens at each position; with `max_tokens=0`, of the
-            next one (0; 0 to 256).
-        return_text_in_logprobs: with them, each token's text (False).
-        seed: draws depend on it and on the token's position alone; without one each call draws anew.
-        include_stop: keep what has ended it in the text (False).
-        repetition_penalty: for tokens in the prompt or the output (1.0; above 0, at most 2).
-        logit_bias: what is added to the logits of token ids (-10,000 to 10,000).
+        logprob_start_len: with log-probabilities, also of prompt tokens from this position on; -1 for none (-1; at
+            least -1).
+        top_logprobs_num: also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at
+            the next one (0; 0 to 256).
+        return_text_in_logprobs: with log-probabilities, also each token's text (False).
+        seed: draws depend only on it and the token's position; without it each call draws anew.
+        include_stop: keep the stop that ended the generation in its text (False).
+        repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less likely (1.0; above 0,
+            at most 2).
+        logit_bias: added to the logits of these token ids (-10,000 to 10,000).
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands
             are left out of the result.

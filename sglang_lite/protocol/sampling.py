@@ -230,71 +230,89 @@ def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
 
 PARAMETERS: Final = (
     Parameter(
-        "max_tokens", "int", 128, "most tokens to generate",
+        "max_tokens", "int", 128, "maximum number of tokens to generate",
         Range(0), engine=Range(0, _INT), alias="max_new_tokens",
     ),
     Parameter(
         "min_tokens", "int", 0, "no end of sequence and no stop before this many tokens",
         Range(0), engine=Range(0, _INT), alias="min_new_tokens", places=("gen", "hooks", "sampling_params"),
     ),
-    Parameter("n", "int", 1, "how many independent samples", Range(1), engine=Range(1, 256)),
+    Parameter("n", "int", 1, "number of independent samples", Range(1), engine=Range(1, 256)),
     Parameter(
-        "stop", "strings", (), "text, or some, that ends the generation and is no part of the result", most=64,
+        "stop", "strings", (),
+        "text, or a list of texts, that ends the generation and is not part of the result", most=64,
     ),
-    Parameter("stop_token_ids", "token ids", (), "token ids that end it", Range(0), most=1024),
+    Parameter("stop_token_ids", "token ids", (), "token ids that end the generation", Range(0), most=1024),
     Parameter(
-        "stop_regex", "strings", (), "patterns of Python's `re` that end it as soon as the text contains a match",
+        "stop_regex", "strings", (),
+        "patterns of Python's `re` that end the generation as soon as its text has a match",
         most=32,
     ),
     Parameter(
-        "temperature", "float", 1.0, "how far draws stray from the likeliest token; 0 takes it always",
+        "temperature", "float", 1.0, "randomness of the draws; 0 always takes the likeliest token",
         Range(0), engine=Range(0, 100),
     ),
     Parameter(
-        "top_p", "float", 1.0, "draw from the likeliest tokens that have this probability together",
+        "top_p", "float", 1.0, "draw from the likeliest tokens whose probabilities add up to this",
         Range(0, 1), engine=Range(0, 1, above=True), cure="0 leaves no token; temperature=0 is greedy decoding.",
     ),
     Parameter(
-        "top_k", "int", -1, "draw from this many of the likeliest; -1 or 0 for all", Range(-1), engine=Range(-1, _INT),
+        "top_k", "int", -1,
+        "draw from this many of the likeliest tokens; -1 or 0 for all", Range(-1), engine=Range(-1, _INT),
     ),
-    Parameter("min_p", "float", 0.0, "leave out tokens less likely than this share of the likeliest", Range(0, 1)),
-    Parameter("frequency_penalty", "float", 0.0, "for each occurrence of a token in the output", Range(-2, 2)),
-    Parameter("presence_penalty", "float", 0.0, "once for tokens in the output", Range(-2, 2)),
+    Parameter(
+        "min_p", "float", 0.0,
+        "leave out tokens less likely than this share of the likeliest one's probability", Range(0, 1),
+    ),
+    Parameter(
+        "frequency_penalty", "float", 0.0,
+        "subtracted from a token's logit for each time that the output has it", Range(-2, 2),
+    ),
+    Parameter(
+        "presence_penalty", "float", 0.0,
+        "subtracted once from the logit of each token in the output", Range(-2, 2),
+    ),
     Parameter("ignore_eos", "bool", False, "continue after an end-of-sequence token"),
     Parameter(
         "return_logprob", "bool", False, "report tokens' log-probabilities in the metadata, `s.get_meta_info(name)`",
         places=_LOGPROB,
     ),
     Parameter(
-        "logprob_start_len", "int", -1, "with them, those of prompt tokens from this position on; -1 for none",
+        "logprob_start_len", "int", -1,
+        "with log-probabilities, also of prompt tokens from this position on; -1 for none",
         Range(-1), engine=Range(-1, _INT), places=_LOGPROB,
     ),
     Parameter(
         "top_logprobs_num", "int", 0,
-        "with them, so many of the likeliest tokens at each position; with `max_tokens=0`, of the next one",
+        "also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at the next one",
         Range(0), engine=Range(0, 256), places=_LOGPROB,
     ),
-    Parameter("return_text_in_logprobs", "bool", False, "with them, each token's text", places=_LOGPROB),
     Parameter(
-        "seed", "int", None, "draws depend on it and on the token's position alone; without one each call draws anew",
+        "return_text_in_logprobs", "bool", False,
+        "with log-probabilities, also each token's text", places=_LOGPROB,
+    ),
+    Parameter(
+        "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
         engine=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS,
     ),
     Parameter(
-        "include_stop", "bool", False, "keep what has ended it in the text", alias="no_stop_trim", places=_OURS,
+        "include_stop", "bool", False,
+        "keep the stop that ended the generation in its text", alias="no_stop_trim", places=_OURS,
     ),
     Parameter(
-        "repetition_penalty", "float", 1.0, "for tokens in the prompt or the output",
+        "repetition_penalty", "float", 1.0,
+        "factor for tokens in the prompt or the output; above 1 makes them less likely",
         Range(0, above=True), engine=Range(0, 2, above=True), places=_OURS,
     ),
     Parameter(
-        "logit_bias", "biases", (), "what is added to the logits of token ids",
+        "logit_bias", "biases", (), "added to the logits of these token ids",
         Range(0), engine=Range(-10_000, 10_000), most=4096, places=_OURS,
     ),
     Parameter(
         "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",)
     ),
     Parameter(
-        "token_ids_logprob", "token ids", (), "with log-probabilities, those of these ids at each position",
+        "token_ids_logprob", "token ids", (), "with log-probabilities, also of these ids at each position",
         Range(0), most=1024, places=("request",),
     ),
 )  # fmt: skip
