@@ -19,19 +19,19 @@ FIXED = {"seed": 3, "max_new_tokens": 24}
 
 # Programs that can't be compiled, and what they are told.
 WHY = {
-    "error": ("errors depend on the run", "backend_of_a_node_fails check_fails_then_text check_raises error_in_branch "
+    "error": ("errors are only known", "backend_of_a_node_fails check_fails_then_text check_raises error_in_branch "
               "fork_error_in_fork rollback_after_error rollback_error_in_branch "
               "cancel_branch cancel_fork"),
     "look up": ("can't look it up", "sglang_react"),
-    "inside": ("runs by itself is no node of it", "coroutine_calls"),
+    "inside": ("async program, which can't be compiled", "coroutine_calls"),
     "catches": ("catches exceptions", "coroutine_error error_caught grammar_refuses_choices image_refused"),
     "raises": ("can't be run with symbols", "error_of_the_body error_of_the_body_in_branch fork_reads fork_then_more "
                "nested_run sglang_judge"),
-    "known": ("depends on the run", "gen_logprobs"),
+    "known": ("the metadata of", "gen_logprobs"),
     "through": ("can't go through it", "select_probabilities"),
     "length": ("can't tell how long it is", "read_messages read_text scope_select sglang_long_doc_qa "
                "sglang_parallel_encoding"),
-    "stream": ("a stream is of a run", "stream_read"),
+    "stream": ("the stream is only there", "stream_read"),
 }  # fmt: skip
 NOT_COMPILED = {name: why for why, names in WHY.values() for name in names.split()}
 COMPILED = [name for name in CASES if name not in NOT_COMPILED and name not in ("role_misuse", "grammar_broken")]
