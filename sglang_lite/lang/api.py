@@ -57,7 +57,7 @@ def function(
 
 
 def set_default_backend(backend: BackendLike | None) -> None:
-    """Sets what programs run on that name no backend: an Engine or a BaseBackend; None for the default engine."""
+    """Sets the backend of programs that name none: an Engine or a BaseBackend; None for the default engine."""
     global_config.default_backend = None if backend is None else as_backend(backend)
 
 
@@ -68,7 +68,7 @@ def flush_cache(backend: BackendLike | None = None) -> bool:
 
 
 def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
-    """Information on what runs behind the backend, None where there is none or it does not tell."""
+    """Information on the server or engine behind the backend; None if there is none or it has none to give."""
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None
 
@@ -120,9 +120,9 @@ def gen(
     repair: bool | None = None,
     parallel_tool_calls: bool | None = None,
 ) -> SglGen | SglSelect:
-    """A generation. What is None comes from the run (`program.run(temperature=…)`). What that does not set either has
-    the provider's default on a remote model and, on an engine of this process, the one that stands here in parentheses,
-    with the range that an engine takes. docs/sampling.md has the whole table.
+    """A generation. A parameter that is None takes its value from the run (`program.run(temperature=…)`). If the run
+    does not set it either, a remote model uses its provider's default, and an engine of this process the default in
+    parentheses, beside the range that an engine accepts. docs/sampling.md has the whole table.
 
     Args:
         name: of the variable that gets the result.
@@ -154,28 +154,28 @@ def gen(
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands
             are left out of the result.
-        choices, choices_method: as `select`, which generates nothing: what says how to generate is of no use beside it.
-        regex: text that matches from beginning to end; docs/constraints.md has the dialect.
-        json_schema: text that is JSON valid under a schema: schema text, a dict, a pydantic model (whose objects have
-            no members but its fields), or what sgl.grammar.json_schema makes of a schema with its options.
-        type: a Python type: the variable's value is of it, and the text is whatever spells it.
-        tools: functions the model may call: the variable is a ToolCall or the answer's text; see tools.py.
-        tool_choice: "auto"; "required": one of the tools is called; or one of them, or its name: that one is.
-        parallel_tool_calls: whether several tools may be called at once: then the variable is a list of ToolCalls, in
-            the model's order, or the answer's text (False).
-        ebnf, lark: text of a grammar, in GBNF or in Lark's syntax.
-        constraint: what sgl.grammar.check takes: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema, a type …
+        choices, choices_method: as in `select`. They score texts: what says how to generate has no effect.
+        regex: a pattern that the whole text matches; docs/constraints.md has the dialect.
+        json_schema: a schema that the text, as JSON, is valid under: schema text, a dict, a pydantic model (whose
+            objects have only its fields), or the result of sgl.grammar.json_schema, which takes options.
+        type: a Python type of the variable's value; the text is constrained to spell such a value.
+        tools: functions that the model may call; the variable is a ToolCall or the answer's text.
+        tool_choice: "auto" (the default); "required", to call any of the tools; or a tool, or its name, to call it.
+        parallel_tool_calls: whether several tools may be called at once (False). If True, the variable is a list of
+            ToolCalls, in the model's order, or the answer's text.
+        ebnf, lark: a grammar that the text follows, in GBNF or in Lark's syntax.
+        constraint: any constraint, as in sgl.grammar.check: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
-        retries: how often it is tried again when the backend fails, the value is invalid or `check` refuses it; each
-            time from the text before it, with another seed. At temperature 0 an answer that was refused would come
-            again: the refusal is raised at once, unless `repair` is True.
-        check: a function of the value that returns whether it will do (a bool), or raises; of several samples each
-            must.
-        backend: what to run this node on, instead of the run's backend.
-        reasoning: the model type whose reasoning goes into `<name>_reasoning_content`, not into the variable. A
-            constraint is the answer's alone, on backends that enforce constraints in order; elsewhere all the text's.
-        repair: whether `retries` show the model its refused answer and what was wrong with it (what `check` raised, or
-            that it said no), in turns that are no part of the text. In an assistant's turn, for one sample.
+        retries: number of attempts after the first, if the backend fails, the value is invalid or `check` refuses it
+            (the run's, which is 0). Each starts from the text before the node, with another seed. At temperature 0 a
+            refused answer would come again: the refusal is raised at once, unless `repair` is True.
+        check: a function of the value that returns True if it is valid, else False, or raises. With several samples,
+            each must be valid.
+        backend: the backend of this node, instead of the run's.
+        reasoning: the type of the model ("qwen3" …), whose reasoning goes into `<name>_reasoning_content` instead of
+            the variable. If the backend enforces constraints in order, one applies only to the answer; else to all.
+        repair: whether `retries` show the model its refused answer and the fault (False), in turns that are not part of
+            the text. It works in an assistant's turn, with one sample.
 
     Raises:
         ParameterError: a parameter that can't be honoured, or two that exclude each other.
@@ -342,10 +342,11 @@ def select(
 
     Args:
         name: of the variable that gets the choice.
-        choices: at least one text. Of one that is there twice the first counts. With an empty one all are scored with
-            the text's last token before them, so there has to be text.
-        temperature: 0 takes the best by the method; more draws from the softmax of the method's scores.
-        choices_method: how the scores are compared, or its name ("greedy_token_selection" …); see choices.py.
+        choices: at least one text. Of duplicates, the first counts. If one is empty, all are scored with the last
+            token of the text before them, so that text can't be empty.
+        temperature: 0 (the default) takes the best by the method; above 0, the choice is drawn from the softmax of
+            the scores.
+        choices_method: how scores are compared, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
         multi: several answers: the variable is a list. Choices are added one by one, ", " between them, until a line
             end scores better; `Multi(separator, end)` sets the two.
 

@@ -184,20 +184,20 @@ class SglFunction(BaseProgram):
             max_new_tokens … return_text_in_logprobs: defaults for its generations, each as `gen` has it.
             stream: return at once and let `text_iter` follow the text to the end of the program. (`text`, `messages`
                 and `sync` go as far as the body has come.)
-            backend: what to run on; else that of the enclosing program, else the default.
-            use_thread: False waits until everything has been executed.
-            seed: from which every generation gets its own, by its place in the program, and so does every program that
-                the body runs by itself.
-            timeout: seconds for the whole run, programs inside it included; what is not finished then fails with
-                RequestTimeoutError.
-            retries: how often a generation or selection whose backend failed is tried again.
-            push_down: hand the run to its backend as one program, where that plays programs (the engine does); False
-                asks it node by node, which gives the same, slower: to find mistakes, or to measure.
-            priority: of the run at its engine, where the engine's policy is "priority": of what waits, higher ones are
-                admitted first. Programs that the body runs by themselves have it, too.
-            max_cost, max_total_tokens: dollars, and tokens of prompts and answers, that the run may use, programs
-                inside it included. A call that could go beyond is not made: it fails with BudgetError, which has the
-                state. The run is asked node by node then (docs/backends.md).
+            backend: the backend; None: that of the enclosing program, else the default.
+            use_thread: False: return only when everything has been executed.
+            seed: of the run. Every generation, and every program that the body runs by itself, derives its own seed
+                from it, by its place in the program.
+            timeout: seconds for the whole run, programs inside it included. Nodes that are not finished by then fail
+                with RequestTimeoutError.
+            retries: number of attempts after the first, if the backend of a generation or selection fails.
+            push_down: hand the run to its backend as one program, if that plays programs (the engine does). False:
+                request it node by node, which gives the same results, but slower: to debug, or to measure.
+            priority: of the run at an engine whose policy is "priority": higher ones are admitted first. It also
+                applies to programs that the body runs by themselves.
+            max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, of the run,
+                programs inside it included. A call that could exceed one is not made: it fails with BudgetError, which
+                has the state. With a limit, the run is requested node by node (docs/backends.md).
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -284,12 +284,12 @@ class SglFunction(BaseProgram):
             max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, priority: as for `run`, for every
                 item.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: how many programs are under way at a time; "auto": 96, or 16 a CPU if that is more.
-            progress_bar: show one, with tokens per second and the share of prompt tokens that were cached.
-            generator_style: return an iterator of states. It starts what fits into the window, and more as the
-                consumer asks. Left before its end it stops what is under way, as an interrupt (Ctrl-C) does.
-            on_error: what a failed program does: "raise" BatchError after all have finished (from an iterator: the
-                error itself, when its turn comes), "return" the exception in its place, "skip" leave it out.
+            num_threads: most programs that run at a time; "auto": 96, or 16 per CPU if that is more.
+            progress_bar: show a progress bar, with tokens per second and the share of cached prompt tokens.
+            generator_style: return an iterator of states. It starts num_threads programs, and more as states are
+                consumed. If it is left before its end, it stops running programs, as an interrupt (Ctrl-C) does.
+            on_error: what happens to a failed program. "raise": BatchError after all have finished (an iterator raises
+                the error itself, in its turn). "return": its exception is its result. "skip": it is left out.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
             checkpoint: a file that keeps finished items: run again, the batch continues where it was stopped. The file
                 is refused after anything has changed that results depend on: arguments, settings and backend, and the
@@ -297,7 +297,7 @@ class SglFunction(BaseProgram):
                 the names alone; another version of Python counts as a change). Only one run can have it open.
             version: of the program: compared instead of its code and what it reads, where those can't be compared or
                 have changed without a meaning.
-            skip_damaged: run the items of damaged lines of the file again, instead of refusing it.
+            skip_damaged: run the items of damaged lines of the checkpoint again, instead of refusing the file.
             cluster: engines of other machines to run on instead of a backend: `sglang_lite.ray.RayOptions`. States have
                 then what a checkpoint keeps of them.
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 class ProgramState(TellsFunctions):
     """The state of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
-    Adding returns at once; reading waits. What went wrong is raised where something is read.
+    Adding returns at once; reading waits. Errors are raised by reads.
 
     Attributes:
         ret_value: what the body returned.
@@ -295,7 +295,7 @@ class ProgramState(TellsFunctions):
         return messages
 
     def sync(self) -> None:
-        """Waits until everything added so far has been executed; raises what went wrong."""
+        """Waits until everything added so far has been executed. Raises the error of the program, if it failed."""
         self._wait(self.branch.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
@@ -303,7 +303,7 @@ class ProgramState(TellsFunctions):
         await self._await(self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
-        """The error, None if nothing went wrong. Waits like `sync`; outside of the body of a run with
+        """The error; None if the program did not fail. Waits like `sync`; outside of the body of a run with
         stream=True until that has ended."""
         if self.branch.player.log is not None and current_run.get() is not self.branch.run:
             try:
@@ -342,7 +342,7 @@ class ProgramState(TellsFunctions):
     # --------------------------------------------------------------------------------------- streaming
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text, or a variable's, in pieces as they come; from the start, however late. Of a program that was not
+        """The text, or a variable's, in pieces as they arrive, always from the start. Of a program that was not
         run with stream=True: in one piece, when it is there."""
         return text_streams.pieces(self, var_name)
 

@@ -29,12 +29,12 @@ class Anthropic(RemoteBackend):
     Args:
         model_name: the model.
         *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: what the model takes, by name ("anthropic/claude-opus-5") or as a Profile; None: its name decides.
-        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
-        capabilities: what the model can do, where that is known better: it wins.
-        reasoning_effort: how much it is to think: "low", "medium", "high" …; None: as much as it does by itself.
-        client: a ready `AsyncAnthropic`, instead of arguments for one.
-        rate_limit: see RateLimit.
+        profile: what the model accepts, by name ("anthropic/claude-opus-5") or as a Profile; None: its name decides.
+        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
+        capabilities: what the model can do; overrides `profile`.
+        reasoning_effort: how much the model thinks: "low", "medium", "high" …; None: the provider's default.
+        client: an `AsyncAnthropic` to use, instead of arguments for one.
+        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
 
     Attributes:
         token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.

@@ -37,7 +37,7 @@ class Fallback(BaseBackend):
     (`failed`: pairs of a backend and its error).
 
     Args:
-        backends: at least two. What one of them can't honour is refused, as it could be the one to answer.
+        backends: at least two. A node that one of them can't honour is refused, because that one may have to answer.
 
     Raises:
         ParameterError: fewer than two, or one with SGLang's blocking hooks.

@@ -42,19 +42,19 @@ class OpenAI(RemoteBackend):
         chat_template: how roles become text in `state.text()`, and what a completion model is shown.
         is_azure: connect to Azure: `azure_endpoint=`, `api_version=` … are its client's.
         *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: what the model takes, by name ("vllm", "openai/gpt-5") or as a Profile. None: a model of OpenAI's is
-            found by its name; another server is asked once what it is, when that is first needed.
-        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
-        capabilities: what the model can do, where that is known better: it wins. A parameter that only some servers
-            have (top_k …) is sent under its name.
+        profile: what the model accepts, by name ("vllm", "openai/gpt-5") or as a Profile. None: a model of OpenAI's
+            is found by its name; another server is asked once what it is, when that is first needed.
+        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
+        capabilities: what the model can do; overrides `profile`. A parameter that only some servers have (top_k …) is
+            sent under its name.
         api: "chat", "responses" or "completions", whatever the profile says. By "responses" what the model has thought
             is given back, encrypted, in later turns of the same program; `n`, `seed`, `stop` and penalties are not
             taken.
-        reasoning_effort: how much a model that reasons is to: "low", "high" …; None: as much as it does by itself.
+        reasoning_effort: how much the model reasons: "low", "high" …; None: the provider's default.
         tokenizer: of a base model, for `select` by biases: an object with `encode` and `decode`, as tiktoken's
             `encoding_for_model(…)`.
-        client: a ready `AsyncOpenAI` or `AsyncAzureOpenAI`, instead of arguments for one.
-        rate_limit: see RateLimit.
+        client: an `AsyncOpenAI` or `AsyncAzureOpenAI` to use, instead of arguments for one.
+        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
 
     Attributes:
         token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.

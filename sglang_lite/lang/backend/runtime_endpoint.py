@@ -63,12 +63,12 @@ class RuntimeEndpoint(BaseBackend):
 
     Args:
         base_url: address of the server.
-        api_key: that it demands, if any.
-        verify: of TLS: False for no check, or the path of a file of authorities.
+        api_key: sent with each request, if given.
+        verify: check of TLS certificates: False for none, or the path of a file of authorities.
         chat_template_name: of a registered template; None for the model's own, or the one that its name suggests.
-        timeout: longest wait for the next bytes of an answer, in seconds; None for as long as it takes.
-        retries: tries after the first one of what was lost on the way, with longer and longer pauses; the count begins
-            anew with everything that comes.
+        timeout: longest wait for the next bytes of an answer, in seconds; None for no limit.
+        retries: attempts after the first, if a connection is lost, with growing pauses; the count starts again whenever
+            data arrives.
 
     Attributes:
         model_info: description of the model by the server.
@@ -76,7 +76,7 @@ class RuntimeEndpoint(BaseBackend):
 
     Raises:
         BackendError: the server can't be reached, or refuses.
-        ParameterError: the address is none.
+        ParameterError: the address is not valid.
         TemplateError: no template has this name.
     """
 

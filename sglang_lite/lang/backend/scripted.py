@@ -85,17 +85,19 @@ class Rules:
 
 
 class ScriptedBackend(BaseBackend):
-    """
-    Args:
-        answers: what to say. A callable gets each ScriptedRequest. A mapping goes from text or compiled patterns to
-            answers: of those found in the prompt, the one found last, nearest to the end, answers. An answer is text,
-            an exception to raise, a list that is gone through (its last item stays), or a callable of the request.
-        default: the answer where no rule fits; a node with a constraint gets a random text that satisfies it.
-        latency: seconds each request takes, or a function of it.
-        seed: of random texts; those of a call that has a seed of its own depend on that one.
+    """A backend for tests, which answers from a script, without a model.
 
-    An answer is cut at the node's stop strings and patterns, at the end of the number that was asked for, and after
-    `max_tokens` words. One that breaks the node's constraint is an error, as it could not have been generated.
+    Args:
+        answers: the script: a callable of each ScriptedRequest that returns its answer, or a mapping from texts or
+            compiled patterns to answers. The key found nearest to the end of the prompt answers. An answer is text, an
+            exception to raise, a list whose items answer in turn (the last one repeats), or a callable of the request.
+        default: the answer if no rule fits ("" by default). A node with a constraint gets a random text that satisfies
+            it instead.
+        latency: seconds that each request takes (0.0), or a function of the request that returns them.
+        seed: of random texts (0). A call with a seed of its own uses that one.
+
+    An answer is cut at the node's stop strings and patterns, at the end of a requested number, and after `max_tokens`
+    words. An answer that breaks the node's constraint is an error, because a model could not have generated it.
 
     Attributes:
         calls: every request, in order.

@@ -29,13 +29,12 @@ class VertexAI(RemoteBackend):
     Args:
         model_name: the model.
         safety_settings: of the API: a list of dicts with `category` and `threshold`, or a dict from one to the other.
-        profile: what the model takes, by name or as a Profile; None: its name decides.
-        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
-        capabilities: what the model can do, where that is known better: it wins.
-        reasoning_effort: how much it is to think: "minimal", "low", "medium" or "high"; None: as much as it does by
-            itself.
-        client: a ready `google.genai.Client`, instead of arguments for one.
-        rate_limit: see RateLimit.
+        profile: what the model accepts, by name or as a Profile; None: its name decides.
+        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
+        capabilities: what the model can do; overrides `profile`.
+        reasoning_effort: how much the model thinks: "minimal", "low", "medium" or "high"; None: the provider's default.
+        client: a `google.genai.Client` to use, instead of arguments for one.
+        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
         **kwargs: for the SDK's client: `credentials`, `http_options`, `api_key` (of the Gemini API, with
             `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the environment; the location
             `location=`, or GCP_LOCATION.
