@@ -510,7 +510,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
         if inside:
             raise
         raise EndlessError(
-            f"{program.name} calls itself without an end.", hint="Give the recursion a bound that is no symbol.",
+            f"{program.name} calls itself without an end.", hint="Bound the recursion by a value that is not a symbol.",
             where=raised_at(error),
         ) from None  # fmt: skip
     finally:

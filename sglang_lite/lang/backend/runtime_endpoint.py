@@ -141,7 +141,7 @@ class RuntimeEndpoint(BaseBackend):
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != count:
-            raise BackendError(f"{self.base_url} gave {len(answers)} answers for {count} samples.")
+            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.")
         for index, each in enumerate(answers):
             generation = generation_of(each, constraint, index)
             self.token_usage.add(generation.usage)
@@ -160,7 +160,7 @@ class RuntimeEndpoint(BaseBackend):
                     async for answer in answers:
                         index = answer.get("index", 0)
                         if not isinstance(index, int) or not 0 <= index < count:
-                            raise BackendError(f"{self.base_url} gave an answer with the index {index!r:.60}.")
+                            raise BackendError(f"{self.base_url} returned an answer with the index {index!r:.60}.")
                         if samples[index].ended:
                             continue
                         for event in samples[index].take(answer):

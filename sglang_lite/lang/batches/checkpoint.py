@@ -197,7 +197,7 @@ class BatchFile:
         try:
             self.states[index] = state_of(wire.decode(bytes(entry.state), form="json"))  # type: ignore[arg-type] # else below
         except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-            raise self._refusal(number, f"its values can't be made again: {error!r}.") from error
+            raise self._refusal(number, f"its values can't be restored: {error!r}.") from error
         return True
 
     def _refusal(self, line: int, problem: str, hint: str = "Name another file, or delete this one.") -> ProgramError:

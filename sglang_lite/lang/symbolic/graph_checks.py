@@ -20,7 +20,7 @@ from sglang_lite.protocol.record import Record
 CODES: Final = {
     "unknown-variable": "a variable is read before it is set",
     "error": "the body fails on a way that it can take",
-    "unread-variable": "nobody can read a variable",
+    "unread-variable": "a variable is set, but can never be read",
     "unreachable": "no way through the body reaches a line that adds to the program",
     "stop-never-comes": "a constraint forbids a stop string",
     "refused": "a backend refuses a node, or a constraint can't be enforced",

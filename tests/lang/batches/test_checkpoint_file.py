@@ -396,7 +396,7 @@ def test_a_class_that_is_gone_is_told(path):
 
     program.run_batch([(1,)], backend=script(), checkpoint=path)
     path.write_text(path.read_text().replace(":Colour", ":Color"))
-    refused(path, "line 2: its values can't be made again: AttributeError.*Color", [(1,)], program)
+    refused(path, "line 2: its values can't be restored: AttributeError.*Color", [(1,)], program)
 
 
 def test_a_file_that_can_not_be_written_is_refused_before_anything_runs(tmp_path):
