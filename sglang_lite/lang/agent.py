@@ -32,17 +32,17 @@ def use_tools(
 
     Args:
         s: the state; its last turn should be the question. `describe(tools)` tells the model what there is.
-        tools: functions whose parameters have types; docstrings help the model.
+        tools: functions whose parameters have types; their docstrings tell the model what they do.
         name: of the variable that gets the answer; the calls are `<name>_call_0` and so on.
-        max_steps: most turns with calls.
+        max_steps: most turns with calls, at least 0.
         **options: for each `gen`, as max_tokens and temperature. With parallel_tool_calls=True a turn may have several
-            calls: all are run, in their order, and all results are told in the next turn.
+            calls: all are run, in their order, and all results are written into the next turn.
 
     Returns:
         The answer.
 
     Raises:
-        ParameterError: an option that `gen` does not have.
+        ParameterError: an option is not a parameter of `gen`, or a tool is async.
         ToolError: a tool raised, or no answer came within max_steps turns with calls.
     """
     where: Location | None = user_location()

@@ -147,7 +147,7 @@ class ProgramState(TellsFunctions):
         return Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
-        """`with s.checkpoint() as c:` remembers this place; `c.rollback()` comes back to it."""
+        """`with s.checkpoint() as c:` remembers this place; `c.rollback()` returns to it."""
         return Checkpoint(self)
 
     def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
@@ -176,7 +176,7 @@ class ProgramState(TellsFunctions):
         self.set_var(name, value)
 
     def cancel(self) -> None:
-        """Stops what is still under way, here and in the branches, down to the backend's requests. What was not
+        """Stops all running work, here and in the branches, down to the backend's requests. What was not
         finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
         checkpoint's rollback continues from before."""
         self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
@@ -203,12 +203,12 @@ class ProgramState(TellsFunctions):
         return await self._await(await afind_variable(self.branch.player, name, user_location()))
 
     def raw(self, name: str) -> UserValue:
-        """The text behind a variable (a list for several samples): what a typed value was read from."""
+        """The text of a variable, from which a typed value was read. With several samples, a list."""
         value = self[name]
         return _text_of(find_variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
-        """Probability of each choice of a `select`, from the summed log-probabilities of its tokens.
+        """Probability of each choice of a `select`, made from the summed log-probabilities of its tokens.
 
         The largest need not be the decision: token_length_normalized, the default method, compares means per token.
         """
@@ -386,7 +386,7 @@ class ProgramState(TellsFunctions):
 
         Raises:
             ParameterError: the file can't be written.
-            ProgramError: a grammar or a scope is open, or a variable has a value that can't be kept.
+            ProgramError: a grammar or a scope is open, or a variable has a value that can't be saved.
             SglError: that the state has failed with.
         """
         write(self._saved(), path)
@@ -399,14 +399,14 @@ class ProgramState(TellsFunctions):
 
         Args:
             at: the variable of the node.
-            value: text of its new answer; None: the backend is asked for it again.
+            value: text of its new answer; None: the backend generates it again.
 
         Returns:
             The state of the new run. Its usage is that of the nodes that were asked.
 
         Raises:
-            ParameterError: no node gave that variable its value, or it can't have this one.
-            ProgramError: the program is not known: the state was loaded without it, or its arguments were no data.
+            ParameterError: no node set that variable, or its node can't have this value.
+            ProgramError: the state was loaded without its program, or its arguments are not plain data.
         """
         run = self.branch.run
         if run.called is None:
@@ -429,7 +429,7 @@ class ProgramState(TellsFunctions):
         to there, on the same backend, each a run of its own.
 
         Raises:
-            ParameterError: no node in the state's text gave that variable its value.
+            ParameterError: no node in the state's text set that variable.
         """
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend

@@ -27,10 +27,10 @@ class ProgramStateGroup:
         self._alike = src_state is not None  # nothing tells the branches apart, as far as the group knows
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Brings the branches' results to the state they were forked from. Nothing is waited for.
+        """Gives the results of the branches to the state that they were forked from, without waiting.
 
         Args:
-            mode: "gather_variable": each variable that a branch made becomes a list there, one entry a branch, None
+            mode: "gather_variable" (default): each variable of a branch becomes a list there, one entry a branch, None
                 where a branch has none. Reading the list raises what a branch failed with.
                 "concate_and_append": the texts the branches added are appended, one after another, too.
         """

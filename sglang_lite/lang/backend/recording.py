@@ -203,7 +203,7 @@ class Recording(DelegatingBackend):
 
 
 def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:
-    """A backend that asks another one and keeps what it was asked and what came of it, for `sgl.Replay`:
+    """A backend that hands requests to another one and records them with their answers, for `sgl.Replay`:
 
         with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:
             program.run(backend=backend)
@@ -213,7 +213,7 @@ def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> 
 
     Args:
         path: of the file, which is written anew; the end of the `with` waits for runs on the backend, and completes it.
-        backend: to be asked; None: the default backend. It is asked node by node.
+        backend: the one that answers, node by node; None: the default backend.
 
     Raises:
         ParameterError: the file can't be written.

@@ -41,23 +41,23 @@ _SHOWN = 40  # characters of a text on each side of where it differs
 
 
 class Replay(BaseBackend):
-    """A recorded run (`sgl.record`), which answers as the backend did then: no network, no key, no SDK.
+    """A backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no SDK.
 
     Args:
-        path: of the recording.
-        match: "request": a request has to be equal to a recorded one, and takes the answers of equal ones in turn; else
+        path: the file of the recording.
+        match: "request": a request must be equal to a recorded one, and gets the answers of equal ones in turn; else
             it is refused, with the first difference. "node": where none is equal, the node that asked takes the next
             answer of the same node (program, place in the tree of forks, variable), so that prompts may have changed.
-        timing: wait as long as each answer, and each piece of a stream, took; False: everything is there at once.
-        partial: take what there is of a recording that was cut short.
+        timing: wait as long as each answer, and each piece of a stream, took; False: answer at once.
+        partial: accept a recording that was cut short, and use its complete calls.
         chat_template: how roles become text, where the recording's own template could not be kept.
 
     Attributes:
-        left: how many recorded answers nobody has asked for yet.
+        left: number of recorded answers that were not used yet.
 
     Raises:
-        ParameterError: there is no such file, or a bad argument.
-        WireError: it is no recording, of another version, cut short or changed since; the error has the line.
+        ParameterError: the file does not exist, or an argument is not valid.
+        WireError: the file is not a recording, or is of another version, cut short or changed; the error has the line.
     """
 
     @tells_names
