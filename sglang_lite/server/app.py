@@ -110,9 +110,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Refusal by the router itself: of a path that is not there, or a method that it has not."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
-    refused: SglError = NotFoundError(f"there is no {path!r} here.", hint="/openapi.json lists what there is.")
+    refused: SglError = NotFoundError(f"the path {path!r} does not exist.", hint="/openapi.json lists all paths.")
     if error.status_code == 405:
-        refused = MethodError(f"{path!r} takes no {request.method}.")
+        refused = MethodError(f"{path!r} does not accept {request.method}.")
     elif error.status_code != 404:
         refused = BackendError(str(error.detail))
     request_id = request_id_of(request)
@@ -183,4 +183,4 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         if self.force_exit:  # uvicorn would log a traceback for each request that is open
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            logger.warning("a second signal: what is open ends now")
+            logger.warning("second signal: open requests are ended now")

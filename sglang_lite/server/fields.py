@@ -72,8 +72,8 @@ class Fields(Generic[R]):
         if "sampling_params" in self.known and name in SAMPLING_FIELDS:
             hint = "It belongs in sampling_params."
         if "sampling_params" in self.known and name == "response_format":
-            hint = 'Give a schema as text, as sampling_params.json_schema: {"type": "object"} is any object.'
-        raise ParameterError(name[:100], "is no field of this request.", hint=hint)
+            hint = 'Give a schema as text in sampling_params.json_schema; {"type": "object"} allows any object.'
+        raise ParameterError(name[:100], "is not a field of this request.", hint=hint)
 
 
 _KNOWN: dict[type, frozenset[str]] = {}

@@ -39,7 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                 how["metavar"] = each.name.upper()
             group.add_argument(*names, dest=_dest(kind, each.name), default=None, help=texts[each.name], **how)
     group = parser.add_argument_group(
-        "SGLang's switches", "Its other flags are taken where they say what is so here anyway (docs/compatibility.md)."
+        "SGLang's switches",
+        "Its other flags are accepted if they ask for what this server does anyway (docs/compatibility.md).",
     )
     for arg in _others():
         how = FLAG_OPTIONS.get(arg.kind, {})

@@ -134,13 +134,13 @@ async def generate(service: Service, call: HttpRequest) -> Response:
     asked = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     stream, prompt, constraint = asked.pop("stream", False), asked.pop("prompt", None), asked.pop("constraint", None)
     if prompt is not None and ("text" in asked or "input_ids" in asked):
-        raise ParameterError("prompt", "and text or input_ids are both given.")
+        raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
     calls, is_list = read_request(asked.pop("text", None if prompt is None else ""), **asked)
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
         if any(each.constraint is not None for each in calls):
-            raise ParameterError("constraint", "and a grammar of sampling_params are both given.")
+            raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
     answers = service.running.native(calls, is_list=is_list, stream=stream)
@@ -211,7 +211,7 @@ async def health_generate(service: Service, _: HttpRequest) -> Response:
         async with asyncio.timeout(seconds):
             await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
     except TimeoutError:
-        raise RequestTimeoutError(f"the engine has made no token in {seconds:g} seconds.") from None
+        raise RequestTimeoutError(f"the engine generated no token within {seconds:g} seconds.") from None
     return Response(status_code=200)
 
 
@@ -283,7 +283,7 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
     asked = _read(call, Abort)
     if asked.abort_all:
         if asked.rid is not None:
-            raise ParameterError("abort_all", "and rid are both given.")
+            raise ParameterError("abort_all", "and rid are both given. Give one of them.")
         service.running.abort_all()
     elif asked.rid:
         with contextlib.suppress(ParameterError):  # it has ended
@@ -339,13 +339,13 @@ async def detokenize(service: Service, call: HttpRequest) -> Response:
     tokens = _one(asked.tokens, asked.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
     if any(isinstance(each, list) != nested for each in tokens):
-        raise ParameterError("tokens", "mixes token ids and lists of them.")
+        raise ParameterError("tokens", "mixes token ids and lists of token ids. Give only one kind.")
     lists: Iterable[Any] = tokens if nested else [tokens]
     size = service.engine.vocab_size
     for ids in lists:
         for each in ids:
             if not 0 <= each < size:
-                raise ParameterError("tokens", f"{each} is no token id (0 to {size - 1:,}).")
+                raise ParameterError("tokens", f"{each} is not a token id (0 to {size - 1:,}).")
     decode = service.engine.tokenizer.decode
     texts = [decode(ids, skip_special=asked.skip_special_tokens) for ids in lists]
     return answer({"text": texts if nested else texts[0]})
@@ -403,7 +403,7 @@ def _read(call: HttpRequest, kind: type[Any]) -> Any:
 def _one(first: Any, second: Any, name: str) -> Any:
     """The value of a field that has two names."""
     if (first is None) == (second is None):
-        raise ParameterError(name, "is missing." if first is None else "is given under two names.")
+        raise ParameterError(name, "is missing." if first is None else "is given under two names. Give one of them.")
     return second if first is None else first
 
 

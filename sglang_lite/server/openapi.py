@@ -17,14 +17,14 @@ _ERROR = {"type": "object"}
 # Statuses that any route may answer with, and that only those with a body, or that run something, may.
 _ANY = {
     401: "The key is missing or wrong.",
-    403: "A page in a browser asks, and no key is demanded.",
+    403: "A web page sent the request, and the server has no key.",
     500: "The server failed.",
     503: "The engine does not run.",
-    504: "It took too long.",
+    504: "The request took too long.",
 }
 _OF_BODY = {400: "Something in the request is wrong; the error says what.", 413: "The body is too large."}
-_OF_MODEL = {404: "The model is not served, or there is no such thing."}
-_OF_WORK = {429: "Too much is open.", 499: "It was aborted."}
+_OF_MODEL = {404: "The model is not served, or the object does not exist."}
+_OF_WORK = {429: "Too many requests are open.", 499: "The request was aborted."}
 
 
 def document(routes: Sequence[Route]) -> dict[str, Json]:
@@ -36,9 +36,7 @@ def document(routes: Sequence[Route]) -> dict[str, Json]:
         schema = components[references[record]["$ref"].rpartition("/")[2]]
         schema["additionalProperties"] = False
         for name in (*fields.neutral, *fields.refused):
-            schema["properties"].setdefault(
-                name, {"description": fields.neutral.get(name) or "Refused where it is set."}
-            )
+            schema["properties"].setdefault(name, {"description": fields.neutral.get(name) or "Refused if it is set."})
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = re.sub(r":\w+}", "}", route.path)

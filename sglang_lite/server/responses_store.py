@@ -72,7 +72,7 @@ class ResponseStore:
         """Raises TooLargeError: there could never be room for a response to a conversation of this size."""
         if input_bytes > self._most_bytes:
             raise TooLargeError(
-                f"the conversation has {input_bytes:,} bytes, and {self._most_bytes:,} are stored at most.",
+                f"the conversation has {input_bytes:,} bytes; at most {self._most_bytes:,} are stored.",
                 hint="Send store: false, and the conversation with each request.",
             )
 
@@ -91,7 +91,7 @@ class ResponseStore:
         """Raises NotFoundError: the key has no such response, or no longer."""
         found = self._stored.get((key, id))
         if found is None:
-            raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the last ones are stored.")
+            raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored.")
         self._stored.move_to_end((key, id))
         return found
 
@@ -102,7 +102,7 @@ class ResponseStore:
                 for item in response.whole:
                     if item.get("id") == id:
                         return item
-        raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only those of the last responses are stored.")
+        raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
 
     def remove(self, key: str, id: str) -> StoredResponse:
         """Raises NotFoundError: as `get`."""

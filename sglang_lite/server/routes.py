@@ -189,11 +189,11 @@ class Endpoint:
             response = refusal(error, protocol, call.request_id)
         except Exception:  # a fault of ours: the client hears of it, and the server stays
             logger.exception("request %s failed", call.request_id)
-            failed = BackendError("the server failed.", hint=f"Its log says more of request {call.request_id}.")
+            failed = BackendError("the server failed.", hint=f"See request {call.request_id} in the log of the server.")
             response = refusal(failed, protocol, call.request_id)
         if call.unused:
             response.headers[UNUSED] = ", ".join(dict.fromkeys(map(_header_safe, call.unused)))[:1000]
-            logger.warning("request %s: unused: %s", call.request_id, response.headers[UNUSED])
+            logger.warning("request %s: these fields have no effect: %s", call.request_id, response.headers[UNUSED])
         await response(scope, _never, send)
 
 
@@ -236,7 +236,8 @@ class Gate:
         if not taken:
             if "origin" in request.headers:  # any page that somebody looks at on this machine could
                 raise OriginError(
-                    "pages in browsers are not served without a key.", hint="Set --api-key, or ask from a program."
+                    "requests from web pages need a key.",
+                    hint="Start the server with --api-key, or send the request from a program.",
                 )
             return ""
         valid = [key for key in taken if hmac.compare_digest(key.encode(), given.encode())]
@@ -251,9 +252,11 @@ class Gate:
     def opened(self, key: str, works: bool) -> _Opened:
         """Counts a request as open for as long as the context lasts. Raises RateLimitError: there are too many."""
         if works and self.open.total() >= self._most:
-            raise RateLimitError(f"{self._most:,} requests are open.", hint="Try again later.")
+            raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
         if works and self.open[key] >= self._most_per_key:
-            raise RateLimitError(f"{self._most_per_key:,} requests of this key are open.", hint="Try again later.")
+            raise RateLimitError(
+                f"{self._most_per_key:,} requests of this key are open, which is the limit.", hint="Try again later."
+            )
         return _Opened(self.open, key, int(works))
 
 

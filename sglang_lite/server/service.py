@@ -58,7 +58,7 @@ class Service:
         """Raises NotFoundError: a request is for another model."""
         if name is not None and name not in (self.model_name, self.engine.model_name, self.engine.config.model, ""):
             raise NotFoundError(
-                f"the model {name[:200]!r} is not served.", hint=f"This server has {self.model_name!r}."
+                f"the model {name[:200]!r} is not served.", hint=f"This server serves {self.model_name!r}."
             )
 
     @cached_property
@@ -135,7 +135,7 @@ class Service:
             async with asyncio.timeout(seconds):  # wait_for forgets that it was cancelled when both come at once
                 return await future
         except TimeoutError:
-            raise RequestTimeoutError(f"the engine's loop has given no sign for {seconds:g} seconds.") from None
+            raise RequestTimeoutError(f"the engine has not responded for {seconds:g} seconds.") from None
 
     # ----------------------------------------------------------------------------------------------- health
 
@@ -176,10 +176,10 @@ class Service:
         self.engine.core.check_open()
         silent = time.monotonic() - self._beat
         if silent > self.settings.health_timeout_s:
-            raise EngineClosedError("the engine's loop gives no sign.")
+            raise EngineClosedError("the engine does not respond.")
 
     def check_ready(self) -> None:
         """Raises EngineClosedError: as `check_health`, or no token was made yet."""
         self.check_health()
         if not self._warm:
-            raise EngineClosedError("the engine has made no token yet.", hint="It starts: ask again.")
+            raise EngineClosedError("the engine has generated no token yet.", hint="It is starting. Try again later.")

@@ -78,13 +78,15 @@ class ServerSettings:
             "program_max_branches", "program_max_s",
         ):  # fmt: skip
             if not getattr(self, name) > 0:
-                raise ParameterError(name, f"{getattr(self, name)} is not above 0.")
+                raise ParameterError(name, f"{getattr(self, name)} is not greater than 0.")
         for name, most in (("stream_interval_ms", 60_000), ("drain_s", 86_400), ("health_timeout_s", 86_400)):
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(name, f"{getattr(self, name)} is not between 0 and {most:,}.")
         for key in (*self.api_key, *(() if self.admin_api_key is None else (self.admin_api_key,))):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ParameterError("api_key", "a key is empty, or has other than printable ASCII characters.")
+                raise ParameterError(
+                    "api_key", "a key is empty, or has characters other than printable ASCII without spaces."
+                )
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
@@ -99,7 +101,7 @@ def warn_of_strangers(settings: ServerSettings) -> None:
         alone = False
     if not alone and not settings.api_key:
         logger.warning(
-            "Whoever reaches %s can use the server: no key is demanded. Set --api-key, or --host 127.0.0.1.",
+            "Anyone who can reach %s can use the server, as no key is required. Set --api-key, or --host 127.0.0.1.",
             settings.host,
         )
 
@@ -127,9 +129,11 @@ class ReplicaSettings:
             raise ParameterError("replicas", f"{self.replicas} is not between 0 and 1,024.")
         if self.policy is not None and not self.replicas and not self.workers:
             raise ParameterError(
-                "policy", "there is no gateway without replicas or workers.",
+                "policy", "needs a gateway, and there is none without replicas or workers.",
                 hint="The order of an engine's requests is schedule_policy.",
             )  # fmt: skip
         for url in self.workers:
             if not url.startswith(("http://", "https://")) or url.endswith("/"):
-                raise ParameterError("workers", f"{url[:200]!r} is no address.", hint="As http://10.0.0.2:30000.")
+                raise ParameterError(
+                    "workers", f"{url[:200]!r} is not an address.", hint="Write http://10.0.0.2:30000, for example."
+                )

@@ -48,7 +48,7 @@ def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no
         await service.start()
         service.check_health()
         await service.stop()
-        with pytest.raises(EngineClosedError, match="no sign"):  # that has not been started
+        with pytest.raises(EngineClosedError, match="does not respond"):  # that has not been started
             Service(engine, ServerSettings()).check_health()
 
     asyncio.run(started())

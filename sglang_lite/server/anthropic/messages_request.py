@@ -187,7 +187,10 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
     choice = body.tool_choice or ToolChoice(type="auto")
     continues = isinstance(body.messages[-1], AssistantMessage)
     if continues and messages[-1].get("tool_calls"):
-        raise ParameterError("messages", "the last one calls tools, and no result follows.")
+        raise ParameterError(
+            "messages",
+            "the last message calls tools without their results. Add a user message with tool_result blocks.",
+        )
     variables: dict[str, Any] = {}
     if body.thinking is not None:
         variables["enable_thinking"] = body.thinking.type != "disabled"
@@ -210,7 +213,7 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
 def _format(body: CountTokensRequest) -> Constraint | None:
     configured = None if body.output_config is None else body.output_config.format
     if configured is not None and body.output_format is not None:
-        raise ParameterError("output_format", "and output_config.format are both given; only one can hold.")
+        raise ParameterError("output_format", "and output_config.format are both given. Give one of them.")
     found = configured or body.output_format
     return None if found is None else json_schema(found.schema)
 
@@ -223,13 +226,14 @@ def _choice(
             raise ParameterError("tool_choice.name", "is missing.")
         if choice.name in hosted:
             raise ParameterError(
-                "tool_choice", f"{choice.name!r:.80} is a tool of Anthropic's ({hosted[choice.name]:.60}), not of here."
+                "tool_choice",
+                f"{choice.name!r:.80} is a hosted tool ({hosted[choice.name]:.60}), which this server does not run.",
             )
     elif choice.name is not None:
-        raise ParameterError("tool_choice.name", f"is for the type 'tool', and this one is {choice.type!r}.")
+        raise ParameterError("tool_choice.name", f"needs the type 'tool', not {choice.type!r}.")
     if choice.type in ("any", "tool"):
         if not tools:
-            raise ParameterError("tool_choice", "there are no tools that could be called.")
+            raise ParameterError("tool_choice", "the request has no tools that can be called. Give some in tools.")
         return "required"
     return "auto" if choice.type == "auto" else "none"
 
@@ -326,7 +330,7 @@ def _text(block: Shown, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
-        raise CapabilityError("the model reads text, and takes no image.", parameter=where)
+        raise CapabilityError("the model reads only text, no images.", parameter=where)
     if block.citations is not None and block.citations.enabled:
         raise ParameterError(f"{where}.citations", "is not supported by this server.", hint="Leave it out.")
     if isinstance(block, SearchResultBlock):
@@ -338,5 +342,5 @@ def _text(block: Shown, where: str) -> str:
         told = source.content if isinstance(source.content, str) else "\n".join(each.text for each in source.content)
     else:
         kind = source.__struct_config__.tag
-        raise CapabilityError(f"the model reads text, and takes no document of type {kind}.", parameter=where)
+        raise CapabilityError(f"the model reads only text, no documents of type {kind}.", parameter=where)
     return "\n".join(filter(None, (block.title, block.context, told)))

@@ -208,7 +208,7 @@ class ChatFormat:
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
         for name in conversation.variables:
             if name in ("messages", "tools", "add_generation_prompt"):
-                raise ParameterError("chat_template_kwargs", f"{name} can't be set by it.")
+                raise ParameterError("chat_template_kwargs", f"{name!r} is set by the server. Leave it out.")
         variables = self._hide(conversation.variables, hidden)
         if conversation.tool_choice != "none" and tools:
             if self._shows_tools:
@@ -223,7 +223,7 @@ class ChatFormat:
         if conversation.continue_final:
             text, found, _ = text.rpartition(_CUT)
             if not found:
-                raise TemplateError("the chat template changes the last message: it can't be continued.")
+                raise TemplateError("the chat template changes the last message, so the message can't be continued.")
         return Prompt(tuple(_spans(text, hidden)))
 
     def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -274,7 +274,9 @@ def _allowed(schemas: Mapping[str, JsonSchema], names: Sequence[str] | None) -> 
     """Schemas of the tools that are named. Raises ParameterError: there is no such tool."""
     for name in names or ():
         if name not in schemas:
-            raise ParameterError("tool_choice", f"there is no tool {name!r}.", hint=f"Tools: {', '.join(schemas)}.")
+            raise ParameterError(
+                "tool_choice", f"{name!r} is not the name of a tool.", hint=f"Tools: {', '.join(schemas)}."
+            )
     return schemas if names is None else {name: schemas[name] for name in names}
 
 

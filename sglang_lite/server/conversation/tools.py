@@ -45,9 +45,9 @@ def custom_tool(name: str, description: str | None, grammar: GrammarText | None,
             text["pattern"] = f"^(?:{grammar.definition})$"
         elif not forced:
             raise CapabilityError(
-                f"the Lark grammar of {name!r:.80} can't hold inside a call.",
+                f"the Lark grammar of the tool {name!r:.80} can't be enforced unless the tool is forced.",
                 parameter="tools",
-                hint="Choose the tool by tool_choice, or give it a regex.",
+                hint="Name the tool in tool_choice, or give it a regex.",
             )
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
     return Tool(name, description, parameters, strict=True)
@@ -68,9 +68,9 @@ def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
         try:
             found = msgspec.json.decode(given or "{}")
         except msgspec.DecodeError as error:
-            raise ParameterError(name, f"is no JSON: {error}") from None
+            raise ParameterError(name, f"is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ParameterError(name, "is no JSON object.")
+        raise ParameterError(name, "is not a JSON object.")
     return found
 
 

@@ -38,8 +38,8 @@ async def read_bytes(request: Request, most: int) -> bytes:
                 parts.append(part)
                 timer.reschedule(loop.time() + LONGEST_WAIT_S)
     except TimeoutError:
-        told = f"nothing more of the body came for {LONGEST_WAIT_S:g} seconds."
-        raise SlowBodyError(told, hint="Send all that Content-Length says.") from None
+        told = f"no more of the body arrived for {LONGEST_WAIT_S:g} seconds."
+        raise SlowBodyError(told, hint="Send as many bytes as Content-Length says.") from None
     return b"".join(parts)
 
 
@@ -52,14 +52,14 @@ def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise WireError(f"the body is no UTF-8 at byte {error.start}") from None
+        raise WireError(f"the body is not UTF-8 at byte {error.start}") from None
     scan_json(text, limits)
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise WireError(f"the body is no JSON: {error}") from None
+        raise WireError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise WireError("the body is no JSON object")
+        raise WireError("the body is not a JSON object")
     return body
 
 

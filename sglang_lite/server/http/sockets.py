@@ -20,6 +20,6 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise BackendError(
-            f"port {port} of {host} can't be listened on: {error}.", hint="Take another: --port."
+            f"can't listen on port {port} of {host}: {error}.", hint="Choose another port with --port."
         ) from error
     return found

@@ -73,7 +73,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     conversation, custom = conversation_of(body)
     prepared = await service.prepare(conversation, len(call.data))
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Take include_usage.")
+        raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
     if not body.logprobs and body.top_logprobs:
         raise ParameterError("top_logprobs", "needs logprobs: true.")
     params = sampling.read(

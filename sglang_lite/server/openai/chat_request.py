@@ -231,13 +231,19 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
     custom = _forced(body.tools or (), allowed) if choice == "required" else None
     if custom is not None:
         if constraint is not None:
-            raise ParameterError("tool_choice", "a custom tool is chosen, so the answer has no other format.")
+            raise ParameterError(
+                "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
+            )
         choice, constraint = "shown", input_constraint(custom.grammar)
     continues = bool(body.continue_final_message)
     if continues and not isinstance(body.messages[-1], AssistantMessage):
-        raise ParameterError("continue_final_message", "the last message is not the assistant's.")
+        raise ParameterError(
+            "continue_final_message", "the last message is not an assistant message, so it can't be continued."
+        )
     if body.add_generation_prompt is not None and body.add_generation_prompt == continues:
-        raise ParameterError("add_generation_prompt", "and continue_final_message exclude each other.")
+        raise ParameterError(
+            "add_generation_prompt", "and continue_final_message must differ. Leave add_generation_prompt out."
+        )
     effort = {} if body.reasoning_effort is None else variables_of_effort(body.reasoning_effort)
     variables = {**effort, **(body.chat_template_kwargs or {})}
     conversation = Conversation(
@@ -274,7 +280,7 @@ def _choice(
     if given == "none":
         return "none", None
     if not has_tools:
-        raise ParameterError("tool_choice", "there are no tools.")
+        raise ParameterError("tool_choice", "the request has no tools. Give some in tools.")
     if given == "required":
         return "required", None
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
@@ -286,14 +292,14 @@ def _choice(
         ]
     if isinstance(given, dict):
         return "required", [_named(given, "tool_choice")]
-    raise ParameterError("tool_choice", f"{given!r:.80} is none of auto, none, required, or a tool.")
+    raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
 def _named(given: dict[str, Any], where: str) -> str:
     named = given.get(given["type"]) if given.get("type") in ("function", "custom") else None
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
-        raise ParameterError(where, f"{given!r:.80} names no tool.")
+        raise ParameterError(where, f"{given!r:.80} does not name a tool.")
     return name
 
 
@@ -341,7 +347,7 @@ def _text(content: Content | None, where: str) -> str:
             texts.append(part.refusal)
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}.content[{i}]")
+            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}.content[{i}]")
     return "\n".join(texts)
 
 

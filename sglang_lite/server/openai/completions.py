@@ -118,10 +118,10 @@ def _program(body: CompletionRequest) -> dict[str, Any]:
     for name in body.__struct_fields__:
         value = getattr(body, name)
         if name not in ("prompt", "model", "stream", "program") and value is not None and value is not _ADDED.get(name):
-            raise ParameterError(name, "stands beside a program.", hint="Set it in the program.")
+            raise ParameterError(name, "can't be combined with `program`.", hint="Set it in the program.")
     streams = body.program.get("stream") or body.program.get("open") or False
     if bool(body.stream) is not bool(streams):
-        raise ParameterError("stream", "is not as in the program.", hint="Set both, or none.")
+        raise ParameterError("stream", "differs from the value in the program.", hint="Set both, or neither.")
     return body.program
 
 
@@ -131,7 +131,9 @@ def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest
         raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")
     several = len(prompts) > 1
     if several and body.rid is not None:
-        raise ParameterError("rid", "names one request, and there are several prompts.")
+        raise ParameterError(
+            "rid", "names one request, but `prompt` has several. Send them one by one, or leave rid out."
+        )
     scored = body.logprobs is not None
     params = sampling.read(
         body, _NAMES, max_tokens=_MAX_TOKENS, return_logprob=scored, top_logprobs_num=body.logprobs or 0,
@@ -154,7 +156,7 @@ def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Seq
     ids = [each for each in given if isinstance(each, int)]
     prompts = [each for each in given if not isinstance(each, int)]
     if not given or (ids and prompts):
-        raise ParameterError("prompt", "mixes token ids and prompts." if given else "is empty.")
+        raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind." if given else "is empty.")
     return prompts or [ids]
 
 

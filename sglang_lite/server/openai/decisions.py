@@ -100,7 +100,7 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
             if found:
                 after.append(Text(tail, special=span.special))
     if not after:
-        raise TemplateError("the chat template changes the last message: nothing can be asked after it.")
+        raise TemplateError("the chat template changes the last message, so no question can be asked after it.")
     if prepared.reasoning is not None:
         known = format_of(prepared.reasoning)
         if prepared.prompt.text.rstrip().endswith(known.start):  # the template has begun it
@@ -108,7 +108,9 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
     ids = service.engine.tokenizer.encode_spans(before, first=True)
     longest = service.engine.core.capacity.longest
     if len(ids) >= longest:
-        raise ParameterError("input", f"{len(ids):,} tokens long; {service.model_name} takes {longest:,}.")
+        raise ParameterError(
+            "input", f"has {len(ids):,} tokens, but {service.model_name} takes fewer than {longest:,}. Shorten it."
+        )
     return _Frame("".join(span.text for span in before), tuple(ids), tuple(after))
 
 
@@ -117,7 +119,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     body = call.read(DECISIONS)
     service.check_model(body.model)
     if not 1 <= len(body.questions) <= MOST_QUESTIONS:
-        raise ParameterError("questions", f"{len(body.questions)} are not between 1 and {MOST_QUESTIONS}.")
+        raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")
     asked = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     messages = messages_of(body.input)
     frame = await asyncio.to_thread(_frame, service, messages)

@@ -167,7 +167,7 @@ def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
         else:
             kind = InputCall if isinstance(item, InputCallOutput) else InputCustomCall
             if (kind, item.call_id) not in calls:
-                raise ParameterError(f"{where}.call_id", f"{item.call_id!r:.80} is no call before it.")
+                raise ParameterError(f"{where}.call_id", f"{item.call_id!r:.80} is not the id of an earlier call.")
             messages.append(
                 {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{where}.output")}
             )
@@ -189,9 +189,9 @@ def _function(item: InputCall | InputCustomCall, where: str) -> dict[str, Any]:
     try:
         arguments = msgspec.json.decode(item.arguments or "{}")
     except msgspec.DecodeError as error:
-        raise ParameterError(f"{where}.arguments", f"is no JSON: {error}") from None
+        raise ParameterError(f"{where}.arguments", f"is not JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise ParameterError(f"{where}.arguments", "is no JSON object.")
+        raise ParameterError(f"{where}.arguments", "is not a JSON object.")
     return {"name": item.name, "arguments": arguments}
 
 
@@ -208,19 +208,19 @@ def _text(content: str | Sequence[_Part], where: str) -> str:
             texts.append(_json(part, f"{where}[{i}].data"))
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
+            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
     return "\n".join(texts)
 
 
 def _json(part: InputJson, where: str) -> str:
     written = msgspec.json.encode(part.data)
     if len(written) > _JSON_BYTES:
-        raise ParameterError(where, f"{len(written):,} bytes of JSON are more than {_JSON_BYTES:,}.")
+        raise ParameterError(where, f"has {len(written):,} bytes of JSON; the limit is {_JSON_BYTES:,}.")
     depths = list(_depths(part.data, 1))
     if max(depths) > _JSON_DEPTH:
-        raise ParameterError(where, f"is nested deeper than {_JSON_DEPTH}.")
+        raise ParameterError(where, f"is nested more than {_JSON_DEPTH} levels deep.")
     if len(depths) > _JSON_VALUES:
-        raise ParameterError(where, f"{len(depths):,} values are more than {_JSON_VALUES:,}.")
+        raise ParameterError(where, f"has {len(depths):,} values; the limit is {_JSON_VALUES:,}.")
     return written.decode()
 
 
@@ -262,7 +262,7 @@ def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Seque
         found = [(each.label, each.description) for each in question.levels]
         name = "levels"
     if not 2 <= len(found) <= MOST_CHOICES:
-        raise ParameterError(f"{where}.{name}", f"{len(found)} are not between 2 and {MOST_CHOICES}.")
+        raise ParameterError(f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MOST_CHOICES}.")
     if len({(type(value), value) for value, _ in found}) < len(found):
-        raise ParameterError(f"{where}.{name}", "one of them is there twice.")
+        raise ParameterError(f"{where}.{name}", "has an entry twice. Remove one of them.")
     return [value for value, _ in found], [told for _, told in found]

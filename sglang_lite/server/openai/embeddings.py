@@ -85,14 +85,18 @@ async def encode(service: Service, call: HttpRequest) -> Response:
     """Gives embeddings, or the numbers of a reward model, in SGLang's shape."""
     body = call.read(ENCODE)
     if (body.text is None) == (body.input_ids is None):
-        raise ParameterError("text", "is missing." if body.text is None else "and input_ids are both given.")
+        raise ParameterError(
+            "text", "is missing." if body.text is None else "and input_ids are both given. Give one of them."
+        )
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
         read = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
         return await native(service, body, read)
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
-            raise ParameterError(name, f"{service.model_name} gives a number for each label, no vectors.")
+            raise ParameterError(
+                name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
+            )
     return await native(service, body, embedding.rewarded)
 
 
@@ -115,7 +119,7 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     service.check_model(body.model)
     documents: list[str] = texts_of(body.documents, "documents")
     if body.top_n is not None and body.top_n < 1:
-        raise ParameterError("top_n", f"{body.top_n} is below 1.")
+        raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
     read = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
     scores, tokens = await service.ask(read, at_most_s=LONGEST_S)
@@ -141,7 +145,7 @@ def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
     """The texts of a field, one or several. Raises ParameterError: too many, or none."""
     texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MOST_TEXTS:
-        raise ParameterError(field, f"has {len(texts):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
+        raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MOST_TEXTS:,}.")
     return texts
 
 

@@ -67,7 +67,9 @@ async def classify(service: Service, call: HttpRequest) -> Response:
     service.check_model(body.model)
     given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ParameterError("input", "is missing." if not given else f"{' and '.join(given)} exclude each other.")
+        raise ParameterError(
+            "input", "is missing." if not given else f"{' and '.join(given)} are given together. Give one of them."
+        )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
         return await native(service, body, embedding.rewarded)
@@ -86,7 +88,9 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     body = call.read(POOLING)
     service.check_model(body.model)
     if (body.input is None) == (body.messages is None):
-        raise ParameterError("input", "is missing." if body.input is None else "and messages exclude each other.")
+        raise ParameterError(
+            "input", "is missing." if body.input is None else "and messages are both given. Give one of them."
+        )
     spec = _spec(service)
     _check_kind(body, spec, service.model_name)
     texts, field = await _readable(service, call, body)
@@ -112,7 +116,7 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
     elif body.task == "embed":
         raise ParameterError("task", f"'embed' is for models that give vectors; {model} gives a number for each label.")
     elif body.dimensions is not None:
-        raise ParameterError("dimensions", f"{model} gives a number for each label, no vectors.")
+        raise ParameterError("dimensions", f"{model} gives a number for each label, not vectors. Leave it out.")
 
 
 async def _readable(
@@ -137,7 +141,7 @@ def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
     """Raises ParameterError: no conversation is given, but how the template is to write it."""
     for name in ("add_generation_prompt", "chat_template_kwargs"):
         if getattr(body, name) is not None:
-            raise ParameterError(name, "goes with messages.")
+            raise ParameterError(name, "needs messages.")
 
 
 def _spec(service: Service) -> EncoderSpec:

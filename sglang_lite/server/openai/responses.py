@@ -104,7 +104,7 @@ def _ended(service: Service, key: str, id: str) -> StoredResponse:
     except NotFoundError as error:
         raise NotFoundError(f"previous_response_id: {error.message}", hint=error.hint) from None
     if found.status == "in_progress":
-        raise ParameterError("previous_response_id", "has not ended.")
+        raise ParameterError("previous_response_id", "is still running. Wait until it has ended.")
     return found
 
 
@@ -253,7 +253,7 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("stream", f"{stream!r:.40} is neither true nor false.")
     if stream == "false":
         if after is not None:
-            raise ParameterError("starting_after", "is of a stream.", hint="Set stream=true, or leave it out.")
+            raise ParameterError("starting_after", "needs a stream.", hint="Set stream=true, or leave it out.")
         return answer(found.content)
     if found.log is None:
         raise ParameterError(
@@ -265,7 +265,7 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
 
 def _event_number(given: str, log: EventLog) -> int:
     if not (given.isascii() and given.isdigit()):
-        raise ParameterError("starting_after", f"{given!r:.40} is no number of an event.")
+        raise ParameterError("starting_after", f"{given!r:.40} is not the number of an event.")
     if int(given[:9]) >= len(log):
         raise ParameterError("starting_after", f"there is no event {given:.40}; the last one is {len(log) - 1}.")
     return int(given)
@@ -284,7 +284,7 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
 async def compact(service: Service, _: HttpRequest) -> Response:
     """Refuses to shorten a conversation."""
     raise CapabilityError(
-        f"{service.model_name} reads conversations as they are; none is compacted.",
+        f"{service.model_name} does not compact conversations.",
         hint="Send fewer items, or ask the model for a summary and continue from that.",
     )
 
@@ -303,7 +303,7 @@ async def cancel(service: Service, call: HttpRequest) -> Response:
             service.engine.abort(found.id)
         return answer({**found.content, "status": "cancelled"})
     if found.status != "cancelled":
-        raise ParameterError("response_id", f"is {found.status}: only what runs can be cancelled.")
+        raise ParameterError("response_id", f"is {found.status}. Only a running response can be cancelled.")
     return answer(found.content)
 
 
@@ -321,7 +321,7 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
     if after is not None:
         at = next((i for i, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            raise ParameterError("after", f"there is no item {after!r:.100}.")
+            raise ParameterError("after", f"{after!r:.100} is not an item of this response.")
         items = items[at + 1 :]
     data = items[: int(limit)]
     ends = (data[0]["id"], data[-1]["id"]) if data else ("", "")
@@ -334,7 +334,7 @@ def _check_query(call: HttpRequest, known: Sequence[str]) -> None:
     """Raises ParameterError: the address has a parameter that is not known."""
     for name in call.query:
         if name not in known:
-            raise ParameterError(name[:100], "is no parameter of this request.", hint=f"It has: {', '.join(known)}.")
+            raise ParameterError(name[:100], "is not a parameter of this request.", hint=f"It has: {', '.join(known)}.")
 
 
 # `include` names what is there already, or is of tools that are not here.

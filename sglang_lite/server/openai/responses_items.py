@@ -153,9 +153,9 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
     if kind is None:
         kind = "message" if "role" in given else "item_reference"
     if not isinstance(kind, str):
-        raise ParameterError(f"{where}.type", "is no text.")
+        raise ParameterError(f"{where}.type", "is not a string.")
     if kind not in _ITEMS:
-        raise CapabilityError(f"items of type {kind!r:.60} are of tools that this server has not.", parameter=where)
+        raise CapabilityError(f"{kind!r:.60} is an item of a tool that this server does not have.", parameter=where)
     named = {**{name: value for name, value in given.items() if value is not None}, "type": kind}
     item = convert(named, _ITEMS[kind], where)
     if isinstance(item, ItemReference):
@@ -192,7 +192,7 @@ def _parts(content: Content, role: str, where: str) -> list[Item]:
             parts.append(_output_text(part.text) if role == "assistant" else {"type": "input_text", "text": part.text})
         else:
             kind = part.__struct_config__.tag
-            raise CapabilityError(f"the model reads text, and takes no {kind}.", parameter=f"{where}[{i}]")
+            raise CapabilityError(f"the model reads only text, no {kind}.", parameter=f"{where}[{i}]")
     return parts
 
 

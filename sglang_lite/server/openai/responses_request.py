@@ -183,7 +183,9 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
         custom = found if isinstance(found, CustomTool) else None
     if custom is not None:
         if constraint is not None:
-            raise ParameterError("tool_choice", "a custom tool is chosen, so the answer has no other format.")
+            raise ParameterError(
+                "tool_choice", "a custom tool is forced, which excludes another format of the answer. Give one of them."
+            )
         constraint = input_constraint(custom.grammar)
     messages = messages_of(items)
     if body.instructions:
@@ -221,7 +223,7 @@ def _format(format: Mapping[str, Any] | None) -> Constraint | None:
     if format is not None and format.get("type") == "json_schema":
         return constraints.schema(format, "text.format")
     if format is not None and format.get("type") not in ("text", "json_object"):
-        raise ParameterError("text.format.type", "is none of text, json_object, json_schema.")
+        raise ParameterError("text.format.type", "is not text, json_object or json_schema.")
     return constraints.response_format(format, "text.format")
 
 
@@ -247,7 +249,7 @@ def _tools(
             continue
         unused += [f"{where}.{name}" for name in ("async", "defer_loading", "output_schema") if each.get(name)]
         if tool.name in tools:
-            raise ParameterError(where, f"another tool is called {tool.name!r:.80}, too.")
+            raise ParameterError(where, f"another tool has the name {tool.name!r:.80}, too. Rename one.")
         tools[tool.name] = tool
     return tools, frozenset(hosted)
 
@@ -269,7 +271,7 @@ def _choice(
         return "none", None
     if given == "required":
         if not tools:
-            raise ParameterError("tool_choice", "there are no tools that could be called.")
+            raise ParameterError("tool_choice", "the request has no tools that can be called. Give some in tools.")
         return "required", None
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind in ("function", "custom"):
@@ -282,11 +284,11 @@ def _choice(
             if str(each.get("type")) not in hosted
         ]
         if not names and allowed.mode == "required":
-            raise ParameterError("tool_choice.tools", "there are none of them that could be called.")
+            raise ParameterError("tool_choice.tools", "names no tool that can be called.")
         return allowed.mode, names
     if isinstance(given, dict) and isinstance(kind, str) and HOSTED.fullmatch(kind):
-        raise ParameterError("tool_choice", f"{kind!r:.60} is a hosted tool, which this server has not.")
-    raise ParameterError("tool_choice", f"{given!r:.80} is none of auto, none, required, or a tool.")
+        raise ParameterError("tool_choice", f"{kind!r:.60} is a hosted tool, which this server does not run.")
+    raise ParameterError("tool_choice", f"{given!r:.80} is not auto, none, required or a tool.")
 
 
 def _named(given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionTool | CustomTool]) -> str:
@@ -294,6 +296,8 @@ def _named(given: Mapping[str, Any], where: str, tools: Mapping[str, FunctionToo
     found = tools.get(named.name)
     if found is None or found.__struct_config__.tag != named.type:
         raise ParameterError(
-            where, f"there is no {named.type} tool {named.name!r:.80}.", hint=f"Tools: {', '.join(tools)[:400]}."
+            where,
+            f"{named.name!r:.80} is not the name of a {named.type} tool.",
+            hint=f"Tools: {', '.join(tools)[:400]}.",
         )
     return named.name

@@ -72,9 +72,9 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
     if isinstance(body.text_1, str):
         first *= len(second)
     if len(first) != len(second):
-        raise ParameterError("text_2", f"has {len(second)} texts, text_1 has {len(first)}.")
+        raise ParameterError("text_2", f"has {len(second)} texts, but text_1 has {len(first)}. Give as many.")
     if len(first) > _MOST_TEXTS:
-        raise ParameterError("text_2", f"has {len(second):,} texts; 1 to {_MOST_TEXTS:,} are taken.")
+        raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MOST_TEXTS:,}.")
     read = partial(embedding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
     scores, tokens = await service.ask(read, at_most_s=_LONGEST_S)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
@@ -85,7 +85,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
 async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MOST_TEXTS:
-        raise ParameterError("continuations", f"1 to {_MOST_TEXTS:,} are needed, and none empty.")
+        raise ParameterError("continuations", f"Give 1 to {_MOST_TEXTS:,} texts, none of them empty.")
     selection = await service.running.select(body.prompt or "", texts)
     scores = [
         {
@@ -109,7 +109,7 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     assert body.label_token_ids is not None
     items = [body.items] if isinstance(body.items, str) else body.items or []
     if not 1 <= len(items) <= _MOST_TEXTS:
-        raise ParameterError("items", f"1 to {_MOST_TEXTS:,} are needed.")
+        raise ParameterError("items", f"Give 1 to {_MOST_TEXTS:,} texts.")
     size, first = service.engine.vocab_size, bool(body.item_first)
     calls = label_calls(body.query, items, body.label_token_ids, size, item_first=first)
     found = await asyncio.gather(*(service.running.results(call) for call in calls))

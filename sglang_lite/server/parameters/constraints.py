@@ -19,7 +19,7 @@ def only(**given: Constraint | None) -> Constraint | None:
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:
         first, second, *_ = found
-        raise ParameterError(second, f"and {first} are both given; only one can hold.")
+        raise ParameterError(second, f"and {first} are both given. Give one of them.")
     return next(iter(found.values()), None)
 
 
@@ -41,21 +41,23 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
         inner = format.get("json_schema")
         if not isinstance(inner, Mapping):
             hint = 'Write {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}.'
-            raise ParameterError(f"{name}.json_schema", "is missing or no object.", hint=hint)
+            raise ParameterError(f"{name}.json_schema", "is missing or not an object.", hint=hint)
         return schema(inner, f"{name}.json_schema")
     if kind == "structural_tag":
         return structural_tag.parse(json.dumps(format))
-    raise ParameterError(f"{name}.type", f"{kind!r:.60} is none of text, json_object, json_schema, structural_tag.")
+    raise ParameterError(f"{name}.type", f"{kind!r:.60} is not text, json_object, json_schema or structural_tag.")
 
 
 def schema(inner: Mapping[str, Json], name: str) -> Constraint:
     """The constraint of a schema with OpenAI's members around it: `name`, `description`, `schema`, `strict`."""
     for member in inner:
         if member not in ("type", "name", "description", "schema", "strict"):
-            raise ParameterError(f"{name}.{member[:60]}", "is no field of it.", hint="It has: name, schema, strict.")
+            raise ParameterError(
+                f"{name}.{member[:60]}", "is not a field of the format.", hint="It has: name, schema, strict."
+            )
     found, strict = inner.get("schema"), inner.get("strict")
     if not isinstance(found, Mapping | bool):
-        raise ParameterError(f"{name}.schema", "is missing or no JSON Schema.")
+        raise ParameterError(f"{name}.schema", "is missing or not a JSON Schema.")
     if strict is not None and not isinstance(strict, bool):
         raise ParameterError(f"{name}.strict", f"{strict!r:.60} is neither true nor false.")
     return json_schema(found, enforce="best_effort" if strict is False else "strict")
@@ -67,13 +69,13 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
         return None
     found = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(found) != 1:
-        raise ParameterError("structured_outputs", f"one of {', '.join(_STRUCTURED)} is needed.")
+        raise ParameterError("structured_outputs", f"Give exactly one of {', '.join(_STRUCTURED)}.")
     ((name, value),) = found.items()
     if name not in _STRUCTURED:
-        raise ParameterError(f"structured_outputs.{name[:60]}", f"is none of {', '.join(_STRUCTURED)}.")
+        raise ParameterError(f"structured_outputs.{name[:60]}", f"is unknown. Use one of {', '.join(_STRUCTURED)}.")
     kinds, read = _STRUCTURED[name]
     if not isinstance(value, kinds):
-        raise ParameterError(f"structured_outputs.{name}", f"{value!r:.60} is of a wrong type.")
+        raise ParameterError(f"structured_outputs.{name}", f"{value!r:.60} has the wrong type.")
     return read(value)
 
 

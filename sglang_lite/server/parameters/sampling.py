@@ -47,7 +47,7 @@ def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> S
     for name in written:
         other = taken.setdefault(table[name].name, name)
         if other != name:
-            raise ParameterError(name, f"and {other} are both given, and mean the same.")
+            raise ParameterError(name, f"and {other} are both given, but they are one parameter. Give one of them.")
     defaults = {name: value for name, value in values.items() if name not in taken}
     params = read_params({**defaults, **written}, {**{name: _TABLE[name] for name in defaults}, **table})
     for name in written:

@@ -137,8 +137,8 @@ class ProgramBudget:
                 costs[i] += self.tokens - left_of_it.tokens
         left.tokens -= _costliest(program.decision, costs)
         if left.tokens < 0:
-            told = f"a way's generations may make {self.tokens:,} tokens at most here."
-            raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or bound loops lower.")
+            told = f"a path of the program may generate {self.tokens:,} more tokens at most."
+            raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or the limits of loops.")
         return left
 
     def spend(self, node: Node, pointer: str, most: ProgramBudget) -> None:
@@ -153,7 +153,7 @@ class ProgramBudget:
         """
         self.nodes -= 1
         if self.nodes < 0:
-            raise ParameterError(pointer, f"a program may have {most.nodes:,} more nodes here.")
+            raise ParameterError(pointer, f"the program has too many nodes: {most.nodes:,} more are allowed. Split it.")
         if isinstance(node, Gen):
             try:
                 params = resolve_params(node.params, self.vocab_size)
@@ -163,18 +163,21 @@ class ProgramBudget:
             self.tokens -= params.max_tokens * params.n
             if self.tokens < 0:
                 raise ParameterError(
-                    f"{pointer}/params/max_tokens", f"the generations may make {most.tokens:,} tokens at most here.",
+                    f"{pointer}/params/max_tokens", f"the program may generate {most.tokens:,} more tokens at most.",
                     hint="Lower max_tokens.",
                 )  # fmt: skip
         elif isinstance(node, Select):
             if not node.choices:
-                raise ParameterError(f"{pointer}/choices", "at least one is needed.")
+                raise ParameterError(f"{pointer}/choices", "is empty. Give at least one choice.")
         elif isinstance(node, Fork):
             self.branches -= len(node.branches)
             if self.branches < 0:
-                raise ParameterError(f"{pointer}/branches", f"a program may have {most.branches:,} more branches here.")
+                raise ParameterError(
+                    f"{pointer}/branches",
+                    f"the program has too many branches: {most.branches:,} more are allowed. Fork less.",
+                )
         elif isinstance(node, ImagePart):
-            raise CapabilityError("the model takes no images.", parameter=pointer)
+            raise CapabilityError("the model reads no images.", parameter=pointer)
 
 
 def _costliest(decision: Decision | None, costs: Mapping[int, int]) -> int:
@@ -275,7 +278,7 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
     if given is None:
         return most
     if not (given > 0 and math.isfinite(given)):
-        raise ParameterError(f"{pointer}/limits/{name}", f"{given} is not above 0.")
+        raise ParameterError(f"{pointer}/limits/{name}", f"{given} is not greater than 0.")
     return min(given, most)
 
 
@@ -435,7 +438,7 @@ async def grow(service: Service, call: HttpRequest) -> Response:
     body = ANSWERS.read(given, call.unused if call.reports else None)
     growing = service.programs.get(id)
     if not isinstance(growing, _Growing) or growing.key != call.key:
-        raise NotFoundError(f"no program {id[:60]!r} is open.", hint="It may have ended.")
+        raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
     if growing.closed:
         raise ParameterError("answers", "the program was closed.")
     changes: list[Callable[[], None]] = []
@@ -445,7 +448,7 @@ async def grow(service: Service, call: HttpRequest) -> Response:
         if len(path) % 2 or any(place < 0 for place in path):
             raise ParameterError(f"{pointer}/path", f"{each.path!r:.60} is no branch's: pairs of a fork and an index.")
         if each.drop == bool(each.nodes):
-            raise ParameterError(pointer, "either nodes or drop: true is needed.")
+            raise ParameterError(pointer, "has neither nodes nor drop: true. Give one of them.")
         if each.nodes:
             nodes = _program({"nodes": each.nodes}, pointer, call).nodes
             left = left.take(nodes, f"{pointer}/nodes")

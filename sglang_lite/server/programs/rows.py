@@ -105,13 +105,13 @@ async def play_rows(service: Service, call: HttpRequest) -> Response:
     compiled = record_of("CompiledProgram", body.program, "/program", call)
     assert isinstance(compiled, CompiledProgram)
     if compiled.held is not None:
-        told = f"the caller's Python decides on node {list(compiled.held)}."
+        told = f"Python on the caller's side decides at the nodes {list(compiled.held)}, so rows can't be run here."
         raise ParameterError("/program/held", told, hint="Open a program instead: POST /program.")
     if body.seeds is not None and len(body.seeds) != len(body.rows):
-        raise ParameterError("/seeds", f"{len(body.seeds)} for {len(body.rows)} rows.")
+        raise ParameterError("/seeds", f"has {len(body.seeds)} seeds for {len(body.rows)} rows. Give one for each row.")
     check_priority(body.priority or 0, service.engine.config.policy)
     if body.window < 1:
-        raise ParameterError("/window", f"{body.window} is not above 0.")
+        raise ParameterError("/window", f"{body.window} is not greater than 0.")
     budget, seconds = limits_of(service, body.limits, "")
     window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
     ended = service.running.play_rows(_asked(body, Filler(compiled), budget), window, seconds)

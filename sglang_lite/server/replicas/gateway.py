@@ -62,7 +62,9 @@ class Gateway:
     def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
         self.package = package_of(replicas.gateway)
         if len(settings.api_key) > 1:
-            raise ParameterError("api_key", "a gateway takes one key.", hint="Give one, or serve without replicas.")
+            raise ParameterError(
+                "api_key", "a gateway accepts only one key.", hint="Give one key, or serve without replicas."
+            )
         self._host, self._port = host, port
         self._key = next(iter(settings.api_key), None)
         self._admin = settings.admin_api_key or secrets.token_urlsafe()
@@ -139,9 +141,9 @@ class Gateway:
             if self._process.wait(0) is not None and not self._over:
                 self.failed = not self._answered
                 if self.failed:
-                    logger.error("the gateway has ended before it answered; what it said of it stands above")
+                    logger.error("the gateway ended before it answered; its output is above")
                     return
-                logger.error("the gateway has ended; it is started again")
+                logger.error("the gateway has ended and is restarted")
                 self.known, self._told = set(), {}
                 try:
                     self._process = self._started()
@@ -164,7 +166,7 @@ class Gateway:
         for url, worker in there.items():
             if url not in wanted and worker.get("status") != "draining":
                 self._ask("DELETE", f"/workers/{worker['id']}")
-                logger.info("the gateway gives no more requests to %s", url)
+                logger.info("the gateway sends no more requests to %s", url)
         now = time.monotonic()
         for url in wanted - there.keys():
             if now - self._told.get(url, -_AGAIN_S) >= _AGAIN_S:

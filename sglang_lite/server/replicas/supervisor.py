@@ -185,7 +185,7 @@ class _Remote(_Worker):
                 if not alive:
                     self._gateway.add(self._url)
             elif alive and (status >= 0 or time.monotonic() - heard > self._health_timeout_s):
-                logger.error("%s is not well", self._url)
+                logger.error("%s is not healthy", self._url)
                 self._gateway.remove(self._url)
             else:
                 continue
@@ -212,7 +212,7 @@ class _Replica(_Worker):
     def _watch(self) -> None:
         deaths = 0
         while not self.over.is_set():
-            started, process, url = time.monotonic(), None, "an address to come"
+            started, process, url = time.monotonic(), None, "an address that is not known yet"
             try:
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -233,9 +233,9 @@ class _Replica(_Worker):
                 return
             deaths = 0 if time.monotonic() - started > _FINE_S else deaths + 1
             self.failed, self.given_up = not self._lived, deaths == _MOST_DEATHS
-            again = "" if self.failed else "; it is started again"
+            again = "" if self.failed else "; it is restarted"
             if self.given_up:
-                again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is started no more"
+                again = f" for the {deaths}th time within {_FINE_S:.0f} s of its start; it is not restarted"
             logger.error("the server at %s %s%s", url, reason, again)
             if process is not None:
                 process.kill()
@@ -279,7 +279,7 @@ class _Replica(_Worker):
             elif answer == 503:
                 return "has lost its engine"
             elif time.monotonic() - heard > self._health_timeout_s:
-                return "gives no sign"
+                return "does not answer"
         return "is not needed"
 
     def ask_to_end(self) -> None:
@@ -330,13 +330,15 @@ def _devices(device: str, count: int) -> list[str] | None:
     if device == "cpu" or not count:
         return None
     if device not in ("auto", "cuda"):
-        raise ParameterError("device", f"{device!r} is one, and each server has its own.", hint='Use "cuda".')
+        raise ParameterError("device", f"{device!r} is one device, but each server needs its own.", hint='Use "cuda".')
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = [each.strip() for each in visible.split(",") if each.strip()] if visible is not None else _all_gpus()
     if not found and device == "auto":
         return None
     if len(found) < count:
-        raise ParameterError("replicas", f"{count} servers, and {len(found)} GPUs: each server has one of its own.")
+        raise ParameterError(
+            "replicas", f"{count} servers need a GPU each, but there are {len(found)}. Lower it to the number of GPUs."
+        )
     return found[:count]
 
 

@@ -53,7 +53,9 @@ class TiedProcess:
                 start_new_session=True,  # Ctrl-C is this process's, which ends the others in their order
             )  # fmt: skip
         except OSError as error:
-            raise BackendError(f"a process can't be started: {error}.", hint="Free what is short.") from error
+            raise BackendError(
+                f"a server's process can't be started: {error}.", hint="Free memory or processes, or lower replicas."
+            ) from error
         self.pid = self._process.pid
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and whoever waits for it hears of that

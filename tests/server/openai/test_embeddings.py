@@ -120,7 +120,7 @@ def test_labels_are_the_engines(running):
         ("embed", "/v1/completions", {"model": "embed", "prompt": "a"}, "generates no text"),
         ("rerank", "/v1/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1]: is an empty text"),
         ("rerank", "/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
-        ("rerank", "/v1/score", {"text_1": ["a"], "text_2": ["a", "b"]}, "text_2: has 2 texts, text_1 has 1"),
+        ("rerank", "/v1/score", {"text_1": ["a"], "text_2": ["a", "b"]}, "text_2: has 2 texts, but text_1 has 1"),
         ("rerank", "/v1/score", {"text_1": "a"}, "text_2: is missing"),
         ("rerank", "/v1/embeddings", {"input": "a"}, "gives scores or classes"),
         ("classify", "/v1/rerank", {"query": "a", "documents": ["b"]}, "has 3 labels"),

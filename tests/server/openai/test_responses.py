@@ -509,8 +509,8 @@ def test_who_follows_a_stream_hears_that_its_client_has_left(scripted):
 @pytest.mark.parametrize(("query", "message"), [
     ("stream=true", "stream: the response was not streamed"),
     ("stream=yes", "stream: 'yes' is neither true nor false"),
-    ("starting_after=1", "starting_after: is of a stream"),
-    ("stream=true&starting=1", "starting: is no parameter"),
+    ("starting_after=1", "starting_after: needs a stream"),
+    ("stream=true&starting=1", "starting: is not a parameter"),
 ])  # fmt: skip
 def test_what_can_not_be_streamed_again_is_refused(client, query, message):
     id = ask(client).id
@@ -518,7 +518,7 @@ def test_what_can_not_be_streamed_again_is_refused(client, query, message):
         client.get(f"/responses/{id}?{query}", cast_to=object)
 
 
-@pytest.mark.parametrize(("after", "message"), [("-1", "no number of an event"), ("999", "there is no event 999")])
+@pytest.mark.parametrize(("after", "message"), [("-1", "not the number of an event"), ("999", "there is no event 999")])
 def test_an_event_that_is_not_there_is_refused(client, after, message):
     id = next(iter(client.responses.create(model="", input=SAID, max_output_tokens=4, stream=True))).response.id
     with pytest.raises(openai.BadRequestError, match=message):

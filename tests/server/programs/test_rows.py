@@ -71,12 +71,12 @@ def test_what_is_wrong_with_a_row_is_its_own(http):
     ("changes", "match"),
     [
         ({"version": 2}, "version"),
-        ({"seeds": [1]}, "1 for 2 rows"),
-        ({"window": 0}, "not above 0"),
+        ({"seeds": [1]}, "1 seeds for 2 rows"),
+        ({"window": 0}, "not greater than 0"),
         ({"rows": "all"}, "rows"),
         ({"program": {"name": "p", "nodes": [{"kind": "Fill", "argument": "z"}]}}, "not a parameter"),
         ({"program": {"name": "p", "nodes": [{"kind": "Code", "text": "z"}]}}, "/program"),
-        ({"program": {"name": "p", "nodes": [], "held": [0]}}, "caller's Python"),
+        ({"program": {"name": "p", "nodes": [], "held": [0]}}, "Python on the caller's side"),
     ],
 )  # fmt: skip
 def test_a_bad_request_is_refused_before_anything_is_played(http, changes, match):

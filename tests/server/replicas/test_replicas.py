@@ -359,7 +359,7 @@ def test_a_gateway_that_is_not_installed_is_named(monkeypatch):
 
 def test_each_server_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(ParameterError, match="3 servers, and 2 GPUs"):
+    with pytest.raises(ParameterError, match="3 servers need a GPU each, but there are 2"):
         serve(ServerSettings(), {"model": "none"}, ReplicaSettings(replicas=3), print)
     with pytest.raises(ParameterError, match="cuda:1"):
         serve(ServerSettings(), {"device": "cuda:1"}, ReplicaSettings(replicas=2), print)
@@ -387,4 +387,4 @@ def test_a_gateway_that_never_starts_ends_the_command(tmp_path):
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert "No module named 'a_package_that_is_missing'" in ended.stderr + ended.stdout
-    assert "the gateway has ended before it answered" in ended.stderr
+    assert "the gateway ended before it answered" in ended.stderr

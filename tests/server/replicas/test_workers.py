@@ -235,8 +235,8 @@ def test_a_server_that_keeps_dying_is_started_no_more(monkeypatch, caplog, signa
     assert ended == 1
     deaths = [record.getMessage() for record in caplog.records]
     assert len(deaths) == 8
-    assert all("was ended by SIGKILL; it is started again" in each for each in deaths[:-1])
-    assert deaths[-1].endswith("was ended by SIGKILL for the 8th time within 60 s of its start; it is started no more")
+    assert all("was ended by SIGKILL; it is restarted" in each for each in deaths[:-1])
+    assert deaths[-1].endswith("was ended by SIGKILL for the 8th time within 60 s of its start; it is not restarted")
 
 
 def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, signals):
@@ -257,6 +257,6 @@ def test_a_server_that_can_not_be_started_again_has_died(monkeypatch, caplog, si
     assert ended == 1
     deaths = [record.getMessage() for record in caplog.records]
     assert len(deaths) == 8
-    assert "was ended by SIGKILL; it is started again" in deaths[0]
-    assert all("did not start: a process can't be started: no memory.; it is started again" in s for s in deaths[1:-1])
-    assert deaths[-1].endswith("it is started no more")
+    assert "was ended by SIGKILL; it is restarted" in deaths[0]
+    assert all("did not start: a process can't be started: no memory.; it is restarted" in s for s in deaths[1:-1])
+    assert deaths[-1].endswith("it is not restarted")
