@@ -26,12 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     models = commands.add_parser(
         "models",
-        help="tell how a model would run, before it is loaded; list or fetch those that go by a short name",
+        help="show how a model would run, without loading it; list or fetch models with a short name",
         usage="sglang-lite models [NAME [--revision REVISION] [--json] | list | pull NAME]",
     )
-    models.add_argument("name", nargs="*", metavar="NAME", help="as Engine's model; 1 if it is refused")
-    models.add_argument("--revision", help="branch, tag or commit of a hub's model")
-    models.add_argument("--json", action="store_true", help="as a JSON object")
+    models.add_argument(
+        "name", nargs="*", metavar="NAME", help="a model, as for Engine; exit status 1 if it is not supported"
+    )
+    models.add_argument("--revision", help="branch, tag or commit of a model from the hub")
+    models.add_argument("--json", action="store_true", help="print a JSON object")
     models.set_defaults(run=partial(_models, models.error))
     _add_grammar(commands.add_parser)
     _add_lint(commands.add_parser)
@@ -39,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _serve_flags(serve, sys.argv[1:] if arguments is None else arguments)
     serve.set_defaults(run=_serve)
     warm = commands.add_parser("warm", help="load a model once, so that its GPU kernels are compiled and cached")
-    warm.add_argument("--model", help="as Engine's; the default model without it")
+    warm.add_argument("--model", help="a model, as for Engine (default: the default model)")
     warm.set_defaults(run=_warm)
     trace = commands.add_parser("trace", help="make an HTML page of a run's trace, as Trace.save writes it")
     trace.add_argument("file", type=Path, help="JSON lines that state.trace().save(…) has written")
-    trace.add_argument("-o", "--output", type=Path, help="the page; FILE with .html without it")
+    trace.add_argument("-o", "--output", type=Path, help="the page to write (default: FILE with the ending .html)")
     trace.set_defaults(run=_trace)
     _add_bench(commands.add_parser)
     options, unknown = parser.parse_known_args(arguments)
@@ -69,29 +71,44 @@ def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoRetur
 
 
 def _add_grammar(add: Callable[..., argparse.ArgumentParser]) -> None:
-    grammar = add("grammar", help="what of a schema, regex or grammar is kept")
+    grammar = add("grammar", help="check a schema, regex or grammar")
     actions = grammar.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="tell what is enforced and what is refused; 1 if it is refused")
+    check = actions.add_parser(
+        "check", help="report what is enforced and what is refused; exit status 1 if something is refused"
+    )
     check.add_argument("file", type=Path, help=f"a file that ends in {', '.join(_KINDS)}")
-    check.add_argument("--match", metavar="TEXT", help="also tell whether the text is allowed; 1 if it is not")
-    check.add_argument("--model", help="whose tokens to compile for; else a token per byte")
+    check.add_argument(
+        "--match", metavar="TEXT", help="also report whether TEXT is allowed; exit status 1 if it is not"
+    )
+    check.add_argument("--model", help="compile for the tokens of this model (default: one token per byte)")
     check.add_argument(
         "--closed", action="store_true", help="objects have the members that the schema names, no others"
     )
-    check.add_argument("--best-effort", action="store_true", help="leave what can't be enforced of a schema to a check")
+    check.add_argument("--best-effort", action="store_true", help="check afterwards what can't be enforced")
     check.set_defaults(run=_grammar)
 
 
 def _add_lint(add: Callable[..., argparse.ArgumentParser]) -> None:
-    lint = add("lint", help="find faults of programs without running them; count what runs share")
-    lint.add_argument("file", metavar="FILE[:FUNCTION]", help="imported, so its code runs but for its __main__ part")
-    lint.add_argument("--data", type=Path, metavar="ROWS.jsonl", help="arguments: a JSON object a line")
-    lint.add_argument("--model", help="whose tokens to count; else the default model's")
+    lint = add("lint", help="find faults in programs without running them; count the tokens that runs share")
     lint.add_argument(
-        "--fail-under", type=float, metavar="PERCENT", help="1 if the cache serves less of the rows' prompts"
+        "file",
+        metavar="FILE[:FUNCTION]",
+        help="a Python file; it is imported, so all its code except the __main__ part runs",
     )
-    lint.add_argument("--price", type=float, help="of a million prompt tokens, to tell costs")
-    lint.add_argument("--cached-price", type=float, default=0.0, help="of a million that the cache serves (0)")
+    lint.add_argument(
+        "--data", type=Path, metavar="ROWS.jsonl", help="arguments of the program: one JSON object per line"
+    )
+    lint.add_argument("--model", help="count the tokens of this model (default: the default model)")
+    lint.add_argument(
+        "--fail-under",
+        type=float,
+        metavar="PERCENT",
+        help="exit status 1 if the cache serves less than this share of the prompts",
+    )
+    lint.add_argument("--price", type=float, help="price of a million prompt tokens, to report costs")
+    lint.add_argument(
+        "--cached-price", type=float, default=0.0, help="price of a million cached prompt tokens (default: 0)"
+    )
     lint.add_argument("--format", choices=("text", "json", "sarif"), default="text")
     lint.set_defaults(run=_lint)
 
@@ -103,13 +120,16 @@ def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
         default="llama-3.1-8b",
         help="llama-3.1-8b, qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, deepseek-v2-lite; small: on CPUs, too",
     )
-    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 …; all without it")
-    bench.add_argument("--repeat", type=int, default=3, help="runs of each after the first one (3)")
+    bench.add_argument("--workload", nargs="+", metavar="NAME", help="w1, decode1, fork64 … (default: all)")
+    bench.add_argument("--repeat", type=int, default=3, help="runs of each workload after the first one (default: 3)")
     bench.add_argument("--fp8", action="store_true", help="weights, keys and values in 8 bits; latents stay in 16")
     bench.add_argument(
-        "--model-impl", choices=("native", "transformers"), default="native", help="whose code runs it (native)"
+        "--model-impl",
+        choices=("native", "transformers"),
+        default="native",
+        help="code that runs the model (default: native)",
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write every run to FILE, too")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write every run to FILE")
     bench.set_defaults(run=_bench)
 
 
@@ -153,7 +173,7 @@ def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> in
         case [name] if name != "pull":
             return _describe(name, options)
         case _:
-            wrong("give a model's name, or list, or pull and a name.")
+            wrong("give the name of a model, list, or pull NAME.")
     return 0
 
 

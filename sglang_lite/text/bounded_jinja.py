@@ -76,14 +76,14 @@ def _step(count: int) -> None:
     meter = _meter.get()
     meter.steps += count
     if meter.steps > MAX_STEPS:
-        raise LimitError(f"it takes more than {MAX_STEPS:,} steps.")
+        raise LimitError(f"rendering takes more than {MAX_STEPS:,} steps. Simplify the loops of the template.")
 
 
 def _write(count: int) -> None:
     meter = _meter.get()
     meter.chars += count
     if meter.chars > MAX_CHARS:
-        raise LimitError(f"it writes more than {MAX_CHARS:,} characters.")
+        raise LimitError(f"the template writes more than {MAX_CHARS:,} characters.")
 
 
 def _allow(chars: int) -> None:
@@ -252,7 +252,7 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
 def _sum(environment: Environment, value: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
     numbers = list(value) if attribute is None else [make_attrgetter(environment, attribute)(item) for item in value]
     if not all(isinstance(number, int | float) for number in (*numbers, start)):
-        raise LimitError("it adds up what are no numbers.")
+        raise LimitError("the filter sum gets values that are not numbers.")
     return sum(numbers, start)
 
 

@@ -239,7 +239,7 @@ def test_the_command_line(tmp_path, capsys):
     assert "sglang-lite: model 'nope' is not an alias" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["models", "pull"])
-    assert "give a model's name, or list, or pull and a name" in capsys.readouterr().err
+    assert "give the name of a model, list, or pull NAME" in capsys.readouterr().err
 
 
 def test_a_model_that_is_described_loads(tmp_path):

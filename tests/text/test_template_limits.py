@@ -67,7 +67,7 @@ HOSTILE = [
     ("{{ ('a\n' * 99999)|indent('a' * 999) }}", TEXT), ("{{ messages|tojson(indent=10 ** 9) }}", "indents JSON"),
     ("{{ [1]|batch(10 ** 9, 0)|list }}", VALUE), ("{{ [1]|slice(10 ** 9)|list }}", VALUE),
     ("{{ 1.5|round(10 ** 9, 'ceil') }}", "rounds to"), ("{{ ('f' * 9999999)|int(0, 16) }}", "an integer of 9,999,999 digits"),
-    ("{{ ([[1]] * 9)|sum(start=[]) }}", "no numbers"), ("{{ [[1], [2]]|sum(start=[]) }}", "no numbers"),
+    ("{{ ([[1]] * 9)|sum(start=[]) }}", "not numbers"), ("{{ [[1], [2]]|sum(start=[]) }}", "not numbers"),
     ("{{ (1).to_bytes(10 ** 9, 'big') }}", "int.to_bytes, which is not for templates"),
     ("{{ 'a'.translate({97: 'b' * 999999}) }}", "str.translate"), ("{{ {}.fromkeys(range(99999)) }}", "fromkeys"),
     *((f"{{{{ 'a'|{name} }}}}", f"No filter named '{name}'") for name in ("pprint", "urlize", "striptags", "wordwrap")),
