@@ -261,7 +261,7 @@ def test_a_forked_copy_does_not_wait_for_a_program_of_the_other_process():
     state = program.run(backend=backend, stream=True)
     for read in (lambda: state["x"], state.text, state.sync, lambda: state["y"], lambda: list(state.text_iter())):
         said = in_a_fork(read)
-        assert said.startswith("ProgramError: the program runs in the process that this one is a forked copy of")
+        assert said.startswith("ProgramError: the program runs in the process that this one was forked from")
     assert in_a_fork(lambda: sgl.function(lambda s: s.__iadd__("a")).run(backend=backend).text()) == "returned 'a'"
     go.set()
     assert state.text() == "done!"
