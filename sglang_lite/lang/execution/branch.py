@@ -121,7 +121,7 @@ class Branch:
         Args:
             equal: branches that nothing tells apart so far, and which are added the same.
         """
-        if isinstance(expr, str):
+        if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
         if type(expr) is str and self._ahead is None:  # as _put_text, in which a program spends its time
             self._put(Text(expr, None, self._role is None, where=where))

@@ -61,7 +61,8 @@ class Transcript:
         self.log = log
         self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
         self.walk: ByteMatcher | None = None
-        self._known, self._told = list[Span](), 0  # spans of the first pieces, and of how many
+        self._known: list[Span] = []  # spans of the first pieces …
+        self._told = 0  # … and of how many
         self._mixed = self._images = False  # there may be pieces that are no plain text; images
         self._start = 0  # where the branch was forked
         self._forks: tuple[int, ...] = ()  # finished turns at forks
