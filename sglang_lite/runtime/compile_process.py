@@ -100,7 +100,7 @@ class CompileProcess:
 
 def start_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
     """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and the cache has no
-    kernels of the model. Returns None otherwise, or if the process can't be started.
+    kernels of the model. Returns None if not, or if the process can't be started.
 
     Args:
         model, device, processes: fields `model`, `device` and `compile_processes` of an EngineConfig.

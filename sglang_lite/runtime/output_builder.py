@@ -261,8 +261,8 @@ class OutputBuilder:
         return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def _ends_at(self, token: int) -> bool:
-        """Returns True if the token ends the output. Inside a grammar, an end-of-sequence token that is also text in
-        the grammar ends it only if the grammar is complete."""
+        """Returns True if the token ends the output. Before its grammar is complete, an end-of-sequence token outside
+        `stop_token_ids` is text instead, if it has any."""
         if token not in self.ends:
             return False
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete

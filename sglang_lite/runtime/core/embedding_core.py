@@ -24,7 +24,7 @@ class EmbeddingCore:
         config: configuration of the engine.
         loaded: loaded model.
 
-    Attributes: as of `Core`.
+    Attributes: see `Core` in engine/core.py.
     """
 
     eos_ids: frozenset[int] = frozenset()

@@ -173,7 +173,7 @@ class RadixTree:
 
     Attributes:
         pages: number of pages in the tree.
-        locked_pages: number of those under a lock.
+        locked_pages: number of pages in the tree under a lock.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -181,8 +181,8 @@ class RadixTree:
         self._roots: dict[str, Node] = {}  # root of each namespace that has pages
         self._clock = 0
         self._evicted = EvictedPrefixes()
-        self.pages = 0  # in the tree
-        self.locked_pages = 0  # of those, under a lock
+        self.pages = 0  # number of pages in the tree
+        self.locked_pages = 0  # number of these under a lock
 
     @property
     def evictable(self) -> int:

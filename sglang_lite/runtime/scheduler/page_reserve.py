@@ -44,7 +44,7 @@ class PageReserve:
         return growth
 
     def decay(self) -> None:
-        """Lowers the share after a step without a retraction."""
+        """Lowers the share a little. Called once per plan."""
         self._share = max(_LEAST, self._share - (_FIRST - _LEAST) / _STEPS)
 
     def retracted(self, length: Ints, limit: Ints) -> None:
