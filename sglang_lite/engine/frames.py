@@ -229,7 +229,7 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither of the two has a prompt as text
+        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
         raise ParameterError(what, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
