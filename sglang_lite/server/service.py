@@ -93,7 +93,7 @@ class Service:
 
     @cached_property
     def tokenizer_path(self) -> str:
-        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one in the cache, which is written first."""
+        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the cache."""
         config = self.engine.config
         folder = resolve(config.model, config.revision)
         if (folder / "tokenizer.json").is_file():
