@@ -50,7 +50,7 @@ def encode(
 
     Raises:
         CapabilityError: the model doesn't compute embeddings.
-        ParameterError: there are no texts, a text is empty or too long, or `dimensions` exceeds the model's.
+        ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
         EngineClosedError: the engine is closed.
     """
     return encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
@@ -141,7 +141,7 @@ def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: boo
 
     Raises:
         CapabilityError: the model doesn't compute a single score.
-        ParameterError: there are no pairs, a text is empty, or a pair is too long.
+        ParameterError: the list is empty, a text is empty, or a pair is too long.
         EngineClosedError: the engine is closed.
     """
     scores: list[float] = pair_scores(self, pairs, truncate=truncate)[0].tolist()

@@ -111,7 +111,7 @@ class Drop(_Message, frozen=True, tag="drop"):
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """Notice that an open program gets no more nodes."""
+    """Notice that an open program receives no more nodes."""
 
     id: int
 

@@ -111,7 +111,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
 
 
 class Weights(msgspec.Struct, kw_only=True):
-    """Request to replace the weights by those of a checkpoint."""
+    """Request to replace the weights by a checkpoint's."""
 
     model_path: str
     flush_cache: bool = True
@@ -372,7 +372,7 @@ async def parse_function_call(_: Service, call: HttpRequest) -> Response:
 
 
 async def update_weights(service: Service, call: HttpRequest) -> Response:
-    """Replaces the weights by those of another checkpoint."""
+    """Replaces the weights by another checkpoint's."""
     asked = _read(call, Weights)
     try:
         update = partial(service.engine.update_weights, asked.model_path, asked.weight_version)

@@ -90,7 +90,7 @@ class ResponseStore:
             self._account(response)
 
     def get(self, key: str, id: str) -> StoredResponse:
-        """Stored response with an id. Raises NotFoundError if the key has no such response, or it was dropped."""
+        """Stored response with an id. Raises NotFoundError if the response was dropped, or isn't the key's."""
         found = self._stored.get((key, id))
         if found is None:
             raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored.")
@@ -98,7 +98,7 @@ class ResponseStore:
         return found
 
     def item(self, key: str, id: str) -> Mapping[str, Json]:
-        """Item of any stored response of a key. Raises NotFoundError if the key has no such item."""
+        """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
                 for item in response.whole:
@@ -107,7 +107,7 @@ class ResponseStore:
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
 
     def remove(self, key: str, id: str) -> StoredResponse:
-        """Removes and returns a response. Raises NotFoundError if the key has no such response, or it was dropped."""
+        """Removes and returns a response. Raises NotFoundError as `get`."""
         found = self.get(key, id)
         self._forget((key, id))
         return found

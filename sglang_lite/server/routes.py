@@ -95,7 +95,7 @@ class Route:
         methods: HTTP methods of the route.
         protocol: protocol whose form the errors have.
         query: names of the query parameters.
-        fields: fields of the body; None if there is no body, or the handler parses it.
+        fields: fields of the body; None for a route without body, or whose handler parses the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
         statuses: further statuses of answers, besides 200 and those of errors that any route may have.

@@ -22,7 +22,8 @@ class ServerSettings:
         host: address to listen on; with the default, only this machine can connect.
         port: port to listen on; 0 takes a free one.
         served_model_name: name of the model in answers and requests; None for the engine's.
-        api_key: key that every request but those for health must have; several may be given. None requires no key.
+        api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
+            given. None requires no key.
         admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
             profiles.
         tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
@@ -40,14 +41,14 @@ class ServerSettings:
         max_open: most requests open at the same time.
         max_open_per_key: most requests of one key open at the same time.
         program_max_tokens: most tokens that all generations of a program may produce.
-        program_max_nodes: most nodes of a program, those of its branches included.
+        program_max_nodes: most nodes of a program, including the nodes of its branches.
         program_max_branches: most branches of a program.
         program_max_s: longest time that a program may take, in seconds.
         max_stored_responses: most responses of `/v1/responses` that are kept for later requests.
         max_stored_mb: largest total size of stored responses, in MiB.
         health_timeout_s: seconds that the engine's loop may be silent before `/health` answers 503.
         drain_s: seconds that open requests may continue after SIGTERM.
-        log_level: least level of the server's log; one line for each request, without prompts or keys, is "info".
+        log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys.
     """
 
     host: str = "127.0.0.1"

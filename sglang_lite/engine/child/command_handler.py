@@ -207,7 +207,7 @@ class _Submission:
 
     Attributes:
         ticket: ticket since the submission was accepted; None while it waits for room.
-        again: callback for when there is room.
+        again: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
     """
 
@@ -299,7 +299,7 @@ class CommandHandler:
     def _admit(
         self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
     ) -> None:
-        """Submits when there is room. The handle counts its own submissions, but programs take room only here."""
+        """Submits when the engine has room. The handle counts its own submissions, but programs take room only here."""
         self._open[submission.number] = submission
         submission.again = partial(self._admit_again, core, submission, submit)
         self._try(core, submission, submit, first=False)

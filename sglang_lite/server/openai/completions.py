@@ -150,7 +150,7 @@ def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest
 
 
 def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
-    """Prompts of a request: one text, one list of token ids, or a list of texts or of such lists."""
+    """Prompts of a request: one text, one list of token ids, or a list of texts or of id lists."""
     if isinstance(given, str):
         return [given]
     ids = [each for each in given if isinstance(each, int)]

@@ -108,7 +108,7 @@ class ProgramBudget:
         """Budget that is left after some nodes. Doesn't change this budget.
 
         Args:
-            nodes: nodes to subtract, with those of their branches.
+            nodes: nodes to subtract, including the nodes of their branches.
             pointer: JSON Pointer to the list of nodes.
 
         Raises:
