@@ -35,8 +35,8 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore` in this process, or `CoreClient` of a process of its own. `Engine` documents the
-    calls."""
+    """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or the `CoreClient` of another process. `Engine`
+    documents the calls."""
 
     @property
     def config(self) -> EngineConfig: ...
