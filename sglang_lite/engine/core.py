@@ -35,7 +35,7 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or the `CoreClient` of another process. `Engine`
+    """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or `CoreClient` for another process. `Engine`
     documents the calls."""
 
     @property

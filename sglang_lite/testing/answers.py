@@ -37,7 +37,7 @@ class Say:
     Attributes:
         text: text of the answer. It is cut at the request's stop strings and token limit (words count as tokens). If
             the request has a schema or grammar, the text is converted to the required form: `Paris` answers a schema
-            with one text property. None stands for a random text that the constraint allows.
+            with one text property. None stands for "ok", or a random text that the constraint allows.
         thinking: reasoning before the text, as far as the API returns it; its tokens are counted in any case.
         refusal: refusal of the model, instead of text.
         calls: calls of tools. If the request forces a tool and `calls` is empty, the text becomes the tool's input.
