@@ -158,7 +158,7 @@ class CoreClient:
         )
         reader.start()
 
-    # ------------------------------------------------------------------------------- what can be submitted
+    # ----------------------------------------------------------------------------------------- submissions
 
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
         """Starts a generation: see `Engine.submit`."""
@@ -270,7 +270,7 @@ class CoreClient:
         """Sink that also calls `flush`: once for all events that arrive in one frame."""
         return self._events.flushed(sink, flush)
 
-    # -------------------------------------------------------------------------------------- room for more
+    # ----------------------------------------------------------------------------------- waiting for room
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         """Calls back when there is room for more requests: see `OpenRequests.wait_for_room`."""
@@ -288,7 +288,7 @@ class CoreClient:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._events.later(call)
 
-    # ----------------------------------------------------------------------------------- the engine itself
+    # --------------------------------------------------------------------------------- state of the engine
 
     def check_open(self) -> None:
         """Checks that the engine accepts calls.

@@ -315,7 +315,7 @@ class Engine:
         """
         self.core.abort(rid)
 
-    # ------------------------------------------------------------------------------- models that read texts
+    # ------------------------------------------------------------------------- embedding and classification
 
     encode = embedding.encode
     score_pairs = embedding.score_pairs
@@ -349,7 +349,7 @@ class Engine:
             "internal_states": [self.stats()],
         }
 
-    # ------------------------------------------------------------------------------------------ the engine
+    # --------------------------------------------------------------------------------- state of the engine
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
         """Replaces the weights by those of another checkpoint of the same architecture, between two steps.

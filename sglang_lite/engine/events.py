@@ -54,7 +54,7 @@ class Events:
         self._flushes: dict[Callable[[], object], None] = {}  # in call order; called after each frame, each once
         self._late: deque[Callable[[], object]] = deque()
 
-    # ------------------------------------------------------------------------------------------ any thread
+    # -------------------------------------------------------------------------------- called on any thread
 
     def add(self, number: int, entry: OpenEntry) -> None:
         """Registers a submission. The caller holds `lock`."""
@@ -87,7 +87,7 @@ class Events:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._late.append(call)
 
-    # ------------------------------------------------------------------------------------ the reader's thread
+    # -------------------------------------------------------------------------- called on the reader's thread
 
     def answer(self, message: AskReply) -> None:
         """Completes the future of a call."""

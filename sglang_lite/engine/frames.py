@@ -28,7 +28,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True):
     """Message of a frame, encoded as a list that begins with the tag of its type."""
 
 
-# ------------------------------------------------------------------------------------------ to the engine
+# --------------------------------------------------------------------------------- messages to the engine
 
 
 class Start(_Message, frozen=True, tag="start"):
@@ -135,7 +135,7 @@ class Ask(_Message, frozen=True, tag="ask"):
 Command: TypeAlias = Start | Submit | Score | Encode | Open | Play | Extend | Drop | Close | Abort | Ask
 
 
-# ---------------------------------------------------------------------------------------- from the engine
+# ------------------------------------------------------------------------------- messages from the engine
 
 
 class Progress(_Message, frozen=True, tag="progress"):

@@ -86,7 +86,7 @@ def _names(record: type[msgspec.Struct]) -> frozenset[str]:
     return _KNOWN[record]
 
 
-# ------------------------------------------------------------------------------------------------- the tables
+# ----------------------------------------------------------------------------------------------------- tables
 
 _NAMES = "It names the caller or the request, and no model sees it."
 _CACHE = "Every prefix that fits is cached here, for as long as there is room."

@@ -76,7 +76,7 @@ class RowPlayer:
         for ticket in self._tickets.values():
             ticket.abort()
 
-    # --------------------------------------------------------------------------------------------- beginning
+    # -------------------------------------------------------------------------------------------- submission
 
     async def _begin(self) -> None:
         """Submits rows while the window and the engine have room."""
@@ -124,7 +124,7 @@ class RowPlayer:
 
         return put
 
-    # -------------------------------------------------------------------------------------------------- time
+    # ---------------------------------------------------------------------------------------------- timeouts
 
     def _set_timer(self) -> None:
         while self._due and self._due[0][1] not in self._tickets:
@@ -139,7 +139,7 @@ class RowPlayer:
                 self._tickets[number].abort()
         self._set_timer()
 
-    # ------------------------------------------------------------------------------------------------ ending
+    # -------------------------------------------------------------------------------------------- completion
 
     def _wake_soon(self) -> None:
         """Wakes the reader. Called on any thread."""

@@ -137,7 +137,7 @@ def overload(after: int | None = None) -> Fail:
     return Fail(529, "Overloaded", kind="overloaded_error", after=after)
 
 
-# ------------------------------------------------------------------------------------------------ as it goes out
+# --------------------------------------------------------------------------------------- rendering for a request
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ Choice: TypeAlias = Literal["auto", "required", "shown", "none"]
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 
 
-# --------------------------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------------------------------------ conversion
 
 
 def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:

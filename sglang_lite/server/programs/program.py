@@ -85,7 +85,7 @@ PLAY: Fields[PlayRequest] = Fields(PlayRequest, GATEWAY_NEUTRAL, {})
 ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
 
 
-# ---------------------------------------------------------------------------------------------------- what is asked
+# --------------------------------------------------------------------------------------------------------- requests
 
 
 @dataclass(slots=True)
@@ -288,7 +288,7 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
     return min(given, most)
 
 
-# -------------------------------------------------------------------------------------------------------- the answers
+# ------------------------------------------------------------------------------------------------------------ answers
 
 
 async def play(service: Service, call: HttpRequest) -> Response:
@@ -401,7 +401,7 @@ class _Usages:
         )
 
 
-# ------------------------------------------------------------------------------------------------ programs that grow
+# ----------------------------------------------------------------------------------------------------- open programs
 
 
 @dataclass(slots=True)
