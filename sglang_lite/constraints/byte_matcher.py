@@ -20,8 +20,8 @@ from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
 # Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need that. Lexemes are
-# not precomputed, because that spends the fuel of the first steps silently (1.9.1 then refuses a text of {1,5000} & [^
-# ]+).
+# not precomputed, because that silently spends the fuel of the first steps (version 1.9.1 then refuses a text of
+# {1,5000} & [^ ]+).
 _LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
 _STEP_ITEMS = 500_000
 # Limits of the Earley items in a row. Each new item is searched for in its row, so a character's work grows at least

@@ -1,4 +1,4 @@
-"""Partial values: the beginning of a JSON text read as a value of a type."""
+"""Partial values: the beginning of a JSON text, read as an incomplete value of a Python type."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def partial_reader(annotation: object) -> Callable[[str], UserValue]:
-    """A function from the beginning of a text to what it says of the value so far; None where that is nothing yet.
+    """Function that reads the beginning of a text as a partial value of a type, or None if no part of the value is
+    known yet.
 
-    Models and dataclasses become models of the same fields, None where one has not come, as are the fields of a named
-    tuple; lists, tuples and dicts have what has come, sets of what has no hash yet are lists. A scalar by itself has no
-    beginnings: only `str` is read before it is whole.
+    Models and dataclasses become models with the same fields, None for fields that have not arrived; so are the fields
+    of a named tuple. Lists, tuples and dicts contain the items that have arrived; sets of items that are not hashable
+    yet are lists. A bare scalar other than `str` has no partial values, so the reader returns None for it.
     """
     if annotation is str:
         return lambda text: text or None
@@ -36,7 +37,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
     def read(text: str) -> Any:
         text = _without_open_number(text)
-        # A string that is still being written is shown, unless only whole ones are values (an enum, a date).
+        # An incomplete string is included, unless only complete strings are valid (an enum, a date).
         for strings in ("trailing-strings", True):
             try:
                 return adapter.validate_python(from_json(text, allow_partial=typing.cast(Any, strings)))
@@ -48,7 +49,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
 
 def _without_open_number(text: str) -> str:
-    """Drop the digits at the end, which may be the first of a longer number (unless they are part of a string)."""
+    """Drops digits at the end, which may be the beginning of a longer number, unless they are part of a string."""
     inside_a_string = re.sub(r"\\.", "", text).count('"') % 2
     return text if inside_a_string else re.sub(r"(-|-?[0-9][-+.0-9eE]*)$", "", text)
 
@@ -59,7 +60,7 @@ def _cached(annotation: Any) -> Any:
 
 
 def _partial(annotation: Any) -> Any:
-    """The type with whatever may come later left out or None."""
+    """Type in which everything that may still be missing is optional or None."""
     try:
         return _cached(annotation)
     except TypeError:  # unhashable metadata in Annotated
@@ -67,11 +68,11 @@ def _partial(annotation: Any) -> Any:
 
 
 class _Partial:
-    """Maker of the partial types of one type. A class that is inside itself is referred to by its name."""
+    """Builder of the partial type of a type. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
-        self._names: dict[Any, str] = {}  # of the classes that were met
-        self._made: dict[str, Any] = {}  # models, by name
+        self._names: dict[Any, str] = {}  # names of the classes visited so far
+        self._made: dict[str, Any] = {}  # partial models by name
         self._done: dict[Any, Any] = {}  # partial types of classes
 
     def of(self, annotation: Any) -> Any:
@@ -102,10 +103,11 @@ class _Partial:
         return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # made at run time
 
     def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
-        """A tuple of which only the first items may be there.
+        """Type of a tuple whose last items may be missing.
 
         Args:
-            make: the value, of those that are.
+            items: types of the items.
+            make: constructor of the value from the items that have arrived.
         """
         from pydantic import WrapValidator
 
@@ -122,7 +124,7 @@ class _Partial:
 
         if annotation in self._done:
             return self._done[annotation]
-        if annotation in self._names:  # inside itself
+        if annotation in self._names:  # the class contains itself
             return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
         model = issubclass(annotation, BaseModel)
         if not model and not dataclasses.is_dataclass(annotation) and not typing.is_typeddict(annotation):
