@@ -19,12 +19,12 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def partial_reader(annotation: object) -> Callable[[str], UserValue]:
-    """Function that reads the beginning of a text as a partial value of a type, or None if no part of the value is
-    known yet.
+    """Function from the beginning of a text to the partial value of a type that it spells. The function returns None
+    while no part of the value is known.
 
-    Models and dataclasses become models with the same fields, None for fields that have not arrived; so are the fields
-    of a named tuple. Lists, tuples and dicts contain the items that have arrived; sets of items that are not hashable
-    yet are lists. A bare scalar other than `str` has no partial values, so the reader returns None for it.
+    Models and dataclasses become models with the same fields. Fields that have not arrived are None, in named tuples as
+    well. Lists, tuples and dicts contain the items that have arrived; sets whose items are not hashable yet become
+    lists. A bare scalar other than `str` has no partial values.
     """
     if annotation is str:
         return lambda text: text or None

@@ -15,7 +15,7 @@ NUMBER_DIGITS = 15  # digits of a decimal number that survive a JSON parser
 
 TIME = CLOCK + r"(?:\.[0-9]{1,6})?"
 ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_COUNT = "[0-9]{1,6}"  # six digits: years with six digits still fit a timedelta
+_COUNT = "[0-9]{1,6}"  # digits of a number; even 999,999 years fit a timedelta
 _TIMES = f"T(?:{_COUNT}H(?:{_COUNT}M)?(?:{_COUNT}S)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
 _DAYS = f"(?:{_COUNT}Y(?:{_COUNT}M)?(?:{_COUNT}D)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
 DURATION = f"-?P(?:{_DAYS}(?:{_TIMES})?|{_TIMES}|{_COUNT}W)"

@@ -20,7 +20,7 @@ class Templates:
         self._names: dict[tuple[str, tuple[Node, ...]], str] = {}  # name of the rule for each use
         self._arguments: dict[Node, str] = {}  # rule names of arguments that are not references, so that keys stay flat
         self._bodies_of: dict[str, Node] = {}
-        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and offset of a use, by rule
+        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and offset, by rule
 
     def __contains__(self, name: object) -> bool:
         return name in self._bodies

@@ -173,9 +173,7 @@ class Assertions:
         return found
 
     def _ahead(self, look: Lookahead, caret: Node, *, starts: bool) -> _Rest:
-        """Texts that satisfy a lookahead; if it contains an end anchor, those that end as it demands are
-        included.
-        """
+        """Texts that satisfy a lookahead. Its end anchors hold only at the end of the text."""
         if not has_anchor(look.tree, at_start=False):
             return self._following(look.tree, caret, NOTHING, _Rest(ANY_TEXT, ANY_TEXT), starts=starts, ends=False)
         more = Repeat(ANY_CHAR, 1, None)
