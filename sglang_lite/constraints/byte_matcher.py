@@ -252,7 +252,7 @@ def _consume(at: Any, data: bytes) -> None:
 
 
 def _next(at: Any) -> str:
-    """Sentence for an error message on what may come next, or "" if that is too much to list."""
+    """Sentence for an error message that lists possible continuations, or "" if they are too many."""
     if at.is_stopped():
         return " It is complete."
     forced = at.compute_ff_bytes().decode("utf-8", "ignore")

@@ -416,7 +416,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     # ------------------------------------------------------------------------------------- jinja2's hooks
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # any value that a template calls
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # any callable and value
         owner = getattr(function, "__self__", None)
         if owner is self:
             return function(*args)
@@ -450,7 +450,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
         return _result(super().call_binop(context, operator, left, right))
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any value that a template calls
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
         if super().wrap_str_format(value) is None:
             return None
         text = str(value.__self__)

@@ -383,7 +383,7 @@ def _single(char: str) -> CharSet:
 
 
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
-    """Classes of characters that no set in the nodes tells apart: first code point of each stretch, class of each
+    """Classes of characters that no set in the nodes distinguishes: first code point of each stretch, class of each
     stretch, and the classes in each set as a bit mask.
     """
     sets: dict[CharSet, None] = {ANY_CHAR: None}

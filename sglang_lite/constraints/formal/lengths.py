@@ -65,7 +65,7 @@ def longest_forced(language: Language) -> int:
     longest = 0
 
     def least(node: Node) -> int:
-        """Number of characters of a text of the node that are no choice among characters."""
+        """Least number of literal characters in a text of the node. References count as one character."""
         nonlocal longest
         match node:
             case Text(text):
@@ -90,7 +90,7 @@ def longest_forced(language: Language) -> int:
 
 
 def limited(node: Node, least: int, most: int | None) -> Node | None:
-    """Node of the texts with `least` to `most` characters, or None if that needs an intersection."""
+    """Node restricted to texts of `least` to `most` characters, or None if the restriction needs an intersection."""
     low, high = lengths(node)
     if low >= least and (most is None or (high is not None and high <= most)):
         return node

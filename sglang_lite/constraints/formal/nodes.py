@@ -281,7 +281,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
-    """Returns a node with each child replaced by `change` of it; a node without children is returned unchanged."""
+    """Returns a node with `change` applied to each child; a node without children is returned unchanged."""
     match node:
         case Concat(parts):
             return concat(*map(change, parts))

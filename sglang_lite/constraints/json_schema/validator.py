@@ -30,7 +30,7 @@ def faults(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
 
     Raises:
         ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
-        RecursionError: the value or the schema's description of it is nested too deeply.
+        RecursionError: the value or the schema is nested too deeply.
     """
     validator, way = _validator(constraint)
     return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))

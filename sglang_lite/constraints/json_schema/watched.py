@@ -1,9 +1,9 @@
 """Rules that masks enforce while a value is written, because no grammar of reasonable size expresses them: items are
 distinct, names are unique, and all required names are present.
 
-A place (`Watched`) covers all values that may be written at a position, whatever alternatives the text leaves open.
+A place (`Watched`) covers all values that may be written at a position, for all alternatives that the text leaves open.
 Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of arrays
-disagree on what is watched, the schema is refused.
+disagree on the rules, the schema is refused.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Watches:
             scalars: function that returns the texts of the scalars in a set of values.
 
         Raises:
-            ConstraintError: alternatives disagree on what is watched, or the schema has too many places.
+            ConstraintError: alternatives disagree on the rules, or the schema has too many places.
         """
         return _pruned(_Places(reader, self, scalars).all(start)) if self.items or self.names else ()
 

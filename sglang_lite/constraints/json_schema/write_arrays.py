@@ -74,7 +74,7 @@ def _different_items(writer: Notation, shape: ArrayShape) -> Node:
     """Texts of items that differ, ensured by the grammar or the masks, and the closing bracket.
 
     Raises:
-        ConstraintError: the masks could not tell in time that no unused value is left.
+        ConstraintError: the masks could not detect early enough that no unused value remains.
     """
     if _different(writer, shape):
         return _any_items(writer, shape)

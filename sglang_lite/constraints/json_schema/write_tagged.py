@@ -2,7 +2,8 @@
 tags, strings unquoted (`Tags`).
 
 Every member is one lexeme, or has one lexeme before and one after an array or object. If the tags don't state a value's
-type, a string at a place that also allows arrays or objects does not begin like one, so that both can be told apart.
+type, a string at a place that also allows arrays or objects must not begin like one, so that the reader can distinguish
+them.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class _Partial:
         if isinstance(annotation, typing.NewType):
             return self._typed(annotation.__supertype__)
         if origin in (Union, types.UnionType):
-            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # from a tuple
+            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # members are in a tuple
         if origin is tuple and arguments and arguments[-1] is not ...:
             return self._tuple(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
@@ -100,7 +100,7 @@ class _Partial:
         inner = tuple(a if a is ... else self._typed(a) for a in arguments)
         unhashable = issubclass(origin, abc.Set) and len(self._made) > before
         lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
-        return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # made at run time
+        return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
 
     def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
         """Type of a tuple whose last items may be missing.
@@ -116,8 +116,8 @@ class _Partial:
                 raise ValueError("no list")
             return make(whole([*given, *[None] * (len(items) - len(given))])[: len(given)])
 
-        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # of a ForwardRef, too
-        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # made at run time
+        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
+        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # built at run time
 
     def _class(self, annotation: type) -> Any:
         from pydantic import BaseModel
@@ -141,11 +141,11 @@ class _Partial:
 
         if issubclass(annotation, RootModel):
             root = self._typed(annotation.model_fields["root"].annotation)
-            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # made at run time
+            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
         else:
             extra: Literal["allow", "ignore"] = "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
             fields: dict[str, Any] = {
-                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # of a ForwardRef, too
+                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # X | None fails for a ForwardRef
                 for each, f in annotation.model_fields.items()
             }
             config = ConfigDict(populate_by_name=True, extra=extra, arbitrary_types_allowed=True)
@@ -159,10 +159,10 @@ class _Partial:
         hints = typing.get_type_hints(annotation)
         if typing.is_typeddict(annotation):
             members = {each: self._typed(hint) for each, hint in hints.items()}
-            return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # made at run time
+            return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # built at run time
         given = [each.name for each in dataclasses.fields(annotation) if each.init]
         fields: dict[str, Any] = {
-            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # of a ForwardRef, too
+            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # X | None fails for a ForwardRef
             for each in given
         }
         self._made[name] = made = create_model(name, **fields)
@@ -170,6 +170,6 @@ class _Partial:
 
     def _named_tuple(self, annotation: Any) -> Any:
         hints = typing.get_type_hints(annotation)
-        kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # of a NamedTuple, where it is public
+        kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # public API of NamedTuple
         missing = [None] * len(kinds)
         return self._tuple(kinds, lambda given: annotation(*given, *missing[len(given) :]))

@@ -1,4 +1,6 @@
-"""Regular expressions for the texts of scalar types: a subset of what pydantic reads, in the usual notation."""
+"""Regular expressions for the texts of scalar types: a subset of the texts that pydantic reads, in the
+usual notation.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def _networks_v4() -> str:
 
 
 def _networks_v6() -> str:
-    """Pattern of IPv6 networks: the groups of the prefix, the last of which may be cut, followed by `::`."""
+    """Pattern of IPv6 networks: the groups of the prefix, the last of which may be cut, followed by `::` unless there
+    are eight.
+    """
     texts = [f"{IPV6}(?:/128)?", "::/0"]
     for bits in range(1, 128):
         whole, more = divmod(bits, 16)

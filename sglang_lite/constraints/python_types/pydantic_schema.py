@@ -100,7 +100,7 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
     """
     inputs = [(name, "validation", adapter) for name, adapter in adapters]
     try:
-        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # invariant
+        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # a list's type is invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
     by_name = {name: _marks_taken(schema).schema for (name, _), schema in found.items()}

@@ -181,7 +181,7 @@ def for_pydantic(annotation: Any) -> Any:  # any annotation
     if origin is Annotated:
         return Annotated[(for_pydantic(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # from a tuple
+        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # members are in a tuple
     if origin in (list, dict, tuple, set):
         return origin[tuple(map(for_pydantic, arguments))]
     return annotation
