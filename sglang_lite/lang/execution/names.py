@@ -71,7 +71,11 @@ class Names:
         return bool(self._promises)
 
     def own(self, outer: Mapping[str, Variable]) -> dict[str, Variable]:
-        """Variables that differ from those in `outer`, which the branch was forked with, by name."""
+        """Variables that this branch has declared since its fork, by name.
+
+        Args:
+            outer: variables of the parent branch.
+        """
         return {name: variable for name, variable in self.variables.items() if outer.get(name) is not variable}
 
     def listed(self) -> str:
