@@ -33,7 +33,7 @@ def generate(
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
-    # the last piece's metadata is kept for the node
+    # The last piece's metadata is kept for the node.
     for piece, meta in backend.generate_stream(StreamExecutor(player), given):
         pieces.append(piece)
         if show is not None:

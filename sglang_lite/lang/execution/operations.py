@@ -59,7 +59,7 @@ class AskedOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor ru
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
     refused: tuple[Refused, ...] = ()  # failed attempts so far
-    # planned turn of the node and its index there; None if the node is asked for on its own
+    # Planned turn of the node and its index there; None if the node is asked for on its own.
     turn: tuple[Turn, int] | None = None
     path: str = ""  # path of the branch in the tree of forks
     number: int = 0  # number of the node in its branch

@@ -51,7 +51,7 @@ from sglang_lite.protocol.anything import UserValue
 logger = logging.getLogger("sglang_lite")
 
 _NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
-# shared by branches that have never queued anything: a deque of their own would take much memory
+# Shared by branches that have never queued anything: a deque of their own would take much memory.
 _NO_QUEUE: deque[Op] = deque()
 
 
@@ -91,7 +91,7 @@ class Player:
         self._sid = ""
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE
-        # current operation; the thread that plays it owns the branch until it is replaced
+        # Current operation; the thread that plays it owns the branch until it is replaced.
         self._at: Op | None = _NOTHING if forked else None
         self._failure: SglError | None = None
         self._failure_seen = False

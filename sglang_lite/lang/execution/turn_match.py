@@ -202,7 +202,7 @@ def _limited(hole: Hole, answer: OverrunAnswer, start: int, end: int) -> int | N
         return length
     if "".join(answer.tokens) != answer.text:
         return None
-    # ends of the tokens in the text
+    # Ends of the tokens in the text.
     ends = [each for each in itertools.accumulate(map(len, answer.tokens)) if each > start]
     return length if len(ends) < limit else min(length, ends[limit - 1] - start)
 

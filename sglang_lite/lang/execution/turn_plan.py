@@ -170,7 +170,7 @@ def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan |
     rules = setting.backend.turn_rules
     assert rules is not None
     drawn = _drawn_alike(span.asked, setting.params)
-    # a single generation is continued if the backend can continue it
+    # A single generation is continued if the backend can continue it.
     needed = len(span.asked) > 1 or not rules.constrained
     if span.begun and drawn is not None and needed:
         if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
