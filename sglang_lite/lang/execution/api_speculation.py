@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-_LEAST_SEEN, _LEAST_RATE = 32, 0.5  # speculation ends below this rate of hits, over at least so many generations
+# Speculation ends below this rate of hits, after at least this number of generations.
+_LEAST_SEEN, _LEAST_RATE = 32, 0.5
 
 
 @dataclass(slots=True, eq=False)

@@ -53,7 +53,7 @@ class AskedOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor ru
     own: SglGen | SglSelect
     variable: Variable
     log: TextLog | None
-    # handed-over branch that receives the answer, and the node's index there
+    # Handed-over branch that receives the answer, and the node's index there.
     asked: tuple[PushedBranch, int] | None = None
     mark: int | None = None  # index of the mark before that node, for rolling back
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured

@@ -240,7 +240,7 @@ class Player:
         self._failure_seen = self._failure_seen or told
         self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
-            # only the hook for the end of the program is left
+            # Only the hook for the end of the program is left.
             ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
         waiting = self._fail(error) if busy or self._stopped else None

@@ -149,7 +149,7 @@ class PushedProgram:
         error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
         with self.lock:
             self._over, self._open = error, None
-            # breaks reference cycles, which the garbage collector would have to find
+            # Breaks reference cycles, which the garbage collector would have to find.
             branches, self._branches = self._branches, {}
         for branch in branches.values():
             branch.end(error)

@@ -263,7 +263,7 @@ def too_long(timeout: float | None) -> RequestTimeoutError:
     return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 
 
-# run whose body is being executed in this context
+# Run whose body is being executed in this context.
 current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)
 
 

@@ -64,8 +64,8 @@ class Question:
 
 
 class RememberingBackend(DelegatingBackend):
-    """Backend that answers known questions from memory, and passes the others on to another backend (as one program, if
-    that backend plays programs). A substituted answer is validated against its constraint.
+    """Backend that answers known questions from memory, and passes unknown ones on to another backend (as one program,
+    if that backend plays programs). A substituted answer is validated against its constraint.
 
     Args:
         backend: backend that answers unknown questions.
