@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 class HasTokenizer(Protocol):
-    """Object with a tokenizer, such as an engine."""
+    """Object with a tokenizer, an engine for example."""
 
     @property
     def tokenizer(self) -> Foreign:

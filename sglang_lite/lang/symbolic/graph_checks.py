@@ -118,8 +118,8 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
 
 
 def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
-    """Yields findings for variables of branches that are neither joined nor read. (A fork with one branch may be a
-    copy, whose variables belong to a state that the body keeps.)"""
+    """Yields findings for variables of branches that are neither joined nor read. (A fork with one branch may come from
+    `s.copy()`, whose variables become those of `s` afterwards.)"""
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
     for i, node in nodes:

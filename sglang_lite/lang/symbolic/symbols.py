@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
-MAX_NODES: Final = 100_000  # maximum number of steps of a trace
+MAX_NODES: Final = 100_000  # maximum number of steps of a trace, and of all traces of a program together
 MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
 
 
 class EndlessError(TraceError):
-    """The body has added too many nodes or decisions to be ending."""
+    """The body adds nodes or makes decisions without end."""
 
 
 class _UnhashableError(TraceError, TypeError):
