@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
-MAX_NODES: Final = 100_000  # maximum number of steps of a trace, and of all traces of a program together
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py.
+MAX_NODES: Final = 100_000
 MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
 
 
