@@ -1,4 +1,4 @@
-"""Speculative generation on calls of a completion API: whether it pays, judged by its results so far."""
+"""Speculative generation on calls of a remote API: whether it pays, judged by its results so far."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _LEAST_SEEN, _LEAST_RATE = 32, 0.5
 
 @dataclass(slots=True, eq=False)
 class ApiSpeculation:
-    """Speculative generation of a program on calls of a completion API, and its results in all runs of that program so
-    far.
+    """Speculative generation of a program on calls of a remote API, and its results in all runs of that program so far.
 
     Args:
         tokens: maximum number of tokens that a call may generate ahead, or None to disable speculation.

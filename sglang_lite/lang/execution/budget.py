@@ -76,6 +76,7 @@ class Budget:
 
         Raises:
             BudgetError: the call could exceed a limit.
+            ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
         self.check(backend)
         cost = self._cost_of(backend, most, 0.0)

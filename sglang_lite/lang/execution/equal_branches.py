@@ -23,7 +23,8 @@ def is_constant(expression: Expression) -> bool:
 
 
 def first_shared(parts: Sequence[Expression]) -> int | None:
-    """Index of a statement's first generation, or None if a selection, call or reasoning block comes before it."""
+    """Index of a statement's first generation, or None if it has none, or if a selection, call or reasoning block comes
+    first."""
     first = next((i for i, part in enumerate(parts) if isinstance(part, _MAKERS)), None)
     return first if first is not None and isinstance(parts[first], SglGen) else None
 

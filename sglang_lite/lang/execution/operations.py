@@ -143,7 +143,7 @@ Op: TypeAlias = (
 @dataclass(slots=True, eq=False)
 class BranchMark:
     """Place in a branch to come back to: its position in the transcript (`played`, once the mark is played), and the
-    index of its node in the handed-over program (`place`, if it has one)."""
+    index of its node in the handed-over branch (`place`, if the mark is handed over)."""
 
     played: Place | None = None
     place: int | None = None

@@ -145,7 +145,7 @@ class Player:
         return variable
 
     def tree(self) -> list[Player]:
-        """This branch and the branches forked from it, parents first."""
+        """Branch itself and the branches forked from it, parents first."""
         found = [self]
         for player in found:  # the list grows meanwhile
             found += player.children
@@ -190,6 +190,7 @@ class Player:
 
         Raises:
             ProgramError: the run is streamed.
+            SglError: the branch was stopped or its deadline has passed; the error is the branch's failure.
         """
         if self.log is not None:
             raise ProgramError(

@@ -36,7 +36,8 @@ _SAME_AGAIN = (
     "It was not tried again, because at temperature 0 the answer stays the same: set a temperature, or repair=True, "
     "which shows the model what was wrong."
 )
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
+# Seconds between attempts: the first pause, doubled after each attempt up to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 async def attempts(

@@ -106,7 +106,7 @@ class Run:
         deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
         timeout: timeout in seconds that the deadline comes from.
         called: program that is run and its arguments, or None if no program is run.
-        speculation: speculative generation of its program on calls of a completion API, or None.
+        speculation: speculative generation of its program on calls of a remote API, or None.
         speculates: True if this run speculates.
         remembered: answers of the earlier run that this run continues.
         body_open: True while the body is running, so that names may yet be declared.
@@ -240,8 +240,8 @@ class Run:
     def hand_over(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
-        """Calls a function when a recorded body is played. This class records nothing and returns None; the recording
-        subclass overrides it."""
+        """Records a call of the user's Python, to be made when the compiled program runs, and returns a symbol of its
+        result. Returns None if this run is not being recorded for compilation."""
         return None
 
 

@@ -143,7 +143,7 @@ class StreamExecutor:
 
     @property
     def num_api_spec_tokens(self) -> int | None:
-        """Maximum number of tokens that a call of a completion API may generate ahead, or None if the program does not
+        """Maximum number of tokens that a call of a remote API may generate ahead, or None if the program does not
         speculate."""
         speculation = self._player.run.speculation
         return None if speculation is None else speculation.tokens
