@@ -338,7 +338,8 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
         from sglang_lite.constraints.schema import parse_json
 
         for generation, text in zip(generations, texts):
-            if generation.finish_reason == "stop":  # the metadata of a text that max_tokens cut says so
+            # A text that max_tokens cut is no value; its metadata has the reason.
+            if generation.finish_reason == "stop":
                 parse_json(own.node.constraint, text)
     return texts
 

@@ -181,7 +181,7 @@ class PushedBranch:
         self.held: Op | None = None
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
-        self._known = 0  # number of pieces of text that were handed over when `held` was reached
+        self._known = 0  # number of pieces that the program has, counted when `held` was reached
         self._behind = False  # True if no text was handed over to this program yet
         self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
         self._ended: SglError | None = None  # error with which the program ended

@@ -53,13 +53,13 @@ class Span:
 
     @property
     def begun(self) -> bool:
-        """True if a generation has visible text or another generation before it."""
+        """True if the span has several generations, or visible text besides its only one."""
         return len(self.asked) > 1 or bool(self.first_behind[1].strip())
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
-        """First generation with visible text before it, and that text; if there is none, the last generation and the
-        text before it."""
+        """First generation with visible text before it, and that text; if there is none, the last generation and all
+        text of the span."""
         before = ""
         for part in self.parts:
             if isinstance(part, str):
