@@ -102,7 +102,7 @@ class CompiledProgram(Record, frozen=True):
             None if it does neither, so that the program is played as a whole.
         fingerprint: digest of the body, and of everything that it reads.
         template: digest of the chat template with which its turns were written; empty if it has no turns.
-        decision, parts: as of a Program. Decisions may depend on arguments, too.
+        decision, parts: as in Program; the decisions may depend on arguments, too.
     """
 
     name: str

@@ -1,5 +1,5 @@
 """Decisions of a program: checks of its parts, and the choice between parts by the values of nodes. Pure functions of
-data, so that everyone who plays a program or reads its result decides alike."""
+data, so that the player of a program and the reader of its result decide alike."""
 
 from __future__ import annotations
 

@@ -179,7 +179,8 @@ class Text(BaseNode, frozen=True, eq=False):
     Attributes:
         text: the text.
         ids: token ids, if a model wrote the text.
-        special: as in Span.
+        special: True if special tokens that are spelled out in the text are tokenised as such; False if they are plain
+            characters (see Span).
     """
 
     text: str
@@ -199,7 +200,7 @@ class Fill(BaseNode, frozen=True, eq=False):
         node: path of a generation or selection in any branch. The branch waits here until that node has its value, a
             text (or a list of texts for several samples).
         steps: keys and indices of items to take from the value, one after another.
-        special: as in Span.
+        special: as in Text.
         read: type as which the node's text is read, or None for the text itself.
         hold: number of a value that the caller's Python computes from earlier results; no engine plays a program that
             contains one.
@@ -304,7 +305,7 @@ class Select(BaseNode, frozen=True, eq=False):
         temperature: if above 0, the choice is drawn from the softmax of the method's scores.
         seed: seed of that draw, or UNSET for a random one.
         unconditional: True if the choices are also scored without the prompt.
-        special: as in Span, for the choices.
+        special: as in Text, for the choices.
     """
 
     name: str | None
@@ -325,9 +326,14 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """Start of a grammar: all text up to its end, preceded by `text`, is in the language of a constraint. Choices that
+    """Start of a grammar: all text up to its end, preceded by `text`, is in the language of `constraint`. Choices that
     the grammar does not allow are left out of a selection. A fork's branches need not complete the grammar. Text
-    without a generation or selection in between is not checked here: its author has checked it."""
+    without a generation or selection in between is not checked here: its author has checked it.
+
+    Attributes:
+        constraint: constraint on the text.
+        text: text to which the grammar applies, too, before the following nodes.
+    """
 
     constraint: Constraint
     text: str = ""
@@ -344,8 +350,11 @@ class GrammarEnd(BaseNode, frozen=True, eq=False):
 
 
 class Fork(BaseNode, frozen=True, eq=False):
-    """Branches that continue from here, parallel to the following nodes; each one with the nodes that are known of
-    it."""
+    """Branches that continue from here, in parallel to the following nodes of this branch.
+
+    Attributes:
+        branches: for each branch, the nodes of it that are known so far.
+    """
 
     branches: tuple[tuple[Node, ...], ...]
 
