@@ -326,13 +326,13 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """Start of a grammar: all text up to its end, preceded by `text`, is in the language of `constraint`. Choices that
-    the grammar does not allow are left out of a selection. A fork's branches need not complete the grammar. Text
-    without a generation or selection in between is not checked here: its author has checked it.
+    """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language of `constraint`.
+    Choices that the grammar does not allow are left out of a selection. A fork's branches need not complete the
+    grammar. Text without a generation or selection in between is not checked here: its author has checked it.
 
     Attributes:
         constraint: constraint on the text.
-        text: text to which the grammar applies, too, before the following nodes.
+        text: beginning of the grammar's text, if the grammar was opened before this node; it is not appended.
     """
 
     constraint: Constraint
