@@ -319,7 +319,7 @@ class GpuRunner:
         return GpuPendingTokens(tokens, done, positions, special, masks, logprobs, errors, waiting)
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
-        """Returns the logits of some rows: a view if a graph computed them and all rows are asked for, else a new tensor."""
+        """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
         if forward.logits is None:
             assert forward.hidden is not None
             return self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
