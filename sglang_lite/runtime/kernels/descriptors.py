@@ -23,7 +23,7 @@ class _Place:
         return self.address
 
 
-def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None) -> Any:  # of Triton
+def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None) -> Any:  # descriptor of Triton
     """Returns the descriptor of a contiguous tensor, viewed as rows of `columns` elements.
 
     Args:
