@@ -166,7 +166,7 @@ class ModelAttention(Protocol):
 
     Attributes:
         captured: True if a CUDA graph can contain its steps: no launch depends on the contents of a tensor.
-        shares_prefixes: True if it reads `plan.shared`; otherwise `plan.shared` is None.
+        shares_prefixes: True if it reads `plan.shared`; if False, `plan.shared` must be None.
     """
 
     captured: bool

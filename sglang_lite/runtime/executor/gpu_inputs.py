@@ -100,5 +100,5 @@ FEW = 16  # tokens of a row up to which decoding is cheaper, though each reads t
 # cached ones; in blocks of a captured graph 2.9 and 5.9 ms. For 400 tokens these are 4.2 and 6.4 ms, in blocks 3.3 and
 # 6.2 ms.
 _SHORT, _TOGETHER = 64, 256
-READ = 1 << 20  # token reads times KV heads that rows with several tokens may need in such a step
+READ = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)

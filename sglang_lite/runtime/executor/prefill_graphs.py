@@ -1,6 +1,6 @@
 """Captured CUDA graphs of steps that prefill prompts.
 
-For a small model or a short prompt, launching the kernels of such a step one by one takes the host longer than the
+For a small model or a short prompt, launching the kernels of a step one by one takes the host longer than the
 device needs to run them.
 """
 

@@ -128,8 +128,8 @@ def score_rows(
     model: HasLogits, rows: Sequence[Scoring], tops: int, asked: tuple[int, ...], fetch: CopyToHost
 ) -> list[Scored]:
     """Scores tokens of rows in pieces, as the logits of thousands of positions take more memory than a model. A piece
-    has tokens of many rows, because each piece reads the head's weights: eighty choices of one or two tokens would
-    otherwise read them eighty times.
+    has tokens of many rows, because each piece reads the head's weights: scoring eighty choices of one or two tokens
+    separately would read them eighty times.
 
     Args:
         model: model whose head computes the logits.

@@ -1,4 +1,4 @@
-"""Our C++ files as libraries, compiled for this processor if a compiler is installed.
+"""C++ files of this package as libraries, compiled for this processor if a compiler is installed.
 
 No library is required: without one, torch's operators run instead, which is slower for few rows.
 """

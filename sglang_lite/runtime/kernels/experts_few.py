@@ -74,7 +74,7 @@ def _gate_up(
             up_sums *= tl.load(own + (N + first) // 128 * (K // 128), mask=here, other=0.0)[None, :]
         gate += gate_sums
         up += up_sums
-    start_next(PDL)  # not earlier: waiting programs would take the place of those yet to start
+    start_next(PDL)  # not earlier: waiting programs would block those yet to start
     gates = tl.sum(gate, 1)
     ups = tl.sum(up, 1)
     if BIAS:

@@ -111,8 +111,8 @@ def experts_route(
         scale: factor of all weights.
 
     Returns:
-        Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score that is not finite gets
-        the first experts, and NaN as weights.
+        Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of NaN gets the first
+        experts, and NaN as weights.
     """
     tokens, experts = logits.shape[-2:]
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)

@@ -16,7 +16,7 @@ _LEAST = 8
 
 
 def columns(group: int) -> int:
-    """Returns the number of queries of a program, `group` of them real: a power of two of at least 8."""
+    """Returns the number of queries of a program for `group` real ones: a power of two of at least 8."""
     return max(_LEAST, power_of_2(group))
 
 

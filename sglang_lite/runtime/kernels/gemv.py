@@ -78,7 +78,7 @@ def _gemv(
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
     if not EARLY:
-        start_next(PDL)  # not earlier: waiting programs would take the place of those yet to start
+        start_next(PDL)  # not earlier: waiting programs would block those yet to start
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)

@@ -74,13 +74,13 @@ def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def latent_scales(scales: torch.Tensor, rank: int, turned: int) -> torch.Tensor:
-    """Returns the scale of each element [rank + turned] of a latent and its rotary part, from the two of
+    """Returns the scale [rank + turned] of each element of a latent and its `turned` rotary elements, from the two of
     `KVScales.k`."""
     return torch.cat((scales[:1].expand(rank), scales[1:].expand(turned)))
 
 
 def scaled_by_latents(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
-    """Multiplies x […, rank + turned] by the scales of latents, the two of `KVScales.k`, in the data type of x."""
+    """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in the data type of x."""
     return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 

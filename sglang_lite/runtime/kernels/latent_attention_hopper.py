@@ -189,7 +189,7 @@ def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, fir
 
     Args:
         highest, total, acc: running results.
-        first, stride: place of the first part, and distance between parts.
+        first, stride: place of the first part, and distance from one part to the next.
         count: number of parts.
     """
     for n in range(0, count, _TOGETHER):

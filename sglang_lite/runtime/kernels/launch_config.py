@@ -45,7 +45,7 @@ def attention_launch(
     card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1,
     shared: bool = False, product: bool = False,
 ) -> Launch | None:  # fmt: skip
-    """Returns the launch parameters of an attention kernel on a card, or None if no variant of it fits the card.
+    """Returns the launch parameters of an attention kernel on a card, or None if the kernel doesn't fit the card.
 
     Args:
         card: card that the kernel runs on.
@@ -73,7 +73,7 @@ def attention_launch(
 
 @functools.cache
 def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
-    """Returns the launch parameters of a latent attention kernel, or None if no variant of it fits the card.
+    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit the card.
 
     On an H200, 64 tokens in 2 stages would be a tenth slower for many long rows of 16 heads and a quarter faster for
     few. But ptxas 12.8, which Triton 3.6 includes, optimises the products of the last block wrongly: they leave out

@@ -1,6 +1,6 @@
 """Launches of kernels at little cost for the host.
 
-At each launch, Triton determines anew which variant of a kernel the arguments need, which takes 20 µs and more. Here,
+At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs and more. Here,
 variants are cached by what decides that: data types and alignment of tensors, Triton's own classification of numbers,
 and values of constants. Unknown variants are launched by Triton itself.
 """

@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
-NOT_FINITE, NOTHING_ALLOWED = -1, -2  # codes in place of a token
+NOT_FINITE, NOTHING_ALLOWED = -1, -2  # codes stored instead of a token
 
 
 @dataclass(frozen=True, slots=True)

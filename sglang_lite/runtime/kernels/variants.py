@@ -61,8 +61,8 @@ class Variant:
             return triton.compile(self._source, target=self._target, options=self.launch)
 
     def compile_launcher(self) -> None:
-        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has such code for each kind of
-        arguments."""
+        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has a C launcher for each
+        kind of arguments."""
         if hasattr(nvidia, "make_launcher") and _has_driver():
             nvidia.CudaLauncher(self._source, self.compile().metadata)
 
@@ -74,7 +74,7 @@ def compile_driver() -> None:
 
 
 def _has_driver() -> bool:
-    """True if the driver's library, which such code is linked with, is installed."""
+    """True if the driver's library, which the C code is linked with, is installed."""
     try:
         return bool(nvidia.library_dirs())
     except (AssertionError, OSError):  # Triton's errors for a missing library

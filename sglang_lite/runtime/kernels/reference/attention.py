@@ -12,8 +12,8 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, in
 
 _FEW = 8  # most new tokens of a row for which the heads of a group are one product
 _MANY = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
-_ROWS = 384  # most rows of such a product: tokens times the heads of a group
-_SCORES = 1 << 22  # most scores of such a product, so that they fit the processor's caches
+_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
+_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
