@@ -38,7 +38,7 @@ class GpuLinear:
 
     @property
     def takes_fp8(self) -> bool:
-        """True if input rows may be in 8 bits without loss of quality."""
+        """True if the layer takes input rows in 8 bits."""
         return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

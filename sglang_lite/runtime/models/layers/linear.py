@@ -187,8 +187,7 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields the rows of all parts as float32 with the index of the first, in chunks that keep conversion memory
-    small."""
+    """Yields the rows of all parts as float32, each chunk with its first index; chunks keep conversion memory small."""
     at, step = 0, max(1, CONVERTED_AT_ONCE // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
@@ -199,14 +198,13 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def block_library() -> ctypes.CDLL | None:
-    """Compiled library of products with blocks, or None if the processor does not support them or no compiler is
-    installed."""
+    """Compiled library of products with blocks, or None without processor support or a compiler."""
     return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """Linear layer over a checkpoint's blocks without decoding, or None if a matrix is not in blocks or can't be
-    multiplied so."""
+    """Linear layer over a checkpoint's blocks without decoding, or None if it is not available for all of the
+    matrices."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
@@ -236,8 +234,8 @@ class StackedProducts:
 
 
 def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
-    """Products with blocks that make up a linear layer, or its path for few rows, in output order; empty if it has
-    none."""
+    """Products with blocks that make up a linear layer, or its path for few rows, in output order; empty for other
+    layers."""
     if isinstance(linear, Bf16Linear) and linear.few is not None:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
@@ -252,8 +250,8 @@ def block_head(weight: Weight) -> Linear | None:
 
 
 def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linear | None, int]:
-    """Linear layer over blocks, and the most rows for which it is faster than oneDNN with bf16 weights; (None, 0) if
-    none."""
+    """Linear layer over blocks, and the most rows for which it is faster than oneDNN with bf16 weights, or (None,
+    0)."""
     product = block_product(parts, bias)
     if product is not None:
         return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it

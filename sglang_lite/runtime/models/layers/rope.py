@@ -64,7 +64,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
     """Permutation of the outputs of a layer's first product that moves rotary pairs from adjacent places to two halves.
 
-    `rotate` takes the halves apart. Returns None if the checkpoint already stores them so.
+    `rotate` expects the first elements of all pairs before the second ones. Returns None if they are stored so already.
     """
     if not spec.rope.interleaved:
         return None
@@ -79,7 +79,7 @@ def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
 
 
 def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
-    """Permutation of one query's or key's elements like `halves_apart`, or None."""
+    """Permutation like `halves_apart` of the elements of one query or key, or None."""
     if not spec.rope.interleaved:
         return None
     turned = spec.rope.rotary_dim or spec.key_size
@@ -87,7 +87,7 @@ def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
 
 
 def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:
-    """Permutation of latent attention's queries like `halves_apart`, in which the last elements of a head are rotated,
+    """Permutation like `halves_apart` of latent attention's queries, of which the last elements per head are rotated,
     or None."""
     if not spec.rope.interleaved:
         return None
