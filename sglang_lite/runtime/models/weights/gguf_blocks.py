@@ -78,14 +78,14 @@ def _k_scales(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _q4_k(data: torch.Tensor) -> Blocks:
-    """Scales as of `_k_scales`, then 32 bytes of nibbles for every two blocks of 32."""
+    """Scales as in `_k_scales`, then 32 bytes of nibbles for every two blocks of 32."""
     blocks = data.view(len(data), -1, 144)
     q = _nibbles(blocks[:, :, 16:].reshape(len(data), -1, 4, 32))
     return Blocks(q.flatten(1), *_k_scales(blocks[:, :, :16]))
 
 
 def _q5_k(data: torch.Tensor) -> Blocks:
-    """Scales as of `_k_scales`, 32 bytes whose bit i belongs to block i, then nibbles as in Q4_K."""
+    """Scales as in `_k_scales`, 32 bytes whose bit i belongs to block i, then nibbles as in Q4_K."""
     blocks = data.view(len(data), -1, 176)
     high = (blocks[:, :, 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1
     low = _nibbles(blocks[:, :, 48:].reshape(len(data), -1, 4, 32)).view(len(data), -1, 8, 32)
