@@ -84,7 +84,7 @@ def tokenised(
             enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
             for index, encoding in zip(mine, enclosed):
                 tokens[index] = encoding.ids, encoding.type_ids
-    import numpy as np  # imported late, as that takes longer than starting an engine's process, which comes first
+    import numpy as np  # imported late: it takes longer than starting an engine's process, which must not wait for it
 
     return EncodeRequest(
         np.fromiter((i for ids, _ in tokens for i in ids), np.int32),

@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.read_config import reads_both_ways, spec_from_co
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _CAUSAL = "ForCausalLM"
-# Architectures of decoders with another head or none -> the architecture with the same layers and a language model head.
+# Architectures of decoders with another head or none -> architecture with the same layers and a language model head.
 _DECODERS: Mapping[str, str] = {
     name.removesuffix(_CAUSAL).replace("Gemma3", "Gemma3Text") + head: name
     for name in ARCHITECTURES
