@@ -1,5 +1,4 @@
-"""Encoders of the BERT family (Devlin et al. 2018, arXiv:1810.04805), for texts that are concatenated without
-padding."""
+"""Encoders of the BERT family (Devlin et al. 2018, arXiv:1810.04805), for texts concatenated without padding."""
 
 from __future__ import annotations
 

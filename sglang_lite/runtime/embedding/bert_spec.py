@@ -32,7 +32,7 @@ _FIELDS = {
     "position_embedding_type": Field("text"),
     "is_decoder": Field("flag"),
 }
-_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # torch's `approximate`
+_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # torch's `approximate` of each
 
 
 @dataclass(frozen=True, slots=True)

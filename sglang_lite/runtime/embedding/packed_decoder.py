@@ -53,7 +53,7 @@ class PackedDecoder:
         return self._decoder.forward(at, where, plan, self._cache(len(ids)))
 
     def _cache(self, tokens: int) -> KVCache:
-        """Cache with room for one layer, shared by all layers: a layer has read its keys and values before the next one
+        """Cache with room for one layer, shared by all layers: each layer is done reading before the next one
         writes."""
         dtype, device = self._decoder.precision.cache, self._decoder.device
         layers = self._decoder.kv_layout.layers

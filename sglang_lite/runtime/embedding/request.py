@@ -52,8 +52,7 @@ def tokenised(
     field: str = "prompt",
     first: int = 0,
 ) -> EncodeRequest:
-    """Returns the request for some texts or pairs, with the special tokens that the model expects; token ids are used
-    unchanged.
+    """Returns the request for texts or pairs, with the model's special tokens added; token ids are used unchanged.
 
     Args:
         texts: texts, pairs of texts, or lists of token ids.

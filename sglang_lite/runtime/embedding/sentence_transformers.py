@@ -1,5 +1,4 @@
-"""Reader of the files that sentence-transformers adds to a model: how its hidden states become vectors. Needs no
-torch."""
+"""Reader of the files that sentence-transformers adds to a model, which define how it makes vectors. Needs no torch."""
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ def _pooling(file: Path) -> Pooling:
     config = read_json(file)
     if config.get("include_prompt") is False:
         raise ModelError(f"{file}: include_prompt false is not supported.")
-    if "pooling_mode" in config:  # since sentence-transformers 5
+    if "pooling_mode" in config:  # written by sentence-transformers 5 and later
         chosen = [str(config["pooling_mode"])]
         chosen = ["last" if name == "lasttoken" else name for name in chosen]
     else:

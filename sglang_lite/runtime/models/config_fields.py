@@ -310,10 +310,9 @@ def read_any_json(path: Path) -> Json:
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file. Raises ModelError if the file is not a regular file, is too large, or can't be
-    read."""
+    """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
     try:
-        if not path.is_file():  # reading from a pipe would wait for ever
+        if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: no regular file.")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ModelError(f"{path}: {size:,} bytes; the limit is {MOST_BYTES:,}.")
@@ -330,6 +329,6 @@ def shown(value: object) -> str:
         return "a huge number"
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a huge number inside
+    except (RecursionError, ValueError):  # the value is nested too deeply, or contains a huge number
         return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:60]}…"

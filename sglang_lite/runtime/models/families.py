@@ -129,8 +129,7 @@ def _cohere_model(config: Config) -> dict[str, Any]:
 
 
 def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
-    """True if a layer applies rotary embedding: by the config's list of ones and zeros, else all but every n-th
-    layer."""
+    """True if a layer applies rotary embedding: by the config's list of flags, else all but every n-th layer."""
     listed = config.get("no_rope_layers")
     if not listed:
         return (layer + 1) % int(config["no_rope_layer_interval"]) > 0
@@ -140,8 +139,7 @@ def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
 
 
 def _count(config: Config, name: str) -> int:
-    """Number of experts of a layer, read from the family's own field or from another family's: transformers writes
-    either."""
+    """Number of experts of a layer, from the family's field or another family's: transformers writes either."""
     others = ("num_local_experts", "num_experts", "n_routed_experts")
     given = (config[other] for other in others if other != name and config.get(other) is not None)
     return int(next(given, config[name]))
@@ -240,7 +238,7 @@ _GRANITE = dict.fromkeys(
 )  # fmt: skip
 _GLM = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5}
 _GLM_EOS = [151_329, 151_336, 151_338]
-_ALL = ("attention_bias", "attention_bias", "mlp_bias")  # biases
+_ALL = ("attention_bias", "attention_bias", "mlp_bias")  # values of `Family.biases`
 _ATTENTION = ("attention_bias", "attention_bias", False)
 _NOT_SPLIT = dict.fromkeys(("expert_gate", "expert_up", "expert_down"), "")
 _LATENT = {

@@ -131,8 +131,7 @@ def few_tokens_step(
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
-    """Layers as one record for a single compiled call, or None if their shapes differ or their matrices are not in
-    blocks."""
+    """Layers as one record for a single compiled call, or None if their shapes differ or a matrix is not in blocks."""
     made, shapes = [], set()
     for layer in layers:
         mlp, spec = layer.feed_forward, layer.spec.attention

@@ -146,7 +146,7 @@ class GpuDecoder(Decoder):
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Output of a block to add to the residual, normalised and scaled as the layer requires, and its pending
+        """Output of a block to add to the residual, normalised and scaled as the layer requires; and its pending
         scales."""
         if weight is not None:
             x, scales = norm(x, weight, self.spec.rms_eps, scales), None
@@ -157,8 +157,7 @@ class GpuDecoder(Decoder):
         return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
 
     def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """First product of a layer's attention, and its pending scales. Norms that the attention kernels lack are
-        applied here."""
+        """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
         product, spec = matrix(layer.qkv), layer.spec.attention
         if self._norms_in_kernel(spec):
             return product.unscaled(rows)
@@ -169,7 +168,7 @@ class GpuDecoder(Decoder):
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
         for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
             if weight is not None:
-                normed = part.view(len(part), -1, weight.shape[-1])  # heads, or the whole
+                normed = part.view(len(part), -1, weight.shape[-1])  # by head, or the whole projection
                 normed.copy_(normalised(normed, weight, self.spec.rms_eps, self.spec.norm))
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
@@ -193,8 +192,7 @@ class GpuDecoder(Decoder):
         return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Hidden state of a single token [1, hidden_size]; norms and activations are fused into the adjacent
-        products."""
+        """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
@@ -212,8 +210,8 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, eps)
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, vocab_size] of hidden states in the model's dtype, before soft-capping; written to `out`
-        if given."""
+        """Returns logits [R, vocab_size] of hidden states in the model's dtype, before soft-capping; in `out` if
+        given."""
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
         if self.spec.logit_scale == 1.0:
             return logits
@@ -258,8 +256,7 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """`_attend` for latent attention: queries are absorbed into the latents, or keys and values are expanded from
-        them."""
+        """`_attend` for latent attention: absorbs queries into the latents, or expands keys and values from them."""
         weights, rope = layer.latent, self.ropes[layer.rope].tables
         assert weights is not None
         q = made_queries(spec, weights, product[:, : -spec.key_size])

@@ -45,7 +45,7 @@ class GpuTransformersModel(TransformersModel):
     fused = True
     kv_scales: KVScales | None = None
 
-    def __init__(self, module: Any, label: str) -> None:  # as TransformersModel's
+    def __init__(self, module: Any, label: str) -> None:  # arguments of TransformersModel
         super().__init__(module, label)
         self.attentions = self._of_layers(self.trial)
         self.precision = Precision(self.dtype, self.dtype, self.dtype)
@@ -111,8 +111,7 @@ class GpuTransformersModel(TransformersModel):
         )
 
     def _find_waits(self) -> str | None:
-        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that synchronises, or
-        None."""
+        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that needs it, or None."""
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
         self.raw_logits(self._run(ids, ids, AttentionProbe()))  # initialises what a module creates at its first call
@@ -141,8 +140,7 @@ class GpuTransformersModel(TransformersModel):
 
 
 def _shorten(module: nn.Module) -> None:
-    """Replaces the forwards of a module's linear layers, RMS norms and attentions by faster ones with the same
-    results."""
+    """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent faster ones."""
     few = FewRows(next(module.parameters()).device)
     for part in module.modules():
         forward = _as_product(part, few) if type(part) is nn.Linear else _as_norm(part) or _with_rotation(part)
@@ -178,8 +176,7 @@ _ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transforme
 
 
 def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
-    """Forward of an attention module with our rotary kernel, or None if the module has no rotation of the common
-    kind."""
+    """Forward of an attention module with our rotary kernel, or None if it has no rotation of the common kind."""
     forward = type(part).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
         return None

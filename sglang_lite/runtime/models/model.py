@@ -1,5 +1,5 @@
-"""Interfaces of models for the engine, the memory manager and the runners; a decoder or a scripted stand-in implements
-them."""
+"""Interfaces of models for the engine, the memory manager and the runners; implemented by decoders and by test
+doubles."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class Model(Protocol):
 
     @property
     def rounds(self) -> bool:
-        """True if rounding is so coarse that a row often yields another token when it is batched with different
-        rows."""
+        """True if rounding is so coarse that a row often yields another token when batched with different rows."""
         ...
 
     @property
@@ -55,8 +54,7 @@ class Model(Protocol):
         ...
 
     def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values between token slots, given as int64 [N] each. Reads all sources before it writes a
-        target."""
+        """Copies keys and values between token slots, int64 [N] each. Reads all sources before it writes a target."""
         ...
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache) -> torch.Tensor:
@@ -95,8 +93,8 @@ class DeviceModel(Model, Protocol):
 
     @property
     def widest(self) -> int:
-        """Upper bound of the activation elements that a step holds per token at one time; sizes the memory for
-        activations."""
+        """Upper bound of the activation elements that a step holds per token at one time, to reserve memory for
+        them."""
         ...
 
     @property
@@ -106,7 +104,7 @@ class DeviceModel(Model, Protocol):
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if every layer attends to the whole prefix, so that rows with a common prefix can read its pages
+        """True if every layer attends to the whole prefix, so that rows can read the pages of a common prefix
         together."""
         ...
 
@@ -120,8 +118,7 @@ class DeviceModel(Model, Protocol):
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; written to `out` if
-        given."""
+        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; in `out` if given."""
         ...
 
 

@@ -203,8 +203,8 @@ class _Names:
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
     def heads(self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool) -> Iterator[Parameter]:
-        """Yields the query, key and value matrices; as slices of one matrix grouped by head if the family stores them
-        so."""
+        """Yields the query, key and value matrices, which are slices of one matrix if the family groups them by
+        head."""
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
@@ -218,8 +218,7 @@ class _Names:
                 yield Parameter(f"{role}_bias", (outputs[role],), (place,), self._layer)
 
     def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[Parameter]:
-        """Yields matrices with common inputs. Roles with the same tensor name are consecutive row ranges of that
-        tensor."""
+        """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows of that tensor."""
         for role, size in outputs.items():
             path = self._path(role)
             merged = [other for other in outputs if self._path(other) == path]
@@ -232,8 +231,8 @@ class _Names:
                 yield Parameter(f"{role}_bias", (size,), (Place(f"{path}.bias", (rows,), part),), self._layer)
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
-        """Yields an expert's matrices, each with two possible places: a tensor of its own, or a slice of a stack of all
-        experts."""
+        """Yields an expert's matrices, each with two possible places: a separate tensor, or a slice of all experts'
+        stack."""
         size = experts.size
         interleaved = self._family.experts_interleaved
         for role, outputs, inputs in (("gate", size, hidden), ("up", size, hidden), ("down", hidden, size)):

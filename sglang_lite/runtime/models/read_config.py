@@ -179,8 +179,7 @@ def _activation(family: Family, config: Config) -> str:
 
 
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
-    """Longest sequence: the config's limit, or the length that YaRN extends it to, as users add YaRN without raising
-    the limit."""
+    """Longest sequence: the config's limit, or YaRN's, as users add YaRN without raising `max_position_embeddings`."""
     stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
     limits: list[int] = [config["max_position_embeddings"]]
     limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]

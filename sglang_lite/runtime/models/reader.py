@@ -1,5 +1,4 @@
-"""Reader of a model's weights: walks the parameter table and builds linear layers and lookup tables from the
-tensors."""
+"""Reader of a model's weights: walks the parameter table and builds linear layers and tables from the tensors."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ class WeightReader:
         self._ropes = spec.ropes
         self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold several parameters, by name, during one layer
         self._few: Any = None
-        self._stay_wide = False  # True once the log says that experts stay in 16 bits although 8 bits were requested
+        self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
         self._one_path: dict[tuple[int, int], bool] = {}
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
@@ -237,8 +236,7 @@ class WeightReader:
         return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
 
     def _head_norm(self, table: Table, role: str, spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-        """Weight of the norm of queries or keys, in the order of the rotated elements; None if the layer has no such
-        norm."""
+        """Weight of the norm of queries or keys, in the order of the rotated elements; None for layers without it."""
         if isinstance(spec, LatentSpec) or not spec.qk_norm:
             return None
         if (role, None) in table:
@@ -251,8 +249,7 @@ class WeightReader:
         return weight.to(self.device, self.precision.compute)
 
     def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
-        """Matrices to be stacked along their outputs, as a list; a single matrix if the checkpoint stores them
-        stacked."""
+        """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
         places = [self._place(p) for p in parameters]
         if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:
             return [self.source.take(places[0].name, places[0].shape)]
@@ -312,8 +309,7 @@ class WeightReader:
         return self._exact(weight, self._bias(table, ("router",)))
 
     def _exact(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        """Small but sensitive linear layer: float32 on a CPU, whatever the other weights' format; never quantised on a
-        GPU."""
+        """Small but sensitive linear layer: always float32 on a CPU, and never quantised on a GPU."""
         if self.fused:
             return self._make([weight], bias, quantise=False)
         bias = None if bias is None else bias.float()
@@ -408,8 +404,8 @@ class WeightReader:
         return self._steady(linear, *stacked_shape(parts))
 
     def _steady(self, linear: Linear, outputs: int, inputs: int) -> Linear:
-        """Returns the linear layer itself, or with `one_path` a row-by-row version if its results depend on the number
-        of rows.
+        """Returns the linear layer, or with `one_path` a row-by-row version if its results depend on the number of
+        rows.
 
         Each shape is tested once.
         """

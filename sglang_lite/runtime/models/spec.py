@@ -137,8 +137,7 @@ class LatentSpec:
 
     @property
     def key_size(self) -> int:
-        """Elements of a token in the cache: the latent, which is also the cached value, and the rotated part of the
-        key."""
+        """Elements of a token in the cache: the latent, which is also the cached value, and the rotated key part."""
         return self.rank + self.rope_size
 
     @property

@@ -41,8 +41,7 @@ class TransformersSpec:
 
 
 def is_native(config: Config) -> bool:
-    """True if the config names an architecture with an implementation here, or if `architectures` is missing or
-    malformed."""
+    """True if the config names an architecture implemented here, or if `architectures` is missing or malformed."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
@@ -50,8 +49,7 @@ def is_native(config: Config) -> bool:
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:
-    """Returns the specification from a Hugging Face config of any architecture; of a model with several parts, its text
-    part.
+    """Returns the specification from a Hugging Face config of any architecture; from its text part if it has several.
 
     Raises:
         ModelError: a field is missing or invalid, or the model keeps a state other than keys and values.

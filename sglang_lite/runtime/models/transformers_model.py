@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.reference.attention import Scoring, attention, 
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 
 NAME = "sglang_lite"  # name that our attention is registered under in transformers
-_TRIAL = 12  # tokens
+_TRIAL = 12  # tokens of the second trial run
 # Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
 # 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
@@ -57,8 +57,7 @@ class AttendLayer(Protocol):
 
 
 class AttentionProbe:
-    """Attention callback of a trial run: records each layer's heads, cache planes and scoring rules, and returns
-    zeros."""
+    """Attention callback of a trial run: records each layer's heads, cache planes and scoring rules; returns zeros."""
 
     def __init__(self) -> None:
         self.heads: list[int] = []
@@ -86,7 +85,7 @@ class TransformersModel:
     fused = False
     spec = None
 
-    def __init__(self, module: Any, label: str) -> None:  # of transformers: each model has its own class
+    def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
         self.label, self.dtype, self.device = label, module.dtype, module.device
         self.rounds = self.dtype.itemsize < 4
         self._module = module
@@ -108,7 +107,7 @@ class TransformersModel:
                 self._check()
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:  # signature of the module's own forward
-        """Runs the layers, or returns `_given` in their place, so that the module's head code can run on chosen rows
+        """Runs the layers, or returns `_given` in their place, so that the module's head can run on chosen rows
         only."""
         if self._given is None:
             return self._layers(*args, **kwargs)
@@ -213,7 +212,7 @@ class TransformersModel:
             raise self._refusal("it attends by chunks")
 
     def _check(self) -> None:
-        """Compares hidden states of random tokens, run at once by transformers, with ours, run in three steps over a
+        """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
         cache."""
         vocab = self._module.config.get_text_config().vocab_size
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, _TRIAL)).to(self.device)
@@ -256,8 +255,7 @@ def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention function that is registered with transformers; delegates to the TransformersModel that owns the
-    module."""
+    """Attention function registered with transformers; delegates to the TransformersModel that owns the module."""
     return module.__dict__["_sglang_lite"].attend(module, query, key, value, scaling, **more), None
 
 

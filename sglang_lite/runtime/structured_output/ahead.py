@@ -1,5 +1,4 @@
-"""Possible continuations of a text by byte masks, for constraints whose masks enforce more than the grammar
-(unique_names.py)."""
+"""Continuations of a text by byte masks, if the masks enforce more than the grammar (unique_names.py)."""
 
 from __future__ import annotations
 

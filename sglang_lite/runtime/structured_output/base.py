@@ -75,8 +75,7 @@ class Matcher(Protocol):
     def number(self) -> NumberSoFar | None: ...
 
     def known(self) -> Mask | None:
-        """Returns the mask of the current position, in which bit i is set if token i may come next; None if it must be
-        computed."""
+        """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
         ...
 
     def learn(self, mask: Mask) -> None:
@@ -88,8 +87,8 @@ class Matcher(Protocol):
         ...
 
     def advance(self, text: bytes) -> bool:
-        """Advances by a non-empty text, whatever its tokens. Returns False if the grammar does not allow it or no
-        tokens spell it."""
+        """Advances by a non-empty text in any tokenisation. Returns False if the text is not allowed or can't be
+        spelled."""
         ...
 
     def forced(self) -> list[int]:
@@ -148,8 +147,7 @@ class GrammarEngine(MaskMaker, Protocol):
         ...
 
     def prepare(self, constraint: Constraint) -> PreparedGrammar:
-        """Does the slow part of `compile`, for use in another process; the result can be pickled. Raises as
-        `compile`."""
+        """Does the slow part of `compile`, usually in another process; the result is picklable. Raises as `compile`."""
         ...
 
     def load(self, prepared: PreparedGrammar) -> CompiledGrammar:

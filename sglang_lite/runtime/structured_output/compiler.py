@@ -156,8 +156,7 @@ class Compiler:
         return future
 
     def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
-        """Calls `request` for all constraints. When all are done, the future has the grammars by constraint, or the
-        first error."""
+        """Calls `request` for all constraints. When all are done, the future has the grammars, or the first error."""
         together: Future[dict[Constraint, CompiledGrammar]] = Future()
         futures = {constraint: self.request(constraint) for constraint in constraints}
         left, lock = len(futures), threading.Lock()
@@ -263,8 +262,7 @@ class Compiler:
         future.set_exception(error)
 
     def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Adds a cache entry's bytes: those of the grammar, and those of the constraint, whose text may take
-        megabytes."""
+        """Adds the bytes of a cache entry: the grammar, and the constraint, whose text may take megabytes."""
         if self._cache.get(key) is future:
             self._bytes += size_of(key) + size
         self._drop_oldest()
@@ -363,8 +361,8 @@ def _failed(error: BaseException) -> Future[CompiledGrammar]:
 
 
 def without_blanks(constraint: Constraint) -> Constraint:
-    """Returns a schema without its blanks unless it is long, and other constraints unchanged. The order of members is
-    kept."""
+    """Returns a schema without blanks unless it is long, and other constraints unchanged. Keeps the order of
+    members."""
     if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
         parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
         return msgspec.structs.replace(constraint, schema="".join(parts))

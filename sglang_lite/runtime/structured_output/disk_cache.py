@@ -110,8 +110,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """Returns the pickle in a file's bytes. Raises ValueError or zlib.error if the bytes are damaged or the pickle is
-    too large."""
+    """Returns the pickle in a file's bytes. Raises ValueError or zlib.error if it is damaged or too large."""
     packed = content[_DIGEST:]
     if content[:_DIGEST] != hashlib.sha256(packed).digest():
         raise ValueError("the checksum is wrong")

@@ -42,8 +42,7 @@ class WrittenNumber:
 
     @property
     def may_end(self) -> bool:
-        """True if the value so far is that of a number, even if JSON or the schema requires more text, as after 24. or
-        2.50."""
+        """True if the text has a number's value, even if JSON or the schema requires more, as after 24. or 2.50."""
         number, rest = self._certain, self._text[len(self._certain) :]
         if not number or not rest:
             return number != ""

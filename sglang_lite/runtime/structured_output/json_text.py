@@ -1,5 +1,4 @@
-"""JSON text that is being written: its open objects and arrays, and the names and items that must not come in them
-again.
+"""JSON text that is being written: its open objects and arrays, and names and items that must not come again.
 
 A name comes once in an object. If a schema requires more than its grammar can express
 (constraints/json_schema/watched.py), the text is also followed through the schema's places: then items differ, and
@@ -41,7 +40,7 @@ class Places:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
-        """Returns True if infinitely many texts begin with `text` (without its closing byte, if any), or if it is not
+        """Returns True if infinitely many texts begin with `text` less any closing byte, or if `text` is not
         counted."""
         key = id(texts), text
         if key not in self._endless:
@@ -196,8 +195,7 @@ class JsonText:
         return not again
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
-        """Ends the item of an array or the value of a member, if one has begun; returns False if the item has come
-        before."""
+        """Ends an array's item or a member's value, if one has begun; returns False if the item has come before."""
         if top is None:
             return True
         if top.value >= 0:
@@ -232,7 +230,7 @@ class JsonText:
 
     @property
     def quoted(self) -> bool:
-        """True inside a string."""
+        """True while the text is inside a string."""
         return self._quoted
 
     def forbidden(self) -> list[bytes]:
@@ -250,7 +248,7 @@ class JsonText:
         return sorted(found - {b""})
 
     def _dead_end(self, texts: CountedTexts | None, top: _Container, begun: bytes, used: bytes) -> bytes:
-        """Shortest continuation towards a used text that leaves no unused one, or empty if every continuation leaves
+        """Shortest continuation towards a used text that leaves no unused one; empty if all continuations leave
         some."""
         if texts is None or self._places.is_endless(texts, used):
             return used[len(begun) :] if used[:1] == b'"' else b""

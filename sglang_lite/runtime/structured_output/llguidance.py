@@ -43,7 +43,7 @@ _SLICES = [
 ]
 
 # A grammar that takes longer to compile has one lexer shared by all threads.
-_QUICK = 0.02  # seconds
+_QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # matchers of a line before another line is added and masks are shared
 _LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -168,8 +168,7 @@ class LlguidanceMatcher:
 
 
 class LlguidanceGrammar:
-    """Compiled grammar. Its first mask is computed once for all requests, as it takes longest and they may come
-    together.
+    """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
     Copies of a parser share its lexer behind a lock. To let threads run in parallel, several lines of copies with
     separate lexers are created as the number of matchers grows.
@@ -211,8 +210,7 @@ class LlguidanceGrammar:
             return matcher
 
     def combinable(self) -> LlguidanceGrammar:
-        """Returns the grammar without forced tokens: forced text would allow only the tokens that a tokenizer splits it
-        into."""
+        """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
         if self._combinable is None:
             self._combinable = self._engine.load(_unforced(self._prepared))
         return self._combinable
@@ -342,8 +340,7 @@ class _NodesUnpickler(pickle.Unpickler):
 
 
 def _unforced(prepared: Prepared) -> Prepared:
-    """Returns the grammar with forced tokens turned off: any tokens may spell a text that has no choice of
-    characters."""
+    """Returns the grammar with forced tokens turned off: any tokens may spell text without a choice of characters."""
     if prepared.text.startswith(_NO_FORCING):
         return prepared
     return Prepared(_NO_FORCING + prepared.text, prepared.language)

@@ -1,5 +1,4 @@
-"""Masks of a step's rows: known masks are copied, others are computed by threads, and a step need not wait for all of
-them."""
+"""Masks of a step's rows: known masks are copied, others are computed by threads. A step need not wait for all."""
 
 from __future__ import annotations
 

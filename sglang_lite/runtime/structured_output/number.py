@@ -56,7 +56,7 @@ class NumberMatcher:
         return not self.number.over
 
     def forced(self) -> list[int]:
-        return []  # any token may come
+        return []  # nothing is forced, as any token may end a number
 
     @property
     def complete(self) -> bool:

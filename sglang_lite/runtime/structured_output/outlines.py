@@ -1,5 +1,4 @@
-"""Regular constraints through outlines-core, a cross-check of the other engines: its index has the tokens of every
-state.
+"""Regular constraints through outlines-core, a cross-check of the other engines. Its index has each state's tokens.
 
 Its automata (0.2.14) lose text that may follow a possible end. So the end of the sequence is made part of the text: it
 is spelled NUL, which then must not occur in a text.

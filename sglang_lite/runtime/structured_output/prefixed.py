@@ -36,8 +36,7 @@ class ContinuedGrammar:
         self.size = 0  # its grammars are counted by their own cache entries
 
     def matcher(self) -> Matcher:
-        """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins with
-        it."""
+        """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""
         whole = walked(self._whole, self._text)
         return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
 
@@ -62,8 +61,7 @@ def _end_of(text: str) -> str:
 
 
 class PartMatcher:
-    """Intersection of two matchers: both the whole and the part must allow a token; the part determines where the end
-    may be."""
+    """Intersection of two matchers: both the whole and the part must allow a token; the part determines the end."""
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
         self._whole, self._part, self._end = whole, part, end

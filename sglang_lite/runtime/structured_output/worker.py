@@ -70,8 +70,8 @@ class Worker:
         self._kill: Callable[[], object] = lambda: None
 
     def prepare(self, constraint: Constraint) -> tuple[str, tuple[PreparedGrammar, bytes], float]:
-        """Prepares a constraint. Returns the name of the engine, the prepared grammar with its packed places, and the
-        CPU seconds.
+        """Prepares a constraint. Returns the engine's name, the prepared grammar with packed places, and the CPU
+        seconds.
 
         Raises:
             ConstraintError: the constraint can't be enforced, or not within the limits.
@@ -145,7 +145,7 @@ class Worker:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C goes to the parent only
             )  # fmt: skip
-            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # at exit, too
+            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # also runs at exit
         connection = self._connection = Connection(ours.detach())
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
@@ -207,8 +207,7 @@ def main(descriptor: int, memory_mb: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Makes the system kill this process when the thread that started it ends, as nothing else would during a
-    compilation.
+    """Makes the system kill this process when the thread that started it ends, as a compilation could not notice it.
 
     That thread belongs to the compiler's pool, whose threads end when the compiler is closed.
     """

@@ -1,5 +1,7 @@
-"""Constraints through xgrammar, which compiles our grammars (constraints/): it would drop parts of a user's schema or
-regex without notice."""
+"""Constraints through xgrammar, which compiles our grammars (constraints/), never a user's schema or regex.
+
+xgrammar ignores parts of some schemas and regexes without notice.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _LONGEST = 256  # most characters that are forced in one step, as all rows wait 
 
 
 class XgrammarMatcher:
-    """Matcher of xgrammar. If the text may end, its mask is computed at once, as only the mask shows whether more can
+    """Matcher of xgrammar. If the text may end, its mask is computed at once: only the mask shows if more can
     follow."""
 
     number = None
@@ -74,7 +76,7 @@ class XgrammarMatcher:
             return []
         try:
             forced = self.inner.find_jump_forward_string()
-        except UnicodeDecodeError:  # in the middle of a character
+        except UnicodeDecodeError:  # the forced text starts or ends inside a character
             return []
         return self.engine.spell(forced[:_LONGEST])[:-1]  # the last one might merge with what follows
 

@@ -66,8 +66,7 @@ class GpuLinear:
         return self(x), None
 
     def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """`unscaled` for a following `add_norm`: may return parts [P, M, N] whose sum is the product, if that is
-        faster."""
+        """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
             return tiled.linear_parts(x, self.weight, self._parts), None
         return self.unscaled(x)

@@ -36,8 +36,8 @@ class Bf16Linear:
     """Linear layer with bf16 weights in oneDNN's own layout.
 
     torch's plain linear reorders weights at every call, which costs three times the product at M = 1. A product of few
-    rows is bound by reading weights, so it reads the checkpoint's blocks instead, if there are any: the same values in
-    a quarter to half of the bytes.
+    rows is bound by reading weights, so it reads the checkpoint's blocks instead if it has any: the same values in a
+    quarter to half of the bytes.
 
     Args:
         parts: matrices [N_i, K] to be stacked along N.
@@ -125,8 +125,7 @@ class PairedLinear:
 
 
 class Int8Linear:
-    """Linear layer with 8-bit weights (one scale per output) and 8-bit activations (one scale per row, found at run
-    time).
+    """Linear layer with 8-bit weights (a scale per output) and 8-bit activations (a scale per row, found at run time).
 
     oneDNN accumulates exactly in 32 bits, so a row's result does not depend on the other rows.
 
@@ -169,7 +168,7 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-CONVERTED_AT_ONCE = 1 << 19  # elements
+CONVERTED_AT_ONCE = 1 << 19  # most elements that are converted to float32 together
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -203,8 +202,7 @@ def block_library() -> ctypes.CDLL | None:
 
 
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """Linear layer over a checkpoint's blocks without decoding, or None if it is not available for all of the
-    matrices."""
+    """Linear layer over a checkpoint's blocks without decoding, or None if one of the matrices doesn't allow it."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
@@ -234,8 +232,7 @@ class StackedProducts:
 
 
 def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
-    """Products with blocks that make up a linear layer, or its path for few rows, in output order; empty for other
-    layers."""
+    """Products with blocks that make up a linear layer, or its path for few rows, in output order; may be empty."""
     if isinstance(linear, Bf16Linear) and linear.few is not None:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
@@ -250,8 +247,8 @@ def block_head(weight: Weight) -> Linear | None:
 
 
 def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linear | None, int]:
-    """Linear layer over blocks, and the most rows for which it is faster than oneDNN with bf16 weights, or (None,
-    0)."""
+    """Linear layer over blocks, and the most rows for which it beats oneDNN with bf16 weights; (None, 0) if none
+    exists."""
     product = block_product(parts, bias)
     if product is not None:
         return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it

@@ -1,4 +1,4 @@
-"""Norms as torch operations."""
+"""RMS norm and layer norm as torch operations."""
 
 from __future__ import annotations
 

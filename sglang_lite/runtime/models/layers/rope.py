@@ -87,8 +87,7 @@ def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
 
 
 def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:
-    """Permutation like `halves_apart` of latent attention's queries, of which the last elements per head are rotated,
-    or None."""
+    """Permutation like `halves_apart` of latent attention's queries, with rotated elements last in a head, or None."""
     if not spec.rope.interleaved:
         return None
     head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
@@ -128,8 +127,7 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
 
 
 def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, original: int) -> torch.Tensor:
-    """Frequencies of Llama 3.1: short wavelengths stay, long ones are divided by `factor`, those in between are
-    blended."""
+    """Frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`, blends the range between."""
     wavelengths = 2 * math.pi / inverse
     blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
     return inverse * (blend + (1 - blend) / factor)

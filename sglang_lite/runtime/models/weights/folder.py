@@ -31,8 +31,7 @@ def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSou
 
 
 def weight_files(folder: Path) -> tuple[str, set[Path]]:
-    """Returns the format of the weights in `folder`, "safetensors" or "bin", and their files. Raises ModelError as
-    `open_folder`."""
+    """Returns the format of the weights, "safetensors" or "bin", and their files. Raises as `open_folder`."""
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"

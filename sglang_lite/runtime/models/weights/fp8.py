@@ -72,8 +72,7 @@ class ScaledRows(EncodedMatrix):
 
 
 def in_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a matrix in 8 bits with a scale for each block of BLOCK by BLOCK; quantises it unless the checkpoint has
-    it so.
+    """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored or else quantised here.
 
     Args:
         weight: matrix whose numbers of rows and columns are multiples of BLOCK.

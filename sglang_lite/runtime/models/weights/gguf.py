@@ -137,8 +137,7 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
 
 
 def _in_stack(parameter: Parameter) -> int | None:
-    """Index of a parameter in the file's stack of experts or of head norms, or None if the parameter is stored
-    separately."""
+    """Index of a parameter in the file's stack of experts or head norms; None for separate parameters."""
     head = parameter.role.partition(".")[2]
     return int(head) if head else parameter.expert
 

@@ -25,14 +25,14 @@ def _nibbles(data: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(data: torch.Tensor) -> Blocks:
-    """d, nibbles: d * (q - 8)."""
+    """d, 16 bytes of nibbles: d * (q - 8)."""
     blocks = data.view(len(data), -1, 18)
     scale = _halves(blocks[:, :, :2]).squeeze(-1)
     return Blocks(_nibbles(blocks[:, :, 2:]).flatten(1), scale, -8 * scale)
 
 
 def _q4_1(data: torch.Tensor) -> Blocks:
-    """d, m, nibbles: d * q + m."""
+    """d, m, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 20)
     scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
     return Blocks(_nibbles(blocks[:, :, 4:]).flatten(1), scale.contiguous(), minimum.contiguous())
@@ -45,14 +45,14 @@ def _five(high: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
 
 
 def _q5_0(data: torch.Tensor) -> Blocks:
-    """d, high bits, nibbles: d * (q - 16)."""
+    """d, 4 bytes of high bits, 16 bytes of nibbles: d * (q - 16)."""
     blocks = data.view(len(data), -1, 22)
     q = _five(blocks[:, :, 2:6], blocks[:, :, 6:]) - 16
     return Blocks(q.flatten(1), _halves(blocks[:, :, :2]).squeeze(-1))
 
 
 def _q5_1(data: torch.Tensor) -> Blocks:
-    """d, m, high bits, nibbles: d * q + m."""
+    """d, m, 4 bytes of high bits, 16 bytes of nibbles: d * q + m."""
     blocks = data.view(len(data), -1, 24)
     scale, minimum = _halves(blocks[:, :, :4]).unbind(-1)
     q = _five(blocks[:, :, 4:8], blocks[:, :, 8:])

@@ -1,5 +1,4 @@
-"""Reader of `quantization_config`: recognises the supported formats of matrices as each quantisation tool declares
-them.
+"""Reader of `quantization_config`: recognises the supported formats of matrices, as each quantisation tool writes them.
 
 It reads no tensors; fp8.py does.
 """
@@ -82,8 +81,7 @@ def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | No
 
 
 def claims_scales(config: Mapping[str, Json]) -> bool:
-    """True if a config declares that matrices (not only keys and values) are in 8 bits. `scale_block` must have
-    accepted it."""
+    """True if a config, accepted by `scale_block`, declares that matrices (not only keys and values) are in 8 bits."""
     given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
     match given.get("quant_method"):
         case "modelopt":

@@ -112,8 +112,7 @@ class WeightSource(ABC):
         return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._left)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Returns a tensor, which can be taken only once: floats of any precision in memory that the caller owns, or an
-        encoded matrix.
+        """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or an encoded matrix.
 
         Raises:
             ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
