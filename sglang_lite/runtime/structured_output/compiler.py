@@ -55,7 +55,7 @@ CACHED_BYTES = 128 << 20  # most bytes of cached grammars, without the newest, w
 WORKERS = 2
 _SMALL = Regex("a")
 _BLANKS = " \t\r\n"
-_LONG = 1 << 15  # characters from which a schema's blanks are kept in its cache key: removing them would block the loop
+_LONG = 1 << 15  # most characters of a schema that is cached without its blanks; longer ones would block the loop
 # Strings, punctuation, and text between them. The repeats are possessive, as backtracking keeps 100 bytes for each
 # character. `findall` finds all at once, as a Python callback for each would block the loop.
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)

@@ -47,7 +47,8 @@ _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 class OverBudgetError(ConstraintError):
-    """Raised if a constraint exceeds its time or memory limit, which at another time it may not."""
+    """Raised if a constraint exceeds its time or memory limit, or no worker runs. Not cached, as a retry may
+    succeed."""
 
 
 class Worker:
