@@ -87,8 +87,8 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
 
 
 def _fed(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
-    """Number of weights of a feed-forward that `rows` rows read. For experts, those that a uniform router is expected
-    to choose."""
+    """Number of weights of a feed-forward that `rows` rows read. For experts, the expected number with a uniform
+    router."""
     if isinstance(spec, DenseSpec):
         return spec.numbers(hidden)
     return spec.numbers(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))

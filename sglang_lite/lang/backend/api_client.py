@@ -1,4 +1,4 @@
-"""Client that asks an API: makes the call and those that continue it, yields deltas of the stream, and builds the
+"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a stream, and builds the
 samples of the answer.
 
 Independent of providers: an `Api` builds their requests and reads their answers.

@@ -74,7 +74,7 @@ class BaseBackend:
         support_concate_and_append: SGLang's flag for joining KV caches. Without effect: texts are joined in any case.
         max_threads: maximum number of threads that run blocking hooks.
         unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
-        price: price of the model's tokens, if the price table does not have it or has another one.
+        price: price of the model's tokens, which overrides the price table.
     """
 
     capabilities: Capabilities = EVERYTHING

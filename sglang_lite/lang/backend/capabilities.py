@@ -45,8 +45,7 @@ class Capabilities:
         params: names of the sampling parameters that are honoured, or None for all.
         select: True if the model can choose among texts.
         scores: True if the choices' probabilities are reported, so that methods and temperatures work.
-        continues: True if any text is continued; False if only a conversation is, whose last turn is the one to
-            generate.
+        continues: True if any text is continued; False if only the last turn of a conversation can be generated.
         prefill: True if text that already stands in that turn is continued.
         images: True if the model accepts images.
     """

@@ -27,7 +27,7 @@ def _forget() -> None:
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold it
+os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold the lock
 
 
 def as_backend(value: object) -> BaseBackend:

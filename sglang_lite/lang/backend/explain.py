@@ -219,7 +219,7 @@ class _Reader:
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}
         self._marks: dict[Path, list[_Place]] = {}
-        self._shared: set[EqualBranches] = set()  # those whose shared call was counted
+        self._shared: set[EqualBranches] = set()  # groups whose shared call was counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
         """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else

@@ -32,9 +32,10 @@ _Answer = TypeVar("_Answer", Generation, Selection)
 
 class Fallback(BaseBackend):
     """Backend that tries several backends in order. Each node is sent to the first one. If that fails with an error
-    that may pass (`error.retryable`: overloaded, late, not reached, connection broken) before anything of an answer was
+    that may pass (`error.retryable`: overloaded, timed out, unreachable, disconnected) before any part of an answer was
     shown, the next one is asked. A refusal, a bad request and an invalid value are raised at once. The metadata of a
-    node names the backend that answered (`backend`) and those that failed (`failed`: pairs of a backend and its error).
+    node names the backend that answered (`backend`) and the backends that failed (`failed`: pairs of a name and an
+    error).
 
     Args:
         backends: at least two backends, in order of preference. A node that one of them can't honour is refused,

@@ -33,8 +33,8 @@ def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
 
 
 def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Function, str, bool], ...]]:
-    """The use of tools, and each function with the schema of its arguments and a flag for strict mode. A schema that
-    the provider does not take in strict mode is a hint, and the arguments are checked."""
+    """Field of the rung "tools": the use of tools, and each function with the schema of its arguments and a flag for
+    strict mode. A schema that the provider does not take in strict mode is a hint, and the arguments are checked."""
     found = list[tuple[Function, str, bool]]()
     for function in use.functions:
         plain = json.dumps(function.parameters)

@@ -32,8 +32,8 @@ class Form:
 
 @lru_cache(maxsize=1024)
 def form_of(constraint: Constraint | None) -> Form | None:
-    """Form of a constraint, or None if it has none: no constraint, a grammar, or a regex other than those that stand
-    for types."""
+    """Form of a constraint, or None if it has none: no constraint, a grammar, or a regex that does not stand for a
+    type."""
     match constraint:
         case Choices(options):
             return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)

@@ -1,7 +1,7 @@
 """Calls of OpenAI's SDK whose requests are plain JSON already.
 
-The SDK walks through each request by its types, to convert what is not JSON yet: a third of a call's processor time. It
-sends `extra_body` unchanged.
+The SDK walks through each request by its types, to convert values that are not JSON yet, which takes a third of a
+call's processor time. It sends `extra_body` unchanged.
 """
 
 from __future__ import annotations

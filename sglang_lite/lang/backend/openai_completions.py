@@ -19,7 +19,7 @@ def request(question: Question) -> dict[str, Json]:
 
 
 class CompletionsReader(ChatReader):
-    """Reader of a completion, or of its chunks. Differs from that of a chat only in the field that contains a choice's
+    """Reader of a completion, or of its chunks. Differs from ChatReader only in the field that contains a choice's
     text."""
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:

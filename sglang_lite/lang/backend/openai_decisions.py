@@ -1,4 +1,5 @@
-"""Decisions of OpenAI, and of servers with the same endpoint: a choice among texts, with probabilities."""
+"""Requests to the decisions endpoint of OpenAI and compatible servers, and its answers: a choice among texts, with
+probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on calls to a provider: declared ones, and those that its answers report in their headers.
+"""Limits on calls to a provider: limits that the user declares, and limits in the headers of the provider's answers.
 
 All programs of a process that use one provider with one key share them. Times are of a monotonic clock. Limits are used
 on the executor loop only, and nothing here is shared between threads.
@@ -28,7 +28,7 @@ class Bucket:
 
     Attributes:
         per_minute: rate of refilling, and capacity; None for no limit.
-        level: content at time `at`; negative if callers are waiting for what they were promised.
+        level: content at time `at`; negative if waiting callers have taken more than the content.
     """
 
     per_minute: float | None = None
@@ -40,7 +40,7 @@ class Bucket:
         if self.per_minute is None:
             return 0.0
         self._fill(now)
-        amount = min(amount, self.per_minute)  # what never fits waits for a full bucket
+        amount = min(amount, self.per_minute)  # an amount that never fits waits for a full bucket
         self.level -= amount
         return max(0.0, -self.level * 60 / self.per_minute)
 
@@ -56,7 +56,7 @@ class Bucket:
         self.per_minute = per_minute
 
     def lower(self, remaining: float, now: float) -> None:
-        """Lowers the content to what the provider reports as remaining."""
+        """Lowers the content to the amount that the provider reports as remaining."""
         if self.per_minute is not None:
             self._fill(now)
             self.level = min(self.level, remaining)
@@ -166,8 +166,8 @@ def _date(text: str) -> datetime.datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
-# One for each provider and key, while a backend uses it: what a process may send does not depend on the number of its
-# backends.
+# One limit for each provider and key, while a backend uses it: the allowance of a process does not depend on the number
+# of its backends.
 _shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
 
 

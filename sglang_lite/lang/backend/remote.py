@@ -50,7 +50,7 @@ from sglang_lite.text.chat_template import TurnTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
 
-_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; others have more to send back for each
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the rest also have items to send back
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
@@ -62,8 +62,8 @@ class RemoteBackend(BaseBackend):
         connect: factory of the SDK's clients.
         profile: features of the model, or a function that finds them out when they are first needed.
         policy: treatment of features that the model does not support. "strict" refuses the node. "emulate" serves it in
-            another way if possible (docs/backends.md, "The ladder"), and checks the answer. "warn" also leaves out what
-            can't be emulated, and reports that in the node's metadata.
+            another way if possible (docs/backends.md, "The ladder"), and checks the answer. "warn" also leaves out
+            parameters that can't be emulated, and reports this in the node's metadata.
         capabilities: features of the model, stated by the user; overrides the profile.
         chat_template: template that renders turns as text.
         rate_limit: limit on calls; None for the limit shared by all backends of this process with the same server and
@@ -71,7 +71,7 @@ class RemoteBackend(BaseBackend):
 
     Attributes:
         failures: translator of the SDK's errors.
-        rungs: names of the rungs (and "tools") for which the backend can make requests; others in the profile are
+        rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
             ignored.
         reasoning_effort: amount of reasoning, or None for the model's default.
         tokenizer: tokenizer of the model, or None if unknown.
@@ -242,7 +242,7 @@ class RemoteBackend(BaseBackend):
         return Asked("select", params, Choices(tuple(choices)), scores)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Makes the model choose: with probabilities if its rung has them, else as a mere pick."""
+        """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
         choices = list(dict.fromkeys(choices))
         asked = self.selection(choices, scores=scores_needed.get())
         rung = self._rung(asked)

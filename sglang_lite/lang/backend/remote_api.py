@@ -21,7 +21,7 @@ class Target:
         limit: name of `max_tokens` on the server.
         effort: amount of reasoning, in the provider's words, or None for the model's default.
         reasons: True if the model may reason, so that its encrypted reasoning is requested, to be sent back later.
-        cached: True if the provider is told at which marks, or by which key, prompts begin alike.
+        cached: True if requests mark the prefixes that prompts share, or have a key for them, for the provider's cache.
         extra: settings that are sent with every request.
     """
 
@@ -152,7 +152,7 @@ class Reader(ABC):
         usage: usage of all samples together, without times.
         meta: other data that the API reports.
         failure: reason that the API reports for a failed answer; empty if it reports none.
-        paused: True if the model has paused, and has to be asked again with its output so far.
+        paused: True if the model has paused, and must be called again with its output so far.
     """
 
     def __init__(self) -> None:

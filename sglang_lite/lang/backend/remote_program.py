@@ -359,8 +359,8 @@ def _seeded(node: Node) -> Node:
 
 
 def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
-    """All nodes of a branch: `own`, which its fork has, then those that were added. Each fork includes the nodes of its
-    branches."""
+    """All nodes of a branch: `own`, the nodes that the fork lists, then the nodes that were added. Each fork includes
+    the nodes of its branches."""
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):
         if isinstance(node, Fork):

@@ -224,7 +224,7 @@ def as_data(request: RecordedRequest) -> dict[str, Json]:
 
 
 def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yields the places where two plain values differ: a JSON Pointer, and what stands there in each of them."""
+    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two plain values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             yield from differences(before.get(name), now.get(name), f"{pointer}/{name}")

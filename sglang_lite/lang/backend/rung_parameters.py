@@ -1,4 +1,4 @@
-"""Parameters on a rung: decides which of them are sent, emulated, left out or refused."""
+"""Parameters on a rung: which ones are sent, emulated, left out or refused."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) 
 
 
 def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
-    """Rung with the amount of reasoning. It is left out or refused if the model is not known to support it, because
-    such a model would refuse it or ignore it."""
+    """Rung with the amount of reasoning. If the model is not known to support that parameter, the parameter is left out
+    or refused, because the API would report an error or ignore it."""
     if asked.effort is None or profile.takes("reasoning_effort"):
         return replace(rung, effort=asked.effort)
     if policy == "warn":

@@ -1,4 +1,4 @@
-"""Backend for a server, of this package or SGLang's own, and a server that is started for it."""
+"""Backend for a server of this package or of SGLang, and `Runtime`, which starts a server and uses this backend."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ class RuntimeEndpoint(BaseBackend):
         asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop. Programs use those of the executor loop."""
+        """Closes the connections of the running event loop. Programs use the connections of the executor loop."""
         await self._server.close()
 
 
@@ -425,7 +425,7 @@ class Runtime:
         return_logprob: bool | Sequence[bool] | None = False,
         logprob_start_len: int | Sequence[int] | None = None,
         top_logprobs_num: int | Sequence[int] | None = None,
-        lora_path: Any = None,  # the server refuses it if it is set
+        lora_path: Any = None,  # the server refuses every value but None
         session_id: str | None = None,
     ) -> str:
         """Answer for one prompt or a list of prompts, as JSON text."""

@@ -23,8 +23,8 @@ class Fit:
         enforced: pointers of keywords that the provider enforces.
         checked: pointers of keywords that the model only reads in a description, with reasons; the finished value is
             checked against them.
-        refused: pointers of everything that the provider does not accept in any form, with reasons; a complete list of
-            what has to be changed.
+        refused: pointers of everything that the provider does not accept in any form, with reasons; the complete list
+            of necessary changes.
         required: pointers of properties that were optional and become required.
     """
 

@@ -187,7 +187,7 @@ class ScriptedBackend(BaseBackend):
         return [self._generate(call, index) for index in range(call.params.samples)]
 
     def _generate(self, call: ScriptedRequest, index: int) -> Generation:
-        prompt, params = call.prompt.text, call.params  # the property joins its text on every access
+        prompt, params = call.prompt.text, call.params  # joined anew on every access
         text = self._answer(call, prompt)
         if text is None:
             draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")

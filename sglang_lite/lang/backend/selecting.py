@@ -122,8 +122,8 @@ def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]
 async def _by_steps(
     backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
 ) -> Selection:
-    """Follows the choices token by token. If the remaining choices differ at a token, that token is generated, with a
-    bias for theirs; if not, no call is made."""
+    """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
+    there, with a bias for the choices' tokens; if they agree, no call is made."""
     left = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
     calls, usages, meta = 0, [], dict[str, Any]()
     at = 0

@@ -1,4 +1,4 @@
-"""Rungs of selections alone: ways of choosing among texts, in addition to those that enforce a constraint."""
+"""Rungs of selections alone: ways of choosing among texts, in addition to the rungs that enforce a constraint."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], .
 
 
 def kind_of_server(base_url: str, api_key: str | None) -> str | None:
-    """Name of the profile of a server, or None if the server is unknown or does not report what it is. Blocks until it
-    has answered.
+    """Name of the profile of a server, or None if its software is unknown. Blocks until the server has answered.
 
     Args:
         base_url: address of the API as an SDK takes it, with or without "/v1" at its end.
@@ -56,7 +55,7 @@ def kind_of_server(base_url: str, api_key: str | None) -> str | None:
                 answer = client.get(f"{root}/{path}")
                 said = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
             except httpx2.TransportError:
-                return None  # nobody answers: the next request will report that
+                return None  # not reached: the next request reports that
             except ValueError:
                 continue
             found = read(said) if isinstance(said, dict) else None

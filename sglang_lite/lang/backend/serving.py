@@ -131,7 +131,7 @@ async def _repaired(
     backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
 ) -> Generation:
     """Requests answers until one satisfies the constraint: the first request describes the constraint, later ones show
-    what was wrong.
+    the error in the last answer.
 
     Raises:
         ValueValidationError: the last answer breaks the constraint, too.

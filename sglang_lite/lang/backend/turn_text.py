@@ -29,8 +29,7 @@ def turn_text(parts: Sequence[str | Field]) -> Constraint | None:
 
 
 def whole_turn(form: Literal["object", "text"], parts: Sequence[str | Field]) -> Constraint | None:
-    """Constraint of one call that generates a whole turn, as an object or as a text; None if the turn has no such
-    constraint."""
+    """Constraint of one call that generates a whole turn, as an object or as a text; None if this is not possible."""
     if form == "text":
         return turn_text(parts)
     whole = turn_object(parts)

@@ -41,8 +41,9 @@ class TurnRules:
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:
-    """Rules that several backends can follow, any of which may answer. A turn is refused if one of them refuses it,
-    continued if all of them continue it, and generated as one object if all of them enforce its schema."""
+    """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
+    backend refuses it, continued if all backends continue it, and generated as one object if all backends enforce
+    its schema."""
     begun: Begun = next(way for way in _WEAKEST_FIRST if any(rules.begun == way for rules in each))
     return TurnRules(begun, all(rules.objects for rules in each), all(rules.constrained for rules in each))
 
@@ -75,7 +76,7 @@ def answered(prompt: Prompt, answer: str, words: str, template: TurnTemplate) ->
 
 
 def unrepeated(begun: str, text: str) -> str:
-    """Text that a model has added to a turn, without the lines of the turn that it repeats at the beginning."""
+    """Text that a model has added to a begun turn, without leading lines that repeat the turn."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):
