@@ -153,7 +153,7 @@ def sdk_client(
             )
         if client is not None and before is None:
             return client
-        if "http_client" in options:  # its hooks are the user's: only the headers of errors are seen
+        if "http_client" in options:  # the limit does not see the headers of its answers
             if before is not None:
                 raise BackendError(
                     "the connections of http_client= belong to another event loop or to the process before a fork, "
