@@ -100,7 +100,7 @@ _TOKENS = (
 
 
 def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Asked) -> Rung:
-    """First of the rungs. If only the answer of its call can show that it is of no use, the next rung is attached as a
+    """First of the rungs. If only a call can show that this rung is of no use, the next rung is attached as a
     fallback."""
     first, *others = rungs
     if first.name != "token_logprobs" or asked.scores:

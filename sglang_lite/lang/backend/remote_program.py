@@ -54,7 +54,7 @@ class RemoteProgram:
         self._program: dict[str, Any] | None = None  # serialised, if it was given as a whole
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
-        self._repeatable = True  # no node was dropped or rolled back: then the result would depend on timing
+        self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
         self._told = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
