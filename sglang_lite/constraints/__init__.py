@@ -1,7 +1,8 @@
-"""Constraints on generated text: regexes, schemas, grammars, Python types. Knows no tokens, no model and no torch.
+"""Constraints on generated text: regexes, schemas, grammars, Python types. Independent of tokens, models and torch.
 
-What users write becomes a record of the protocol (coerce.py, schema.py, structural_tag.py, python_types/), a record a
-`Language` (language.py; the parsers in syntax/, the schemas in json_schema/, both over formal/), and a `Language` the
-text that an engine reads (emit/). matching.py and sampling.py work with languages directly; byte_matcher.py alone calls
-an engine, llguidance with a token per byte. The public functions are `sgl.grammar`'s, which knows tokens too.
+User input becomes a record of the protocol (coerce.py, schema.py, structural_tag.py, python_types/), a record becomes a
+`Language` (language.py; parsers in syntax/, schemas in json_schema/, both built on formal/), and a `Language` becomes
+the text that a grammar engine reads (emit/). matching.py and random_texts.py work on languages directly; only
+byte_matcher.py calls an engine (llguidance, with one token per byte). The public functions are in `sgl.grammar`, which
+also handles tokens.
 """

@@ -1,6 +1,6 @@
-"""Matching of a text against a constraint piece by piece: whether it can continue, and whether it is complete.
+"""Incremental matching of a text against a constraint: whether the text can continue, and whether it is complete.
 
-Uses llguidance with a token per byte. What the tokens of a model may be is the runtime's.
+Uses llguidance with one token per byte. Token masks for a model's vocabulary are made in the runtime.
 """
 
 from __future__ import annotations
@@ -19,34 +19,40 @@ from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
-# Of work. The lexer's are larger than its own, as large schemas need that; lexemes are not worked out beforehand, which
-# would spend the fuel of the first steps without saying so (1.9.1: a text of {1,5000} & [^ ]+ is then refused).
+# Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need that. Lexemes are
+# not precomputed, because that silently spends the fuel of the first steps (version 1.9.1 then refuses a text of
+# {1,5000} & [^ ]+).
 _LEXER_FUEL, _STEP_FUEL = 20_000_000, 2_000_000
 _STEP_ITEMS = 500_000
-# Items of a row, which is searched for each that may be added: a character's work grows with their square at least. As
-# many as a grammar has alternatives are its own; the others are ways to read the text so far, of which an ambiguous
-# grammar has more with each character. (Of 686 real schemas one has more than 500 in a row, none more than 1,000.)
+# Limits of the Earley items in a row. Each new item is searched for in its row, so a character's work grows at least
+# with the square of the row. A grammar accounts for as many items as it has alternatives; the rest are readings of the
+# text so far, of which an ambiguous grammar adds more with each character. (Of 686 real schemas, one has more than 500
+# items in a row, none more than 1,000.)
 _WAYS = 1_000
 _ROW_ITEMS = 50_000
-PARSER_BYTES = 50  # that a parser takes for each character of its grammar
-_MAX_FORCED = 10_000  # bytes that are looked ahead
-_MAX_SHOWN = 12  # characters that may come next
+PARSER_BYTES = 50  # memory of a parser per character of its grammar
+_MAX_FORCED = 10_000  # bytes of look-ahead
+_MAX_SHOWN = 12  # characters listed in a message as possible continuations
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """The constraint as llguidance reads it.
+    """Grammar of a constraint in llguidance's variant of Lark.
 
     Raises:
-        ConstraintError: it can't be enforced.
+        ConstraintError: the constraint can't be enforced.
     """
     return to_lark(lexed(language_of(constraint)))
 
 
 def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """llguidance's matcher at the start of a grammar.
+    """llguidance matcher at the start of a grammar.
+
+    Args:
+        text: grammar in llguidance's variant of Lark.
+        tokenizer: vocabulary to match by.
 
     Raises:
-        ConstraintError: the engine refuses it.
+        ConstraintError: llguidance refuses the grammar.
     """
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text))
     if matcher.is_error():
@@ -55,8 +61,8 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def _limits(text: str) -> LLParserLimits:
-    """Limits of work for the text of a grammar."""
-    rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal takes one item, whatever it is
+    """Limits of llguidance's work for a grammar, by the number of its alternatives."""
+    rules = (line for line in text.split("\n") if not line.startswith("T"))  # a terminal is always one item
     alternatives = sum(1 + line.count(" | ") + line.count("(") for line in rules)
     return LLParserLimits(
         max_items_in_row=min(_WAYS + alternatives, _ROW_ITEMS),
@@ -69,12 +75,12 @@ def _limits(text: str) -> LLParserLimits:
 
 
 def refusal(matcher: LLMatcher) -> ConstraintError:
-    """The error of a matcher that has failed."""
+    """ConstraintError with the reason why a matcher has failed."""
     return ConstraintError(f"llguidance: {reason(matcher)}")
 
 
 def reason(matcher: LLMatcher) -> str:
-    """The reason why a matcher has failed; empty where it has not."""
+    """Reason why a matcher has failed, or "" if the matcher has not failed."""
     if not matcher.is_error():
         return ""
     error = matcher.get_error()
@@ -100,8 +106,8 @@ class _Start:
     """Compiled constraint.
 
     Attributes:
-        matcher: at the start.
-        size: bytes that it takes, roughly.
+        matcher: llguidance matcher at the start, to be copied.
+        size: approximate memory in bytes.
     """
 
     matcher: Any
@@ -110,14 +116,14 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Continuations of a text.
+    """Possible continuations of a text.
 
     Attributes:
-        forced: text that every continuation begins with; "" where there is a choice.
-        follows: characters of ASCII, in order, of which one may come behind `forced`.
-        beyond_ascii: other characters may come there, too.
-        ends: the text may end behind `forced`.
-        complete: the text may end where it is.
+        forced: text that every continuation begins with, or "" if there is a choice.
+        follows: ASCII characters, in order, that may follow `forced`.
+        beyond_ascii: True if non-ASCII characters may follow `forced`.
+        ends: True if the text may end after `forced`.
+        complete: True if the text may end before `forced`.
     """
 
     forced: str
@@ -133,17 +139,17 @@ def _bytes() -> LLTokenizer:
 
 
 class ByteMatcher:
-    """Matcher of a text against a constraint, piece by piece.
+    """Matcher of a growing text against a constraint.
 
     Args:
-        constraint: compiled here, unless it was before.
+        constraint: constraint to match, compiled here unless its compiled form is cached.
 
     Attributes:
-        text: that led here.
-        matcher: the engine's, behind that text.
+        text: text matched so far.
+        matcher: llguidance matcher after `text`.
 
     Raises:
-        ConstraintError: it can't be enforced.
+        ConstraintError: the constraint can't be enforced.
     """
 
     __slots__ = ("constraint", "matcher", "text")
@@ -153,16 +159,16 @@ class ByteMatcher:
         self.matcher = _start(constraint).matcher.deep_copy()
 
     def copy(self) -> ByteMatcher:
-        """An independent matcher at the same place."""
+        """Independent matcher in the same state."""
         twin = object.__new__(ByteMatcher)
         twin.constraint, twin.text, twin.matcher = self.constraint, self.text, self.matcher.deep_copy()
         return twin
 
     def push(self, text: str) -> None:
-        """Append a text.
+        """Appends a text.
 
         Raises:
-            ConstraintError: no text of the constraint continues so; the matcher is unchanged.
+            ConstraintError: no text of the constraint continues like this; the matcher is unchanged.
         """
         at, taken = self._tried(text)
         if taken is not None:
@@ -175,10 +181,10 @@ class ByteMatcher:
         self.text += text
 
     def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
-        """Filter texts by whether `push` would take them.
+        """Filters texts, keeping those that `push` would accept.
 
         Raises:
-            ConstraintError: none.
+            ConstraintError: `push` would accept none of the texts.
         """
         found = tuple(text for text in texts if self._tried(text)[1] is None)
         if not found:
@@ -188,11 +194,11 @@ class ByteMatcher:
         return found
 
     def end(self) -> None:
-        """Check that the text is complete.
+        """Checks that the text is complete.
 
         Raises:
             ConstraintError: the text is not complete.
-            ValueValidationError: it is not valid under what a schema leaves to be checked.
+            ValueValidationError: the text violates a part of a JSON schema that the grammar does not enforce.
         """
         if not self.matcher.is_accepting():
             raise ConstraintError(
@@ -202,22 +208,24 @@ class ByteMatcher:
             parse_json(self.constraint, self.text)
 
     def ahead(self) -> Completion:
-        """Continuations that are possible. Of forced text at most 10,000 bytes are looked at."""
+        """Possible continuations of the text. Forced text is followed for at most 10,000 bytes."""
         at, forced = self.matcher.deep_copy(), bytearray()
         while len(forced) < _MAX_FORCED and (more := _forced(at)):
             more = more[: _MAX_FORCED - len(forced)]
             forced += more
             _consume(at, more)
         text = forced.decode("utf-8", "ignore")
-        inside = len(text.encode()) < len(forced)  # a character of which only the beginning is forced
+        inside = len(text.encode()) < len(forced)  # only the first bytes of a character are forced
         mask = 0 if at.is_stopped() else int.from_bytes(at.compute_bitmask(), "little")
         follows = "" if inside else "".join(chr(byte) for byte in range(128) if mask >> byte & 1)
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
         return Completion(text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting())
 
     def _tried(self, text: str) -> tuple[Any, str | None]:
-        """The matcher after a text and None; for a refused text, the matcher after its longest accepted part, and that
-        part.
+        """Tries a text on a copy of the matcher.
+
+        Returns (matcher after the text, None), or (matcher after the longest accepted prefix, that prefix) if the text
+        is refused.
         """
         data = text.encode("utf-8", "surrogatepass")
         at = self.matcher.deep_copy()
@@ -228,7 +236,7 @@ class ByteMatcher:
 
 
 def _forced(at: Any) -> bytes:
-    """Bytes that come next in every continuation."""
+    """Bytes that every continuation begins with, or b"" if there is a choice."""
     if at.is_stopped() or at.is_accepting():
         return b""
     if found := bytes(at.compute_ff_bytes()):
@@ -244,7 +252,7 @@ def _consume(at: Any, data: bytes) -> None:
 
 
 def _next(at: Any) -> str:
-    """A sentence on what may come next; empty where that is too much to list."""
+    """Sentence for an error message that lists possible continuations, or "" if they are too many."""
     if at.is_stopped():
         return " It is complete."
     forced = at.compute_ff_bytes().decode("utf-8", "ignore")

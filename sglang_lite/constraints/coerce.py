@@ -1,4 +1,4 @@
-"""Constraints from what users give: a record, a schema, a Python type, or the text of a grammar."""
+"""Constraints from user input: a record, a schema, a Python type, or the text of a grammar."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from sglang_lite.constraints.syntax.lark import parse as parse_lark
 from sglang_lite.constraints.syntax.regex import parse as parse_regex
 from sglang_lite.protocol import Constraint, ConstraintError, Ebnf, Lark, Regex
 
-ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint, a schema, or a Python type
+ConstraintLike: TypeAlias = Constraint | Mapping[str, Any] | Any  # a constraint record, a schema, or a Python type
 
 _NAMED: Mapping[str, Constraint] = {"json": json_schema(True), "json_object": json_schema({"type": "object"})}
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # stands beside the records
-    """The constraint of a grammar's text: of GBNF where its rules are defined with `::=`, else of Lark's syntax."""
+def Grammar(text: str) -> Ebnf | Lark:  # noqa: N802 # named like the record classes
+    """Constraint of a grammar's text: `Ebnf` (GBNF) if a rule is defined with `::=`, else `Lark`."""
     if not isinstance(text, str):
         raise ConstraintError(f"Grammar: {text!r:.60} is not a text.")
     return Ebnf(text) if _GBNF_RULE.search(text) else Lark(text)
 
 
 def as_constraint(source: ConstraintLike) -> Constraint:
-    """Convert a record, a schema, a Python type, or "json" and "json_object" to a constraint.
+    """Converts a constraint record, a schema, a Python type, or one of the names "json" and "json_object" to a
+    constraint.
 
     Raises:
         ConstraintError: `source` is none of these.
@@ -45,19 +46,19 @@ def as_constraint(source: ConstraintLike) -> Constraint:
 
 
 def type_of(source: ConstraintLike) -> ValueType | None:
-    """The Python type that stands for a constraint, None for what else does.
+    """Reader and constraint of the Python type given as a constraint, or None if `source` is not a Python type.
 
     Raises:
-        ConstraintError: `source` is none of these.
+        ConstraintError: `source` is not a type that can be generated.
     """
     return None if isinstance(source, (*get_args(Constraint), str, Mapping, bool)) else value_type(source)
 
 
 def check_syntax(constraint: Constraint) -> Constraint:
-    """Refuse a regex or grammar that is broken.
+    """Returns a constraint unchanged after checking the syntax of a regex or grammar.
 
     Raises:
-        ConstraintError: with the place.
+        ConstraintError: the regex or grammar is not valid; the message shows the place.
     """
     match constraint:
         case Regex(text):

@@ -1,4 +1,4 @@
-"""Descriptions of constraints for models to read: shapes of JSON with what else holds, regexes, grammars."""
+"""Descriptions of constraints for prompts: shapes of JSON with notes on further rules, regexes, grammars."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TYPES: Mapping[Any, str] = {
     datetime.time: "a time, as 13:05:00",
     datetime.datetime: "a date and time, as 2024-05-31T13:05:00",
 }
-_SILENT = frozenset((  # keywords that demand nothing of a value
+_SILENT = frozenset((  # keywords that constrain no value
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id", "id",
     "$defs", "definitions", "$comment", "$anchor",
 ))  # fmt: skip
-_SHAPE = frozenset((  # keywords that say the shape itself
+_SHAPE = frozenset((  # keywords that the shape itself expresses
     "type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf", "properties", "required", "additionalProperties",
     "items", "prefixItems",
 ))  # fmt: skip
@@ -37,11 +37,12 @@ def description(constraint: Constraint, annotation: object = None) -> str:
     """Description of a constraint in words.
 
     Args:
-        annotation: the Python type that the constraint stands for.
+        constraint: constraint to describe.
+        annotation: Python type that the constraint stands for, if any.
     """
     try:
         known = _TYPES.get(annotation)
-    except TypeError:  # it has no hash
+    except TypeError:  # the type is not hashable
         known = None
     if known is not None:
         return known
@@ -63,12 +64,12 @@ def description(constraint: Constraint, annotation: object = None) -> str:
 
 
 class _Describer:
-    """Describer of a schema. What refers to itself has a name, and stands by itself."""
+    """Describer of a schema. A subschema that refers to itself is given a name and described separately."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
-        self._named: dict[str, str] = {}  # descriptions of what refers to itself, by reference
-        self._open: list[str] = []  # references that are being described
+        self._named: dict[str, str] = {}  # descriptions of recursive subschemas, by reference
+        self._open: list[str] = []  # references whose description is in progress
 
     def text(self) -> str:
         shape = "JSON: " + self._value(self._schema, "")
@@ -76,7 +77,7 @@ class _Describer:
         return shape if not named else f"{shape}\nwhere\n" + "\n".join(named)
 
     def _value(self, schema: Any, indent: str) -> str:
-        """A value, with notes in parentheses."""
+        """Description of a value, followed by notes in parentheses."""
         shape, notes = self._shape(schema, indent), self._notes(schema)
         return f"{shape} ({', '.join(notes)})" if notes else shape
 
@@ -136,7 +137,7 @@ class _Describer:
         return "{\n" + "\n".join(told) + f"\n{indent}}}" if lines else "{}"
 
     def _member(self, name: str, schema: Any, required: bool, indent: str) -> tuple[str, str]:
-        """A line for a member, and what is said behind its comma."""
+        """Line for a member, and the comment that follows its comma."""
         said = schema.get("description") if isinstance(schema, dict) else None
         notes = [*self._notes(schema), *([" ".join(str(said).split())] if said else [])]
         line = f"{indent}{json.dumps(name, ensure_ascii=False)}{'' if required else '?'}: {self._shape(schema, indent)}"
@@ -169,27 +170,27 @@ class _Describer:
         target = _pointed(self._schema, reference)
         text = self._value(target, indent)
         self._open.pop()
-        if reference in self._named:  # it has met itself
+        if reference in self._named:  # the target refers to itself
             self._named[reference] = text if not indent else self._alone(reference, target)
             return _name(reference)
         return text
 
     def _alone(self, reference: str, target: Any) -> str:
-        """The description of what a reference names, by itself."""
+        """Separate description of a reference's target, without indentation."""
         self._open.append(reference)
         text = self._value(target, "")
         self._open.pop()
         return text
 
     def _rooted(self) -> str:
-        self._named["#"] = "…"  # while it is described
+        self._named["#"] = "…"  # placeholder while the description is in progress
         return self._value(self._schema, "")
 
 
 def _items(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """The first items of an array, each by itself, and what the rest are; False: there are no others."""
+    """Schemas of an array's first items, and the schema of the rest, which is False if no further items are allowed."""
     first, rest = schema.get("prefixItems", []), schema.get("items", True)
-    if isinstance(rest, list):  # as earlier drafts have it
+    if isinstance(rest, list):  # form of drafts before 2020-12
         first, rest = rest, schema.get("additionalItems", True)
     return first, False if schema.get("maxItems") == len(first) else rest
 
@@ -199,7 +200,7 @@ def _name(reference: str) -> str:
 
 
 def _pointed(schema: Any, reference: str) -> Any:
-    """The part of a schema that a reference within it names; anything else may be anything."""
+    """Part of a schema that a JSON Pointer reference within it names, or True for any other reference."""
     if not reference.startswith("#/"):
         return True
     found: Any = schema

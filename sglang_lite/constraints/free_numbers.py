@@ -1,4 +1,4 @@
-"""Numbers as they are written in free text: which texts are one, and where one ends in a text that continues.
+"""Numbers as written in free text: which texts are numbers, and where a number ends in a text that continues.
 
 Digits may be grouped by commas in threes. A comma, point or exponent belongs to the number only with the digits after
 it: "1, 2", "24." and "5e" begin with the numbers 1, 24 and 5.
@@ -15,43 +15,43 @@ _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _BEGUN_WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
-ENDS = " \n,;:.)"  # one of which may come behind a number, from who can't drop what ends it
-# The texts that are a number.
+ENDS = " \n,;:.)"  # a backend that can't cut off the character that ended a number returns one of these after it
+# Complete numbers, by kind.
 PATTERNS = {
     "integer": rf"[-+]?{_WHOLE}",
     "float": rf"[-+]?{_WHOLE}{_POINT}(?:{_EXPONENT}[0-9]+)?",
 }
 _FIRST = {kind: re.compile(rf"{pattern}(?![0-9])") for kind, pattern in PATTERNS.items()}
-# Those that one may begin with.
+# Prefixes of numbers, by kind.
 _BEGUN = {
     "integer": re.compile(rf"[-+]?{_BEGUN_WHOLE}"),
     "float": re.compile(rf"[-+]?(?:{_BEGUN_WHOLE}|{_WHOLE}(?:\.[0-9]*|{_POINT}(?:[eE]|{_EXPONENT}[0-9]*)))"),
 }
-# What of such a text belongs to the number only if more comes.
+# End of a prefix that belongs to the number only if more digits follow.
 _OPEN = re.compile(r"(?:,[0-9]{0,3}|\.|[eE]?[-+]|[eE])\Z")
 
 
 def first_number(number: Number, text: str) -> str:
-    """The number that a finished text begins with; "" where it begins with none."""
+    """Number that a finished text begins with, or "" if the text does not begin with a number."""
     found = _FIRST[number.kind].match(text)
     return found[0] if found else ""
 
 
 class NumberText:
-    """A text that begins with a number, and grows token by token.
+    """Text that begins with a number and grows token by token.
 
     Args:
-        number: of which kind.
-        before: the beginning of the text, which is there already.
+        number: constraint with the kind of the number.
+        before: text that precedes the first token and already belongs to the number.
 
     Attributes:
-        over: no more of the number can come.
-        certain: what of the text is the number, whatever comes.
+        over: True once no further text can extend the number.
+        certain: prefix of the text that is part of the number whatever follows.
     """
 
     def __init__(self, number: Number, before: str = "") -> None:
         self._number, self._text = number, before
-        self._ends: list[int] = []  # of the tokens, in the text
+        self._ends: list[int] = []  # end offset of each token in the text
         self.over = False
         self.certain = ""
         self._look()
@@ -59,11 +59,11 @@ class NumberText:
 
     @property
     def begun(self) -> str:
-        """Text so far, which a number may begin with unless it is `over`."""
+        """Text so far: a prefix of a number unless `over` is set."""
         return self._text
 
     def push(self, piece: str) -> None:
-        """Append the text of the next token."""
+        """Appends the text of the next token."""
         self._text += piece
         self._ends.append(len(self._text))
         self._look()
@@ -75,18 +75,18 @@ class NumberText:
             self.close()
 
     def close(self) -> None:
-        """End the text."""
+        """Marks the text as finished, so that `certain` becomes the number it begins with."""
         self.over = True
         self.certain = first_number(self._number, self._text)
 
     def take(self) -> str:
-        """Take the part that has become certain since the last call."""
+        """Returns the part of `certain` that is new since the last call."""
         new, self._taken = self.certain[self._taken :], max(self._taken, len(self.certain))
         return new
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that lie in `certain`, from their first to their last character."""
+        """Number of pushed tokens that lie entirely within `certain`."""
         return bisect_right(self._ends, len(self.certain))
 
     @property

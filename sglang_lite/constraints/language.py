@@ -1,4 +1,4 @@
-"""The language of any constraint, of whatever kinds it is made."""
+"""Conversion of any constraint record, however nested, to its language."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _START = "start"
 
 
 def language_of(constraint: Constraint) -> Language:
-    """The texts that a constraint allows; JSON in the style that is generated.
+    """Language of the texts that a constraint allows; JSON in the style in which it is generated.
 
     Raises:
-        ConstraintError: it is not valid, nothing satisfies it, or it can't be enforced.
+        ConstraintError: the constraint is not valid, no text satisfies it, or it can't be enforced.
     """
     with within_limits("the constraint"):
         match constraint:
@@ -113,7 +113,9 @@ def _body(constraint: StructuralTag | InOrder | OneOf | Repeated, refs: list[Ref
 
 
 def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Node]:
-    """Texts without a trigger in them, and tags between them, each begun by the first trigger there is."""
+    """Rules of a structural tag: free text without triggers, interrupted by tags, each of which starts at the first
+    trigger in the remaining text.
+    """
     triggers = list(dict.fromkeys(constraint.triggers))
     if not triggers or "" in triggers:
         raise ConstraintError("structural_tag: it needs triggers, none of them empty.")
@@ -154,7 +156,7 @@ def _inner(constraint: Constraint) -> Language:
 
 
 def _joined(outer: Language, inner: dict[str, Language]) -> Language:
-    """A language with others in place of some names."""
+    """Adds inner languages to an outer one, each under the rule name that the outer language refers to."""
     rules, sealed = dict(outer.rules), set(outer.sealed)
     for name, language in inner.items():
         own = renamed(language, f"{name}.")

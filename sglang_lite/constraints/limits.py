@@ -1,5 +1,5 @@
-"""Python's own limits (of recursion, of numbers), as refusals: what is written within them may ask for more than they
-allow once it is worked out.
+"""Conversion of Python's own limits (recursion depth, size of numbers) into ConstraintErrors: a constraint that is
+within its limits as written may exceed Python's while it is compiled.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from sglang_lite.protocol import ConstraintError, SglError
 
 @contextmanager
 def within_limits(kind: str) -> Iterator[None]:
-    """Turn Python's own limits into refusals.
+    """Converts errors about Python's own limits inside the block into ConstraintErrors.
 
     Args:
-        kind: of what is worked out inside, for errors.
+        kind: name of what is compiled in the block, for error messages.
 
     Raises:
-        ConstraintError: it is nested too deeply, or has numbers that are too large.
+        ConstraintError: the input is nested too deeply, or contains a number outside Python's range.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Holding texts against constraints, exactly and without an engine."""
+"""Exact checks of texts against constraints, without a grammar engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def matches(constraint: Constraint, text: str) -> bool:
-    """Tells whether a constraint allows a text. JSON may have any blanks and any order of members, unless it is part of
-    another constraint.
+    """Returns True if a constraint allows a text. JSON may have any whitespace and any order of members, unless it is
+    part of another constraint.
 
     Raises:
-        ConstraintError: a constraint that is not valid or can't be enforced.
+        ConstraintError: the constraint is not valid or can't be enforced.
     """
     language = language_of(constraint)
     if isinstance(constraint, JsonSchema):
@@ -31,11 +31,11 @@ def matches(constraint: Constraint, text: str) -> bool:
 
 
 def validate(constraint: Constraint, text: str) -> UserValue:
-    """The value of a finished text: for a JSON schema what it spells, else the text.
+    """Value of a finished text: the parsed JSON for a JSON schema, else the text itself.
 
     Raises:
-        ValueValidationError: the text is not what the constraint allows.
-        ConstraintError: as `matches`; but a schema need not be enforceable.
+        ValueValidationError: the constraint does not allow the text.
+        ConstraintError: the constraint is not valid or, unless it is a JSON schema, can't be enforced.
     """
     if isinstance(constraint, JsonSchema):
         return parse_json(constraint, text)
@@ -45,16 +45,16 @@ def validate(constraint: Constraint, text: str) -> UserValue:
 
 
 def may_contain(constraint: Constraint, text: str) -> bool | None:
-    """Tells whether a text that a constraint allows can have `text` in it; None: the constraint is no regular language,
-    or too large to tell.
+    """Returns True if some text that a constraint allows contains `text`, or None if the constraint is not a regular
+    language or is too large to decide.
 
     Raises:
-        ConstraintError: a constraint that is not valid or can't be enforced.
+        ConstraintError: the constraint is not valid or can't be enforced.
     """
     body = regular(language_of(constraint))
     if body is None:
         return None
     try:
         return not is_empty(intersection(body, concat(ANY_TEXT, literal(text), ANY_TEXT)))
-    except ConstraintError:  # too complex
+    except ConstraintError:  # the automaton is too large
         return None

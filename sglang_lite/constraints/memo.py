@@ -1,5 +1,5 @@
-"""Memoized functions whose results share one cache, bounded by bytes: constraints differ in size by six orders of
-magnitude, so that a number of entries says nothing of the memory they take.
+"""Memoized functions whose results share one cache. The cache is bounded by bytes, not entries: constraints differ in
+size by six orders of magnitude.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 MAX_BYTES = 48 << 20
-LARGE = 1 << 20  # bytes of a result that took much more memory to work out, which the allocator then keeps
+LARGE = 1 << 20  # bytes of a result whose computation took much more memory, which the allocator would keep
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class BoundedCache:
-    """Cache bounded by the bytes of its entries; the ones used longest ago go first.
+    """Least-recently-used cache, bounded by the bytes of its entries. The newest entry stays even if it exceeds the
+    bound.
 
     Args:
-        most: bytes.
+        most: maximum total size of the entries in bytes.
+
+    Attributes:
+        bytes: total size of the entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -34,14 +38,14 @@ class BoundedCache:
         self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: object) -> Any:  # what was kept under it
-        """Look up a value: in a tuple, or None."""
+    def get(self, key: object) -> Any:  # the value under the key
+        """Returns a cached value as a one-tuple, or None if the key is not cached."""
         with self._lock:
             found = self._entries.get(key)
             if found is None:
                 return None
             value, size = found
-            if (now := getattr(value, "size", size)) != size and isinstance(now, int):  # it has grown
+            if (now := getattr(value, "size", size)) != size and isinstance(now, int):  # it has grown in the meantime
                 self.bytes += now - size
                 self._entries[key] = value, now
             self._entries.move_to_end(key)
@@ -64,7 +68,7 @@ _cache = BoundedCache(MAX_BYTES)
 
 
 def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Memoize a function of hashable arguments; errors are not kept."""
+    """Memoizes a function of hashable arguments in the shared cache; errors are not cached."""
 
     @wraps(function)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -84,7 +88,9 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def size_of(value: object) -> int:
-    """Memory of a value in bytes, roughly. An object with a `size` is asked, and may grow."""
+    """Approximate memory of a value in bytes. An object with a `size` attribute reports its own size, which may grow
+    later.
+    """
     total, seen = 0, set[int]()
     stack: list[Any] = [value]
     while stack:
@@ -98,7 +104,7 @@ def size_of(value: object) -> int:
         elif isinstance(each, tuple):
             total += 8 * len(each)
             stack += each
-        elif (read := _reader(type(each))) is not None:  # type: ignore[arg-type]  # a class has a hash
+        elif (read := _reader(type(each))) is not None:  # type: ignore[arg-type]  # classes are hashable
             count, found = read
             total += 8 * count
             if count == 1:
@@ -121,8 +127,8 @@ def size_of(value: object) -> int:
 
 @cache
 def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
-    """Number of the fields of a record or a dataclass, and the function that reads them; None of what has none, or
-    tells its `size`.
+    """Number of fields of a record or dataclass and a function that reads them, or None if a class has no fields or
+    reports its own `size`.
     """
     names: Any = (
         [field.name for field in fields(kind)] if is_dataclass(kind) else getattr(kind, "__struct_fields__", ())
@@ -131,13 +137,13 @@ def _reader(kind: Hashable) -> tuple[int, Callable[[object], Any]] | None:
 
 
 def clear() -> None:
-    """Drop all entries."""
+    """Drops all entries of the shared cache and returns freed memory to the system."""
     _cache.clear()
     trim()
 
 
 def trim() -> None:
-    """Give freed memory back to the system, where the allocator has to be asked (glibc's)."""
+    """Returns freed memory to the system, if the allocator is glibc's, which keeps freed memory until asked."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -148,8 +154,9 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Count the bytes that native code of this process has allocated, by glibc's `mallinfo2`; 0 where there is none.
-    May take milliseconds."""
+    """Bytes that native code of this process has allocated according to glibc's `mallinfo2`, or 0 if that function is
+    missing. May take milliseconds.
+    """
     with contextlib.suppress(OSError, AttributeError):
         function = ctypes.CDLL(None).mallinfo2
         function.restype = _Mallinfo2

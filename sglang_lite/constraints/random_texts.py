@@ -1,4 +1,4 @@
-"""Texts drawn at random from a constraint: for scripted backends, reports and tests."""
+"""Random texts that satisfy a constraint, for scripted backends, reports and tests."""
 
 from __future__ import annotations
 
@@ -20,34 +20,37 @@ from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueV
 MAX_CHARS = 20_000
 MAX_STEPS = 200_000
 
-_DRAWS = 20  # of JSON in which a name or an item may come twice, of which no grammar knows
-_MORE = 3  # how far beyond its minimum a repeat goes
-_DEPTH = 12  # of rules and repeats, from where on the shortest way out is taken
-_STEPS = 6  # through an automaton, likewise
+_DRAWS = 20  # attempts: a JSON text may repeat a name or an item, which no grammar can rule out
+_MORE = 3  # repetitions that a repeat may add to its minimum
+_DEPTH = 12  # nested rules and repeats, from which on the shortest options are taken
+_STEPS = 6  # random steps through an automaton, before the shortest way to an end is taken
 
 
 def sample(constraint: Constraint, random: Random) -> str:
-    """A text the constraint allows.
+    """Random text that a constraint allows.
 
     Raises:
-        ConstraintError: there is none, it can't be told, or all that were looked at are too long.
+        ConstraintError: the constraint is not valid, no text satisfies it, or none of the texts that were drawn fits
+            into `MAX_CHARS` characters and passes the checks that no grammar expresses.
     """
     sampler = _Sampler(language_of(constraint), random)
     for deepest in (*[_DEPTH] * _DRAWS, 0):
         text = sampler.text(deepest)
-        if text is None:  # some are short only if they are as short as they can be
+        if text is None:  # the short texts of some languages lie only on the shortest ways
             text = sampler.text(0)
         if text is None:
             break
         if not isinstance(constraint, JsonSchema) or _is_kept(constraint, text):
             return text
-    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # draws lack some
+    if isinstance(constraint, JsonSchema) and constraint.order == "any":  # free order may leave out required members
         return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
 def _is_kept(constraint: JsonSchema, text: str) -> bool:
-    """The text has in it what the masks watch."""
+    """Returns True if a JSON text passes the checks that its grammar can't express: watched values and
+    distinct names.
+    """
     try:
         if normalise(constraint).watched:
             parse_json(constraint, text)
@@ -64,7 +67,9 @@ class _Sampler:
         self._heights = _heights(language)
 
     def text(self, deepest: int) -> str | None:
-        """A text; None if it gets too long."""
+        """Random text of the language, with the shortest options below depth `deepest`, or None if the text or the work
+        exceeds its limit.
+        """
         written: list[str] = []
         length, steps = 0, 0
         stack: list[tuple[Node, int]] = [(Ref(self._language.start), 0)]
@@ -91,7 +96,7 @@ class _Sampler:
     def _option(self, options: tuple[Node, ...], *, brief: bool) -> Node:
         if brief:
             return min(options, key=lambda option: _height(option, self._heights))
-        wide = [option for option in options if _is_wide(option)]  # rather than single escapes
+        wide = [option for option in options if _is_wide(option)]  # ordinary characters are preferred to single escapes
         return self._random.choice(wide or options)
 
     def _piece(self, node: Node) -> str:
@@ -104,7 +109,7 @@ class _Sampler:
 
 
 def _heights(language: Language) -> dict[str, float]:
-    """Depth of rules in the shortest text of each rule."""
+    """Least depth of nested rules that a text of each rule needs, by the rule's name."""
     heights = dict.fromkeys(language.rules, float("inf"))
     using = users(language.rules)
     for name in (queue := list(language.rules)):
@@ -129,7 +134,7 @@ def _height(node: Node, heights: dict[str, float]) -> float:
 
 
 def _through(machine: Automaton, random: Random) -> str:
-    """The text of a random way through an automaton: some steps at random, then the shortest way to an end."""
+    """Text of a random walk through an automaton: some steps at random, then the shortest way to an accepting state."""
     text, state, steps_left = "", machine.start, _STEPS
     while steps_left and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:

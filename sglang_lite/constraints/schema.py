@@ -1,4 +1,4 @@
-"""JSON schemas: accepting one, refusing a broken one, validating finished text against one."""
+"""JSON schemas: construction of the constraint, checks of the schema itself, and validation of finished text."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def json_schema(
     closed: bool = False,
     resources: Mapping[str, Json] | None = None,
 ) -> JsonSchema:
-    """A checked constraint from schema text or a schema.
+    """Checked constraint from a schema, given as text, mapping or boolean.
 
     Args:
-        source: of draft 2020-12, or the draft that its `$schema` says.
+        source: schema of draft 2020-12, or of the draft that its `$schema` names.
         enforce, format, separators, whitespace, order, integers: see JsonSchema.
-        closed: objects whose members the schema names have no others, unless it says `additionalProperties` or
-            `unevaluatedProperties` itself. False: others are allowed, as the specification says.
-        resources: schemas that it refers to, by their absolute URIs. They are put into its definitions. (The drafts'
-            own schemas are known.)
+        closed: whether objects with named members forbid further ones, unless the schema itself has
+            `additionalProperties` or `unevaluatedProperties`. If False, further members are allowed, as in the
+            specification.
+        resources: schemas that `source` refers to, by absolute URI. They are embedded in its definitions. (The drafts'
+            own meta-schemas are known.)
 
     Raises:
-        ConstraintError: not JSON, or not a valid schema; with the JSON Pointer of the fault.
+        ConstraintError: the source is not JSON or not a valid schema; the error has the JSON Pointer of the fault.
     """
     try:
         text = source if isinstance(source, str) else json.dumps(source, allow_nan=False)
@@ -48,7 +49,7 @@ def json_schema(
         hint = "Give a schema as a dict or as text; a pydantic model has model_json_schema()."
         raise ConstraintError(f"json_schema: not a JSON document: {error}", hint=hint) from error
     schema = JsonSchema(text, enforce, format, separators, whitespace, order, integers)
-    style_of(schema)  # so that a pattern that is none is refused here
+    style_of(schema)  # refuses an invalid `whitespace` pattern here
     if resources:
         text = _with_resources(text, resources)
     wellformed.check_text(text)
@@ -61,7 +62,7 @@ def json_schema(
 
 
 def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
-    """The text of a schema with others below its definitions."""
+    """JSON text of a schema with the resources embedded in its definitions."""
     wellformed.check_text(text)
     for uri, resource in resources.items():
         try:
@@ -77,12 +78,12 @@ def _with_resources(text: str, resources: Mapping[str, Any]) -> str:
 
 
 def parse_json(constraint: JsonSchema, text: str) -> Json:
-    """The value that `text` spells, in whatever style, validated.
+    """Value of a JSON text in any style, validated against the schema.
 
     Raises:
-        ValueValidationError: `text` is no JSON, has a name twice in an object or breaks the schema; it carries the text
-            and the value.
-        ConstraintError: the schema refers to what is not there, or to itself again and again.
+        ValueValidationError: `text` is not JSON, repeats a name in an object or violates the schema; the error carries
+            the text and the value.
+        ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
     """
     try:
         value = json.loads(
@@ -98,7 +99,7 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
             raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
     except SglError:
         raise
-    except (RecursionError, OverflowError, ValueError) as error:  # the last two of numbers that Python can't write
+    except (RecursionError, OverflowError, ValueError) as error:  # the last two: numbers too large to write
         problem = "nested too deeply" if isinstance(error, RecursionError) else f"too large: {error}"
         raise ValueValidationError(f"the value is {problem}.", text=text, value=value) from error
     return value

@@ -1,4 +1,4 @@
-"""Structural tags as JSON text, as SGLang and xgrammar write them, to constraints.
+"""Parser of structural tags, as JSON text in the formats of SGLang and xgrammar, to constraints.
 
 Source: xgrammar 0.2.8, `structural_tag` (the formats that need no tokens), and SGLang's older `structures` with
 `triggers`.
@@ -30,10 +30,14 @@ MAX_DEPTH = 50
 
 
 def parse(text: str) -> Constraint:
-    """The constraint of a structural tag.
+    """Constraint of a structural tag.
+
+    Args:
+        text: JSON text of the structural tag.
 
     Raises:
-        ConstraintError: not JSON, or with a field or format that is not supported; with its JSON Pointer.
+        ConstraintError: the text is not JSON, or has a field or format that is not supported; the error has its JSON
+            Pointer.
     """
     try:
         found = json.loads(text, parse_constant=wellformed.no_number)
@@ -49,19 +53,19 @@ def parse(text: str) -> Constraint:
 
 
 class _Fields:
-    """The fields of an object, all of them known.
+    """Typed access to the fields of a JSON object, which refuses unknown fields.
 
     Args:
-        found: the object.
-        pointer: where it stands.
-        *names: of all fields that it may have.
+        found: object.
+        pointer: JSON Pointer of the object.
+        *names: all fields that the object may have.
     """
 
     def __init__(self, found: Any, pointer: str, *names: str) -> None:
         if not isinstance(found, dict):
             raise _refused(f"an object is expected, not {type(found).__name__}", pointer)
         for name, value in found.items():
-            if name not in names and value not in (None, False, []):  # which ask for nothing
+            if name not in names and value not in (None, False, []):  # null, false and empty lists request nothing
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
         self._found, self.pointer = found, pointer
 
@@ -132,7 +136,7 @@ def _json_schema(given: _Fields, depth: int) -> Constraint:
 def _tag(given: _Fields, depth: int) -> Tag:
     end = given.text("end")
     content = given.get("content")
-    if end and isinstance(content, dict) and content.get("type") == "any_text":  # which the first end ends
+    if end and isinstance(content, dict) and content.get("type") == "any_text":  # up to the first `end`
         found = _Fields(content, f"{given.pointer}/content", "type", "excludes")
         return Tag(given.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
     return Tag(given.text("begin"), _inner(given, depth), end)

@@ -1,1 +1,2 @@
-"""The engine as its users see it. Knows the runtime's torch-free parts alone, until an engine runs in this process."""
+"""The public engine and the line to its process. Imports only the torch-free parts of `runtime`, unless an engine runs
+in this process."""

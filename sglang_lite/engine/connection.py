@@ -1,4 +1,5 @@
-"""End of the line between an engine's handle and its process: whole frames over a socket, in order."""
+"""One end of the line between an engine's handle and its process: sends and receives whole frames over a socket, in
+order."""
 
 from __future__ import annotations
 
@@ -13,34 +14,36 @@ from collections.abc import Iterator
 
 from sglang_lite.engine.frames import HEADER, MOST_BYTES
 
-_READ = 1 << 20  # bytes at a time
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS has none; Python ignores SIGPIPE in any case
+_READ = 1 << 20  # bytes per read
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS lacks the flag; Python ignores SIGPIPE in any case
 _send = ctypes.PyDLL(None, use_errno=True).send
 _send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 _send.restype = ctypes.c_ssize_t
 
 
 class BrokenFrameError(Exception):
-    """Refusal of what came and is no frame."""
+    """Refusal of received data that isn't a valid frame."""
 
 
 class Connection:
-    """
+    """Sender and receiver of frames over one end of a socket pair.
+
     Args:
-        end: of a socket pair, which it owns.
+        end: socket of a pair; the connection owns it.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
+        end.setblocking(True)  # regardless of `socket.setdefaulttimeout`
         self._socket, self._process = end, os.getpid()
-        self._lock = threading.Lock()  # of what is below
+        self._lock = threading.Lock()  # guards the attributes below
         self._unsent: deque[memoryview] = deque()
         self._more = threading.Condition(self._lock)
         self._writer: threading.Thread | None = None
         self._closed = False
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame without waiting for its reader: what does not fit into the socket now is sent by a thread.
+        """Sends a frame without waiting for its reader; a thread sends the part that doesn't fit into the socket's
+        buffer now.
 
         Raises:
             BrokenPipeError: the connection is closed at either end.
@@ -59,8 +62,8 @@ class Connection:
                 self._more.notify()
 
     def _send_some(self, frame: bytes) -> int:
-        """Sends what the socket takes at once. It keeps the interpreter's lock meanwhile: a thread that computes would
-        not give that back for milliseconds."""
+        """Sends as much as the socket's buffer takes now, and returns the number of bytes. Keeps the interpreter's lock
+        during the call: a thread that computes would not give the lock back for milliseconds."""
         count: int = _send(self._socket.fileno(), frame, len(frame), socket.MSG_DONTWAIT | _NO_SIGNAL)
         if count >= 0:
             return count
@@ -85,10 +88,10 @@ class Connection:
                 if self._closed:
                     self._unsent.clear()
                     return
-                rest = self._unsent[0]  # stays there, so that nothing overtakes it
+                rest = self._unsent[0]  # stays in the queue, so that no later frame overtakes it
             try:
                 sent = self._socket.send(rest, _NO_SIGNAL)
-            except OSError:  # its reader hears of that, too
+            except OSError:  # the reader notices the broken socket, too
                 self.close()
                 continue
             with self._lock:
@@ -98,10 +101,11 @@ class Connection:
                     self._unsent[0] = rest[sent:]
 
     def frames(self) -> Iterator[memoryview]:
-        """The contents of all frames that come, until either end is closed. Each is valid until the next one.
+        """Yields the content of each received frame until either end is closed. Each view is valid until the next one
+        is taken.
 
         Raises:
-            BrokenFrameError: a length is more than a frame may have.
+            BrokenFrameError: the length of a frame is above `MOST_BYTES`.
         """
         unread = bytearray()
         buffer = memoryview(bytearray(_READ))
@@ -127,15 +131,15 @@ class Connection:
             del unread[:start]
 
     def close(self) -> None:
-        """Ends the connection for both ends; in a forked copy of this process for none. Takes no lock, as whoever
-        collects garbage may call it."""
+        """Ends the connection for both ends; does nothing to the socket in a forked copy of this process. Takes no
+        lock, because a garbage collector may call it."""
         self._closed = True
         if os.getpid() == self._process:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives the descriptor back, when no thread reads any more."""
+        """Closes the socket's descriptor, once no thread reads from the connection any more."""
         self.close()
         with self._lock:
             self._more.notify()

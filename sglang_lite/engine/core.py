@@ -1,4 +1,4 @@
-"""The calls of an engine's core: what its public face needs, wherever the engine runs."""
+"""Interface of an engine's core: the calls that `Engine` needs, in whichever process the engine runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ E = TypeVar("E")
 
 
 class OpenProgram(Protocol):
-    """A program that grows while it is played: see `ProgramPlayer`."""
+    """Program that can be extended while it is played: see `ProgramPlayer`."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None: ...
     def drop(self, path: Path) -> None: ...
@@ -35,7 +35,8 @@ class OpenProgram(Protocol):
 
 
 class Core(Protocol):
-    """Core of an engine: `EngineCore` here, `CoreClient` of a process of its own. `Engine` says what the calls do."""
+    """Core of an engine: `EngineCore` or `EmbeddingCore` in this process, or `CoreClient` for another process. `Engine`
+    documents the calls."""
 
     @property
     def config(self) -> EngineConfig: ...

@@ -1,7 +1,8 @@
-"""The core of an engine that runs in a process of its own: what it is asked crosses to there, what comes back is handed
-to the callers' sinks, on one thread.
+"""Core of an engine that runs in a process of its own: sends calls to that process, and passes its events to the
+callers' sinks, on one thread.
 
-Prompts of generations are tokenised and parameters checked here, so that what is wrong is raised where it was asked.
+Prompts of generations are tokenised and parameters checked in the caller's process, so that errors are raised at the
+call.
 """
 
 from __future__ import annotations
@@ -94,25 +95,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
-MOST_RESTARTS = 3  # in a window
+MOST_RESTARTS = 3  # per RESTART_WINDOW_S
 RESTART_WINDOW_S = 300.0
 
 
 class CoreClient:
-    """
+    """Client of an engine in another process: the `Core` that `Engine` uses by default.
+
     Args:
-        config: of the engine.
-        path: of its model.
-        process: that was started with these.
+        config: settings of the engine.
+        path: folder of the model.
+        process: process that was started with `config` and `path`.
 
     Attributes:
-        config, model_name: of the weights that run.
-        tokenizer, vocab_size: the model's.
-        capacity: what the engine has room for.
-        description: one line about all that.
+        config, model_name: settings and name of the weights that are loaded now.
+        encoder: specification of an embedding or classification model; None for a model that generates.
+        tokenizer, vocab_size: tokenizer and vocabulary size of the model.
+        capacity: limits of the engine: rows, tokens per step, pages, context length.
+        description: one line about the model and its capacity.
 
     Raises:
-        SglError: the process can't be started, or the engine in it.
+        SglError: the process, or the engine in it, can't be started.
     """
 
     def __init__(self, config: EngineConfig, path: Path, process: EngineProcess) -> None:
@@ -126,12 +129,12 @@ class CoreClient:
         self._starts: deque[float] = deque()
         self._compiler: Compiler | None = None
         self._process = process
-        self._path = path.absolute()  # of the weights that run
+        self._path = path.absolute()  # folder of the weights that are loaded now
         switch_interval.shorten()
         self._listen()
         _running.add(self)
         try:
-            self.encoder, self.tokenizer = _opened(config, path)  # while the process loads
+            self.encoder, self.tokenizer = _opened(config, path)  # while the process loads the model
             ready = self._process.ready.result()
         except BaseException:
             self.close()
@@ -155,7 +158,7 @@ class CoreClient:
         )
         reader.start()
 
-    # ------------------------------------------------------------------------------- what can be submitted
+    # ----------------------------------------------------------------------------------------- submissions
 
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
         """Starts a generation: see `Engine.submit`."""
@@ -198,7 +201,7 @@ class CoreClient:
         return _OpenProgram(self, number)
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
-        """Plays a program that is whole: see `Engine.run_program`."""
+        """Plays a complete program: see `Engine.run_program`."""
         self.check_open()
         asked.check()
         check_priority(asked.priority, self.config.policy)
@@ -213,16 +216,16 @@ class CoreClient:
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch of an open program: see `Player.extend`."""
+        """Adds nodes to a branch of an open program: see `ProgramPlayer.extend`."""
         self.check_open()
         check_nodes(nodes, path)
         refused = {i: error for i, error in self._builder.refused(nodes).items() if isinstance(nodes[i], Gen)}
-        if refused:  # what they have may be of any type
+        if refused:  # parameters of refused nodes may have any type, and may not be serialisable
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
         self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
     def encode(self, asked: EncodeRequest) -> Future[NDArray[np.float32]]:
-        """Reads texts: float32 [N, width]."""
+        """Future of the numbers that an embedding or classification model computes for texts: float32 [N, width]."""
         self.check_open()
         encoder = self.encoder
         if encoder is None:
@@ -234,15 +237,15 @@ class CoreClient:
         return found
 
     def abort(self, rid: str) -> None:
-        """Ends the request of this name: see `Engine.abort`."""
+        """Aborts the request with the name `rid`: see `Engine.abort`."""
         self._check_process()
         self._requests.ticket(rid).abort()
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Makes a constraint ready, there and here: see `Engine.compile_grammar`."""
+        """Compiles a constraint in both processes: see `Engine.compile_grammar`."""
         self._check_generates()
         self.check_wait("compile_grammar")
-        from sglang_lite.runtime.structured_output.compiler import Compiler  # and a grammar engine
+        from sglang_lite.runtime.structured_output.compiler import Compiler  # imports a grammar engine
 
         with self._lock:
             if self._compiler is None:
@@ -258,37 +261,38 @@ class CoreClient:
         return compiled
 
     def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
-        """The token ids of a prompt. Raises ParameterError: the request could not be run."""
+        """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
         ids, params = self._builder.prompt_ids(asked.prompt), self._builder.resolved(asked.params)
         self._builder.output(asked.output_ids, len(self._builder.tokens(ids, params)), params)
         return ids
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """A sink with `flush` called after it: once for all events that come together."""
+        """Sink that also calls `flush`: once for all events that arrive in one frame."""
         return self._events.flushed(sink, flush)
 
-    # -------------------------------------------------------------------------------------- room for more
+    # ----------------------------------------------------------------------------------- waiting for room
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls back when there is room, as `OpenRequests.wait_for_room`."""
+        """Calls back when there is room for more requests: see `OpenRequests.wait_for_room`."""
         self._requests.wait_for_room(call, count, first=first)
 
     def leave(self, call: Callable[[], object]) -> None:
-        """Gives up room that was asked for, as `OpenRequests.leave`."""
+        """Withdraws a callback that waits for room: see `OpenRequests.leave`."""
         self._requests.leave(call)
 
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as there is room, as `OpenRequests.admitted`."""
+        """Submits as soon as there is room: see `OpenRequests.admitted`."""
         return self._requests.admitted(submit, count)
 
     def later(self, call: Callable[[], object]) -> None:
-        """Calls back on the reader's thread when it has read more. Takes no lock."""
+        """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._events.later(call)
 
-    # ----------------------------------------------------------------------------------- the engine itself
+    # --------------------------------------------------------------------------------- state of the engine
 
     def check_open(self) -> None:
-        """
+        """Checks that the engine accepts calls.
+
         Raises:
             EngineClosedError: the engine is closed, has died, or belongs to another process.
         """
@@ -297,9 +301,13 @@ class CoreClient:
             raise EngineClosedError(self._why_closed)
 
     def check_wait(self, name: str) -> None:
-        """
+        """Checks that the calling thread may wait for the engine.
+
+        Args:
+            name: name of the calling method, for messages.
+
         Raises:
-            BackendError: `name` would wait for the thread that it was called on.
+            BackendError: the method was called on the thread that reads the engine's events, and would wait for itself.
             EngineClosedError: as `check_open`.
         """
         self._check_process()
@@ -333,7 +341,7 @@ class CoreClient:
         return str(self._ask("stop_profile"))
 
     def flush_cache(self) -> int:
-        """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
         self.check_wait("flush_cache")
         return int(self._ask("flush_cache"))
 
@@ -343,10 +351,10 @@ class CoreClient:
         return dict(self._ask("stats"))
 
     def close(self, patience_s: float | None = None) -> None:
-        """Ends the process; in a forked copy nothing, as it is the other's.
+        """Ends the process. In a forked copy, only marks this object as closed: the process belongs to the original.
 
         Args:
-            patience_s: for a sink that has not returned; None for as long as it takes.
+            patience_s: seconds to wait for a sink that has not returned; None waits without limit.
         """
         if os.getpid() != self._home:
             self._closed, self._why_closed = True, "the engine is closed."
@@ -358,8 +366,8 @@ class CoreClient:
             self._events.reader.join(patience_s)
 
     def hang_up(self) -> None:
-        """Has the process end, and fail what is open. Waits for nothing and takes no lock: whoever collects garbage
-        calls it, whatever it holds."""
+        """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
+        may call it on a thread that holds any lock."""
         if os.getpid() == self._home and not self._closed:
             self._closed = True
             self._process.child.connection.close()
@@ -369,10 +377,10 @@ class CoreClient:
     def _begin(
         self, message: Submit | Score | Open | Play, entry: OpenEntry, counted: Callable[[], Callable[[Any], None]]
     ) -> None:
-        """Sends what will be told of until its last event.
+        """Registers and sends a submission, whose events follow until its last one.
 
         Args:
-            counted: counts it as open, and gives its sink.
+            counted: function that counts the submission as open, and returns its sink.
         """
         self._check_generates()
         data = frame([message])
@@ -383,7 +391,7 @@ class CoreClient:
             self._send_on(self._process, data)
 
     def send(self, message: Command) -> None:
-        """Sends what belongs to something open, unless that has ended; from a forked copy nothing."""
+        """Sends a message of an open submission, unless that has ended. Sends nothing from a forked copy."""
         if os.getpid() != self._home:
             return
         data = frame([message])
@@ -394,7 +402,7 @@ class CoreClient:
 
     @staticmethod
     def _send_on(process: EngineProcess, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended, and the reader tells everybody
+        with contextlib.suppress(OSError):  # the process has ended, and its reader fails all submissions
             process.child.connection.send(data)
 
     def _abort(self, number: int) -> None:
@@ -412,7 +420,7 @@ class CoreClient:
         return self._call(number, frame([Ask(number, what, path, constraint, dict(options))])).result()
 
     def _call(self, number: int, data: bytes) -> Future[Any]:
-        """Sends what is answered once."""
+        """Sends a frame with a call, and returns the future of its one answer."""
         with self._lock:
             self.check_open()
             future = self._events.ask(number, self._process)
@@ -426,14 +434,14 @@ class CoreClient:
     # ------------------------------------------------------------------------------------ the reader's thread
 
     def _read(self, process: EngineProcess) -> None:
-        """Takes what comes from a process, until it ends."""
+        """Reads the frames of a process until it ends, and then fails everything that is open in it."""
         problem = ""
         try:
             for content in process.child.connection.frames():
                 for message in reports(content):
                     self._take(message, process)
                 self._events.flush()
-        except Exception as error:  # whatever it is: who waits would wait for ever
+        except Exception as error:  # any error: callers would otherwise wait for ever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
         wanted = self._closed
@@ -447,7 +455,7 @@ class CoreClient:
             self._events.fail(process, process.failure)
         else:
             self._died(process, f"the engine's process {problem}{ended}")
-        if threading.current_thread() is self._events.reader:  # and none has been started after it
+        if threading.current_thread() is self._events.reader:  # and not a later one, of a restarted process
             switch_interval.restore()
 
     def _take(self, message: Report, process: EngineProcess) -> None:
@@ -457,7 +465,7 @@ class CoreClient:
             case AskReply():
                 self._events.answer(message)
             case Log():
-                with contextlib.suppress(Exception):  # the caller's handlers
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case Progress():
                 process.bar = startup_messages.moved(process.bar, message.done, message.total, self.config.log_level)
@@ -468,12 +476,13 @@ class CoreClient:
                 process.child.connection.close()
 
     def _died(self, process: EngineProcess, why: str) -> None:
-        """Fails what was open in a process that has ended by itself, and starts another one if that is wanted."""
-        with contextlib.suppress(Exception):  # the caller's handlers
+        """Fails everything that was open in a process that has died, and starts another process if the settings allow
+        this."""
+        with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
         with self._lock:
             self._why_closed = why
-            ran = process.ready.done() or self._starts  # it, or the one that it was to stand in for
+            ran = process.ready.done() or self._starts  # this process, or the one that it replaced
             if not (self.config.restart and ran and self._may_restart()):
                 self._closed = True
             else:
@@ -488,16 +497,16 @@ class CoreClient:
         return len(self._starts) <= MOST_RESTARTS
 
     def _restart(self) -> None:
-        """Starts another process, with the weights that ran last; what comes meanwhile waits for it."""
+        """Starts another process with the weights that were loaded last. New submissions wait until it is ready."""
         try:
             self._process = EngineProcess(self.config, self._path)
             self._listen()
-        except Exception as error:  # whatever it is: what was open must hear of it
+        except Exception as error:  # any error: open submissions must still be failed
             self._closed, self._why_closed = True, f"{self._why_closed} It could not be started again: {error}"
 
 
 class _OpenProgram:
-    """A program that is open in the engine's process: see `Player`."""
+    """Program that is open in the engine's process: see `ProgramPlayer`."""
 
     def __init__(self, core: CoreClient, number: int) -> None:
         self._core, self._number = core, number
@@ -516,7 +525,7 @@ class _OpenProgram:
 
 
 def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
-    """Specification of a model that reads texts, and any model's tokenizer."""
+    """Specification of an embedding or classification model (None for other models), and the tokenizer of any model."""
     if is_encoder(path):
         spec = encoder_spec(path)
         return spec, encoder_tokenizer(path, spec)
@@ -525,7 +534,7 @@ def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Token
 
 def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
     error = answer.exception()
-    with contextlib.suppress(InvalidStateError):  # it was cancelled
+    with contextlib.suppress(InvalidStateError):  # the future was cancelled
         if error is not None:
             found.set_exception(error)
         else:
@@ -533,15 +542,15 @@ def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[b
 
 
 def _without_params(node: Node) -> Gen:
-    """A generation that stands for one that is refused."""
+    """Generation without parameters, which takes the place of a refused one."""
     return Gen(node.name if isinstance(node, Gen) else None, where=node.where)
 
 
 def _name_of(processor: LogitProcessor) -> str:
-    """The name by which the engine's process finds a logit processor.
+    """Name by which the engine's process can import a logit processor, as "module:name".
 
     Raises:
-        ParameterError: it has none.
+        ParameterError: the processor can't be imported by name.
     """
     module, name = getattr(processor, "__module__", None), getattr(processor, "__qualname__", "")
     found: Any = sys.modules.get(module or "")
@@ -564,4 +573,4 @@ def _end_all() -> None:
     for core in running:
         core.hang_up()
     for core in running:
-        core.close(2 * spawned_process.PATIENCE_S)  # for a sink
+        core.close(2 * spawned_process.PATIENCE_S)  # waits for a sink that has not returned

@@ -1,6 +1,7 @@
-"""`Engine.encode`, `score_pairs`, `classify` and `reward`: the calls of models that read texts and generate none.
+"""`Engine.encode`, `score_pairs`, `classify` and `reward`: calls of models that embed or classify texts and generate
+none.
 
-numpy is imported where it is used, as an engine's process is started before that.
+numpy is imported inside functions, because an engine's process is started before numpy is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from sglang_lite.engine.engine import Engine
 
-_TEXTS = 4096  # that cross to the engine's process at a time
+_TEXTS = 4096  # most texts in one message to the engine's process
 Texts: TypeAlias = str | Sequence[int] | Sequence[str | Sequence[int]]  # one or several, each a text or token ids
 
 
@@ -33,22 +34,23 @@ def encode(
     prompt_name: str | None = None,
     truncate: bool = False,
 ) -> Any:  # a dictionary, or a list of them: by the shape of the prompt
-    """Embeddings of texts, as the model's folder says how they are made (mean, first or last token; normalised).
+    """Embeddings of texts, pooled and normalised as the model's folder specifies (mean, first or last token).
 
     Args:
-        prompt: a text, or several; token ids in place of a text are read as they are.
-        dimensions: the first numbers of each vector alone, normalised again where the model normalises; None for all.
-            For models that were trained so ("Matryoshka").
-        prompt_name: of the folder's prompts (`config_sentence_transformers.json`): that one goes before each text, an
-            instruction mostly. None for its default one, which most folders have not.
-        truncate: cut texts that are longer than the model reads, instead of refusing them.
+        prompt: a text, or several; token ids in place of a text are used unchanged.
+        dimensions: number of leading components of each vector to keep, normalised again if the model normalises; None
+            keeps all. For models that were trained for this ("Matryoshka").
+        prompt_name: name of one of the folder's prompts (`config_sentence_transformers.json`), which is put before each
+            text, usually an instruction. None uses the folder's default prompt, if any.
+        truncate: whether to cut texts that are longer than the model's context, instead of refusing them.
 
     Returns:
-        As SGLang's: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of them for a list.
+        SGLang's form: a dictionary with `embedding` (a list of floats) and `meta_info`; a list of dictionaries for a
+        list.
 
     Raises:
-        CapabilityError: the model gives no embeddings.
-        ParameterError: no texts; one is empty or too long; more dimensions than the model has.
+        CapabilityError: the model doesn't compute embeddings.
+        ParameterError: the list is empty, a text is empty or too long, or `dimensions` exceeds the model's.
         EngineClosedError: the engine is closed.
     """
     return encoded(self, prompt, dimensions, prompt_name=prompt_name, truncate=truncate)
@@ -62,16 +64,17 @@ def encoded(
     prompt_name: str | None = None,
     truncate: bool = False,
     field: str = "prompt",
-) -> Any:  # as `encode`'s
-    """`encode`, where the caller calls its prompt something else."""
+) -> Any:  # as of `encode`
+    """Embeddings in the form of `encode`, with the caller's own name (`field`) of the prompt in messages."""
     texts, single = _several(prompt)
     started = time.perf_counter()
     found = embeddings(engine, texts, dimensions, prompt_name=prompt_name, truncate=truncate, field=field)
     return _native(*found, time.perf_counter() - started, single=single)
 
 
-def rewarded(engine: Engine, prompt: Texts, *, truncate: bool = False, field: str = "prompt") -> Any:  # as `encode`'s
-    """`reward` in the shape of `encode`, which is SGLang's: a text's numbers stand in place of its vector."""
+def rewarded(engine: Engine, prompt: Texts, *, truncate: bool = False, field: str = "prompt") -> Any:  # as of `encode`
+    """Results of `reward` in the form of `encode`, as SGLang returns them: the numbers of a text take the place of its
+    vector."""
     texts, single = _several(prompt)
     started = time.perf_counter()
     found = label_numbers(engine, texts, plain=True, truncate=truncate, field=field)
@@ -101,13 +104,13 @@ def embeddings(
     truncate: bool = False,
     field: str = "prompt",
 ) -> tuple[NDArray[np.float32], list[int]]:
-    """float32 [N, dimensions] of texts, and the tokens of each.
+    """Embeddings of texts, float32 [N, dimensions], and the number of tokens of each text.
 
     Args:
-        field: what the caller calls the texts, for messages.
+        field: the caller's name of the texts, for messages.
 
     Raises:
-        As `encode`.
+        CapabilityError, ParameterError, EngineClosedError: as `encode`.
     """
     import numpy as np
 
@@ -129,16 +132,16 @@ def embeddings(
 
 
 def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[float]:
-    """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or as the model gives
-    them where its config says so.
+    """Scores of pairs of texts (a query and a document) by a cross-encoder: between 0 and 1, or unbounded if the
+    model's config disables the sigmoid.
 
     Args:
-        pairs: at least one.
-        truncate: cut pairs that are longer than the model reads, the longer text of each first.
+        pairs: pairs of texts, at least one.
+        truncate: whether to cut pairs that are longer than the model's context, the longer text of each first.
 
     Raises:
-        CapabilityError: the model gives no single score.
-        ParameterError: no pairs; a text is empty, or a pair too long.
+        CapabilityError: the model doesn't compute a single score.
+        ParameterError: the list is empty, a text is empty, or a pair is too long.
         EngineClosedError: the engine is closed.
     """
     scores: list[float] = pair_scores(self, pairs, truncate=truncate)[0].tolist()
@@ -148,7 +151,7 @@ def score_pairs(self: Engine, pairs: Sequence[tuple[str, str]], *, truncate: boo
 def pair_scores(
     engine: Engine, pairs: Sequence[tuple[str, str]], *, truncate: bool = False, field: str = "pairs"
 ) -> tuple[NDArray[np.float32], list[int]]:
-    """float32 [N] scores of pairs, and the tokens of each. Raises as `score_pairs`."""
+    """Scores of pairs, float32 [N], and the number of tokens of each pair. Raises the errors of `score_pairs`."""
     classifier = _classifier(engine)
     _check_several(pairs, field)
     if len(classifier.labels) > 1:
@@ -160,15 +163,15 @@ def pair_scores(
     return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
 
 
-def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as `encode`'s
+def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
     """Probabilities of a classifier's labels.
 
     Args:
         prompt, truncate: as of `encode`.
 
     Returns:
-        A dictionary with `label` (the likeliest) and `probs` (by label); a list of them for a list. Where labels don't
-        exclude each other, each probability is its own.
+        A dictionary with `label` (the most likely one) and `probs` (probability by label); a list of dictionaries for a
+        list. The probabilities of a multi-label classifier are independent and need not add up to 1.
 
     Raises:
         CapabilityError: the model has no labels.
@@ -179,19 +182,19 @@ def classify(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # 
     return found[0] if single else found
 
 
-def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as `encode`'s
-    """Numbers of a reward model, as it gives them: no sigmoid, no softmax.
+def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as of `encode`
+    """Raw outputs of a reward model, without sigmoid or softmax.
 
     Args:
-        prompt: a conversation as the model's chat template writes it, or several. In a text the template's special
-            tokens are text like any other: `engine.tokenizer.encode(text)` gives ids in which they are tokens.
+        prompt: a conversation rendered by the model's chat template, or several. Special tokens that a text spells are
+            encoded as ordinary text; `engine.tokenizer.encode(text)` returns ids in which they are tokens.
         truncate: as of `encode`.
 
     Returns:
-        A number, or for a model of several labels a list of them; a list of those for several conversations.
+        A number, or a list of numbers if the model has several labels; a list of these for several conversations.
 
     Raises:
-        CapabilityError: the model gives embeddings.
+        CapabilityError: the model computes embeddings.
         ParameterError, EngineClosedError: as `encode`.
     """
     texts, single = _several(prompt)
@@ -203,7 +206,7 @@ def reward(self: Engine, prompt: Texts, *, truncate: bool = False) -> Any:  # as
 def classes(
     engine: Engine, texts: Sequence[Readable], *, truncate: bool = False, field: str = "prompt"
 ) -> tuple[list[dict[str, Json]], list[int]]:
-    """Labels of texts as `classify` gives them, and the tokens of each text."""
+    """Labels of texts in the form of `classify`, and the number of tokens of each text."""
     shares, tokens = label_numbers(engine, texts, plain=False, truncate=truncate, field=field)
     labels = _classifier(engine).labels
     return [{"label": labels[int(row.argmax())], "probs": dict(zip(labels, row.tolist()))} for row in shares], tokens
@@ -212,13 +215,13 @@ def classes(
 def label_numbers(
     engine: Engine, texts: Sequence[Readable], *, plain: bool, truncate: bool = False, field: str = "prompt"
 ) -> tuple[NDArray[np.float32], list[int]]:
-    """float32 [N, labels]: numbers of texts by label, and the tokens of each text.
+    """Outputs of a classifier for texts, float32 [N, labels], and the number of tokens of each text.
 
     Args:
-        plain: as the model gives them (`reward`); else as probabilities (`classify`).
+        plain: whether to return raw outputs (`reward`) instead of probabilities (`classify`).
 
     Raises:
-        As `reward`.
+        CapabilityError, ParameterError, EngineClosedError: as `reward`.
     """
     import numpy as np
 
@@ -233,7 +236,7 @@ def label_numbers(
 
 
 def _several(prompt: Texts) -> tuple[Any, bool]:
-    """The texts of a prompt, each a text or ids, and whether it is one alone."""
+    """Texts of a prompt, each a text or token ids, and True if the prompt is a single text."""
     single = isinstance(prompt, str) or are_ids(prompt)
     if not single:
         _check_several(prompt, "prompt")
@@ -241,7 +244,7 @@ def _several(prompt: Texts) -> tuple[Any, bool]:
 
 
 def _check_several(given: object, field: str) -> None:
-    """Raises ParameterError: neither a list nor anything like it."""
+    """Raises ParameterError if a value isn't a sequence of texts."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ParameterError(field, f"{type(given).__name__} is no list.")
 
@@ -263,7 +266,7 @@ def _classifier(engine: Engine) -> Classifier:
 def _read(
     engine: Engine, texts: Sequence[Readable], *, truncate: bool, field: str, prompt: str = ""
 ) -> tuple[NDArray[np.float32], list[int]]:
-    """The numbers of texts or pairs: float32 [N, width], and the tokens of each."""
+    """Outputs of the model for texts or pairs, float32 [N, width], and the number of tokens of each."""
     import numpy as np
 
     engine.core.check_wait("encode")

@@ -1,4 +1,4 @@
-"""The engine: a model, ready to run, behind calls that any thread may make and that may wait for their result."""
+"""The engine: a loaded model behind thread-safe calls, some of which wait for their result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Engine:
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
-        **config: Any,  # EngineConfig's fields: `takes_fields` gives them their types
+        **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds
     ) -> None:
         if model is not None:
             config["model"] = os.fspath(model)
@@ -87,8 +87,8 @@ class Engine:
         startup_messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as the constructor's
-        """An engine around a model that is already there, in this process."""
+    def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as of the constructor
+        """Engine in this process around a model that is already loaded."""
         from sglang_lite.runtime.core import engine_thread
 
         settings = EngineConfig.make(**{**config, "in_process": True})
@@ -121,7 +121,7 @@ class Engine:
 
     @property
     def context_length(self) -> int:
-        """The longest sequence that the model and its settings allow, in tokens."""
+        """Longest sequence that the model and the engine's settings allow, in tokens."""
         return self.core.capacity.context_length
 
     # --------------------------------------------------------------------------------------- one request
@@ -145,24 +145,26 @@ class Engine:
 
         Args:
             prompt: spans, text, or token ids.
-            params: UNSET fields take the engine's defaults.
-            constraint: what the output must be.
-            sink: called on the engine's thread with each Delta (if `stream`), then with the Generation or an SglError:
-                once, or `n` times for `n` samples. It must not block.
-            flush: called on the engine's thread after sinks were called, once for all events of a step: to wake who
-                waits for them.
-            namespace: requests of different namespaces never share cached prefixes.
-            priority: higher ones first, where the engine's policy is "priority".
-            logit_processor: `(token_ids, logits) -> logits`, with the ids so far and float32 logits [vocab_size] that
-                it may change. Called for every token on the engine's thread, so all requests wait for it: slow.
-            rid: a name for `abort`, which no other request may have at the time.
-            output_ids: the first ids of the output, which an earlier stream of the same request has brought. They count
+            params: sampling parameters; UNSET fields take the engine's defaults.
+            constraint: constraint that the output must satisfy.
+            sink: function called on the engine's thread with each Delta (if `stream`), then with the Generation or an
+                SglError: once, or `n` times for `n` samples. It must not block.
+            flush: function called on the engine's thread after sinks, once for all events of a step: to wake a thread
+                or event loop that waits for them.
+            namespace: name of a part of the prefix cache: requests of different namespaces never share cached prefixes.
+            priority: rank of the request; higher ones run first, if the engine's policy is "priority".
+            logit_processor: function `(token_ids, logits) -> logits`, called with the ids so far and float32 logits
+                [vocab_size], which it may change in place. Slow: it is called for every token on the engine's thread,
+                so all requests wait for it.
+            rid: name of the request for `abort`, unique among open requests.
+            output_ids: first ids of the output, which an earlier stream of the same request has delivered. They count
                 as output in everything (positions of draws, penalties, limits, stops, grammar, usage), so with the same
-                seed the rest is what that stream would have brought. The first Delta is what was given; the Generation
-                is the whole, but for `output_logprobs`, which begin behind the given ids (`meta["continued_from"]`).
+                seed the output continues as that stream would have. The first Delta repeats the given ids; the
+                Generation has the complete output, except for `output_logprobs`, which begin after the given ids
+                (`meta["continued_from"]`).
 
         Raises:
-            ParameterError: a bad parameter, or a prompt that does not fit.
+            ParameterError: a parameter is invalid, or the prompt doesn't fit.
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
@@ -188,15 +190,15 @@ class Engine:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
 
         Raises:
-            SglError: as `submit`; but OverloadedError only where there never will be room.
+            SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
         """
         return self.core.admitted(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Makes a constraint ready. May take long.
+        """Compiles a constraint, so that later requests find it ready. May take seconds.
 
         Raises:
-            ConstraintError: it can't be enforced.
+            ConstraintError: the constraint can't be enforced.
             EngineClosedError: the engine is closed.
         """
         return self.core.compile_grammar(constraint)
@@ -216,9 +218,10 @@ class Engine:
         """Scores every choice as a continuation of the prompt: all in one batched forward over the shared prefix.
 
         Args:
-            choices: at least one. With an empty one all are scored with the prompt's last token before them.
-            unconditional: score them without the prompt, too.
-            sink: called once, on the engine's thread.
+            choices: texts to score, at least one. If one of them is empty, all are scored together with the prompt's
+                last token.
+            unconditional: whether to score the choices without the prompt, too.
+            sink: function called once, on the engine's thread, with the Selection or an SglError.
             flush: as of `submit`.
 
         Raises:
@@ -245,19 +248,20 @@ class Engine:
         priority: int = 0,
     ) -> OpenProgram:
         """Opens a program, to which nodes are added while it is played: at the end of a generation the next text is
-        appended and its row continues in its slot. With nothing to play it holds no slot and no room.
+        appended, and its row continues in its slot. A program with nothing to play holds no slot and doesn't count as
+        open.
 
         Args:
-            sink: called on the engine's thread with what each node brings (Played; of one that failed, its SglError,
-                and nothing more of its branch), and when the program was closed and all is played with a ProgramResult
-                or the SglError of its main branch. It must not block.
+            sink: function called on the engine's thread with the result of each node (Played; if a node failed, with
+                its SglError, and with no further node of its branch), and, once the program is closed and everything is
+                played, with a ProgramResult or the SglError of the main branch. It must not block.
             flush: as of `submit`.
-            stream: deltas are wanted, too.
-            priority: of all its requests; higher ones first, where the engine's policy is "priority".
+            stream: whether to send deltas, too.
+            priority: rank of all requests of the program; higher ones run first, if the engine's policy is "priority".
 
         Raises:
             EngineClosedError: the engine is closed.
-            ParameterError: a priority, where the engine's policy is another.
+            ParameterError: a priority was given, and the engine's policy isn't "priority".
         """
         sink = self.core.flushed(sink, flush)
         return self.core.open_program(sink, stream=stream, namespace=namespace, priority=priority)
@@ -273,7 +277,7 @@ class Engine:
         namespace: str = "",
         priority: int = 0,
     ) -> Ticket:
-        """Plays a program that is whole.
+        """Plays a complete program.
 
         Args:
             sink, flush, stream, priority: as of `open_program`.
@@ -285,7 +289,7 @@ class Engine:
         return self.core.run_program(ProgramRequest(prompt, program, stream, namespace, priority), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
-        """Plays a program as `run_program` does, and waits for the result."""
+        """Plays a program as `run_program` does, and waits for its result and the events of its nodes."""
         self.core.check_wait("play")
         played: list[Played] = []
         future: Future[ProgramResult] = Future()
@@ -303,15 +307,15 @@ class Engine:
     async_score = sglang_score.async_score
 
     def abort(self, rid: str) -> None:
-        """Ends the request of this name with RequestAbortedError, which has the result up to there (`partial`). A call
-        of `generate` that waits for it returns that, with a `finish_reason` of type "abort".
+        """Ends the request with this name with RequestAbortedError, whose `partial` is the result up to then. A call of
+        `generate` that waits for the request returns that result, with a `finish_reason` of type "abort".
 
         Raises:
-            ParameterError: no request that is waiting or running has this name.
+            ParameterError: no waiting or running request has this name.
         """
         self.core.abort(rid)
 
-    # ------------------------------------------------------------------------------- models that read texts
+    # ------------------------------------------------------------------------- embedding and classification
 
     encode = embedding.encode
     score_pairs = embedding.score_pairs
@@ -320,7 +324,7 @@ class Engine:
     reward = embedding.reward
 
     def get_model_info(self) -> dict[str, object]:
-        """Description of the model that runs."""
+        """Description of the loaded model, with SGLang's keys."""
         return {
             "model_path": self.config.model,
             "served_model_name": self.model_name,
@@ -333,7 +337,7 @@ class Engine:
         }
 
     def get_server_info(self) -> dict[str, object]:
-        """The settings, the model's limits, and `stats`."""
+        """Settings of the engine, limits of the model, and `stats`, with SGLang's keys."""
         return {
             **asdict(self.config),
             **asdict(self.core.capacity.sizes),
@@ -345,26 +349,27 @@ class Engine:
             "internal_states": [self.stats()],
         }
 
-    # ------------------------------------------------------------------------------------------ the engine
+    # --------------------------------------------------------------------------------- state of the engine
 
     def update_weights(self, path: str, weight_version: str | None = None) -> None:
         """Replaces the weights by those of another checkpoint of the same architecture, between two steps.
 
-        Nothing that was computed with the old ones is read again: cached prefixes are dropped, and requests that are
-        running are computed anew up to where they are. No step runs meanwhile, and both sets are in memory at once.
+        No result of the old weights is used again: cached prefixes are dropped, and running requests are recomputed up
+        to their current position. No step runs during the update, and both sets of weights are in memory at once.
 
         Args:
-            path: as EngineConfig's `model`.
-            weight_version: a name for them; None keeps the one that there is.
+            path: folder or name of the checkpoint, as EngineConfig's `model`.
+            weight_version: name of the new weights; None keeps the current name.
 
         Raises:
-            ParameterError: the name is no text.
-            ModelError: it can't be read, or is another architecture; the engine continues as it was.
+            ParameterError: the name isn't a string.
+            ModelError: the checkpoint can't be read, or has another architecture; the engine continues with the old
+                weights.
         """
         self.core.update_weights(path, weight_version)
 
     def chat_template(self) -> JinjaTemplate | None:
-        """The model's own chat template, or the one the engine was given; None where there is none."""
+        """Chat template that the engine was given, or else the model's own one; None if there is neither."""
         source = self.config.chat_template
         if source is None:
             source = self.tokenizer.chat_template
@@ -381,15 +386,15 @@ class Engine:
         self, output_dir: str | os.PathLike[str], *, with_stack: bool = False, record_shapes: bool = False
     ) -> None:
         """Starts a profile of the engine's steps (torch's profiler), with spans for each step, its prefill, decode and
-        masks; on a GPU as NVTX ranges, too. Steps are slower while it is taken, and its size grows with them.
+        masks; on a GPU as NVTX ranges, too. Steps are slower during a profile, and its size grows with their number.
 
         Args:
-            output_dir: folder that takes the trace; it is made where there is none.
-            with_stack: with the lines of Python.
-            record_shapes: with the shapes of operands.
+            output_dir: folder for the trace; created if missing.
+            with_stack: whether to record Python's stacks.
+            record_shapes: whether to record the shapes of operands.
 
         Raises:
-            ParameterError: one is being taken, or the folder can't be written.
+            ParameterError: a profile is running already, or the folder can't be written.
         """
         folder = os.path.abspath(output_dir)
         self.core.start_profile(folder, with_stack=with_stack, record_shapes=record_shapes)
@@ -398,26 +403,25 @@ class Engine:
         """Ends the profile, and returns the path of its trace, which chrome://tracing and Perfetto show.
 
         Raises:
-            ParameterError: none is being taken.
+            ParameterError: no profile is running.
         """
         return self.core.stop_profile()
 
     def flush_cache(self) -> int:
-        """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
         return self.core.flush_cache()
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: requests waiting and running, tokens cached and free, steps, what was
-        asked for so far (requests and selections by themselves, programs, and how often those were extended),
-        constraints compiled, found compiled, and of those to be compiled found on disk; and of the last 4,096 steps
-        with grammars median, 99th percentile and maximum of the seconds that their masks took, and that the device
-        waited for them (one such step of eight; on a CPU each step); and rows that continued a step later, as their
-        masks took too long."""
+        """Counts, taken between two steps: requests waiting and running; tokens cached and free; steps; calls so far
+        (requests and selections, programs, and extensions of programs); constraints compiled, found compiled, and found
+        on disk. For the last 4,096 steps with grammars: median, 99th percentile and maximum of the seconds that their
+        masks took and that the device waited for masks (measured in one step of eight; on a CPU in every step). And the
+        number of rows that were postponed by a step because their masks took too long."""
         return self.core.stats()
 
     def close(self) -> None:
-        """Stops the engine and gives its memory back; requests that have not ended fail with EngineClosedError. May be
-        called again. An engine that nobody refers to any more is closed, too."""
+        """Stops the engine and frees its memory; requests that have not ended fail with EngineClosedError. May be
+        called again. An engine without references is closed, too."""
         self.core.close()
 
     shutdown = close
@@ -430,17 +434,17 @@ class Engine:
 
 
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
-    """The core of an engine, which ends when nobody refers to the engine any more."""
+    """Core for an engine, ended when the engine is garbage-collected."""
     if not config.in_process and os.name != "posix":
         startup_messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
         config = replace(config, in_process=True)
     if config.in_process:
-        from sglang_lite.runtime.core import engine_thread  # and torch
+        from sglang_lite.runtime.core import engine_thread  # imports torch
         from sglang_lite.runtime.load import load
 
         return engine_thread.start(engine, config, lambda: load(config, path))
     process = EngineProcess(config, path)
-    from sglang_lite.engine.core_client import CoreClient  # while that starts
+    from sglang_lite.engine.core_client import CoreClient  # while the process starts
 
     core = CoreClient(config, path, process)
     weakref.finalize(engine, core.hang_up).atexit = False
@@ -448,7 +452,7 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
 
 
 def _result(future: Future[T], ticket: Ticket) -> T:
-    """The result of what was submitted, which ends when its caller is interrupted."""
+    """Result of a submission, which is aborted if the waiting thread is interrupted."""
     try:
         return future.result()
     except KeyboardInterrupt:
@@ -456,8 +460,8 @@ def _result(future: Future[T], ticket: Ticket) -> T:
         raise
 
 
-def _into(future: Future[Any]) -> Callable[[Any], None]:  # of each kind of result, with its own last event
-    """A sink that settles a future with the last event."""
+def _into(future: Future[Any]) -> Callable[[Any], None]:  # each kind of result has its own last event
+    """Sink that settles a future with the last event."""
 
     def sink(event: object) -> None:
         if isinstance(event, SglError):

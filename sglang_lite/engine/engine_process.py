@@ -1,4 +1,4 @@
-"""The process that an engine runs in, as its handle knows it. Light: it is started before all else is imported."""
+"""Process of an engine, as its handle sees it. Imports little: the process is started before the rest is imported."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sglang_lite.runtime.config import EngineConfig
 
 
 class EngineProcess:
-    """
+    """Process that loads and runs an engine.
+
     Args:
-        config: of the engine.
-        path: of its model.
+        config: settings of the engine.
+        path: folder of the model.
 
     Attributes:
-        child: the process.
-        ready: what the engine says when it runs.
-        failure: why it could not be started.
-        bar: of tqdm, while it loads.
+        child: the spawned process.
+        ready: future of the message that the engine sends when it runs.
+        failure: error that kept the engine from starting, or None.
+        bar: tqdm's progress bar while the model loads.
 
     Raises:
         BackendError: the process can't be started.
@@ -40,5 +41,5 @@ class EngineProcess:
         self.ready: Future[Ready] = Future()
         self.failure: SglError | None = None
         self.bar: Any = None
-        with contextlib.suppress(OSError):  # it has ended, and whoever reads from it hears of that
+        with contextlib.suppress(OSError):  # the process has ended already, and its reader notices that
             self.child.connection.send(start)

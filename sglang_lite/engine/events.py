@@ -1,4 +1,4 @@
-"""Submissions that are open at an engine's process, and the sinks that are told of them."""
+"""Submissions that are open in an engine's process, and delivery of their events to sinks."""
 
 from __future__ import annotations
 
@@ -27,48 +27,50 @@ class OpenEntry:
     __slots__ = ("cached", "failed", "last", "process", "sink")
 
     def __init__(self, last: int = 1) -> None:
-        self.last, self.cached = last, -1  # events that end it; tokens of its prompt that were found in the cache
-        self.failed = False  # its sink has, and hears no more of it than its end
+        self.last, self.cached = last, -1  # last events to come; cached tokens of the prompt (-1: unknown)
+        self.failed = False  # True if the sink has raised: it is then called with last events only
         self.sink: Callable[[Any], None]
         self.process: EngineProcess
 
 
 class Events:
-    """
+    """Open submissions and unanswered calls of an engine's process, by number.
+
     Args:
-        abort: ends a submission by its number.
+        abort: function that aborts a submission by its number.
 
     Attributes:
-        lock: of what is open and of what is sent: whole frames, in the order of their numbers.
-        reader: the thread that tells.
+        lock: lock of the open submissions and of sending, so that frames are sent whole and in the order of their
+            numbers.
+        reader: thread that calls the sinks.
     """
 
     def __init__(self, abort: Callable[[int], object]) -> None:
         self._abort = abort
         self.lock = threading.Lock()
-        self.reader = threading.current_thread()  # until there is one
+        self.reader = threading.current_thread()  # until the reader's thread exists
         self._open: dict[int, OpenEntry] = {}
         self._asked: dict[int, tuple[EngineProcess, Future[Any]]] = {}
-        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the frame, in this order
+        self._flushes: dict[Callable[[], object], None] = {}  # in call order; called after each frame, each once
         self._late: deque[Callable[[], object]] = deque()
 
-    # ------------------------------------------------------------------------------------------ any thread
+    # -------------------------------------------------------------------------------- called on any thread
 
     def add(self, number: int, entry: OpenEntry) -> None:
-        """Opens a submission. Under the lock."""
+        """Registers a submission. The caller holds `lock`."""
         self._open[number] = entry
 
     def get(self, number: int) -> OpenEntry | None:
         return self._open.get(number)
 
     def ask(self, number: int, process: EngineProcess) -> Future[Json]:
-        """The future of a call that a process will answer. Under the lock."""
+        """Future of a call that the process will answer. The caller holds `lock`."""
         future: Future[Any] = Future()
         self._asked[number] = (process, future)
         return future
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """A sink with `flush` called after it: once for all events that come together."""
+        """Sink that also calls `flush`: once for all events that arrive in one frame."""
 
         def tell(event: E) -> None:
             sink(event)
@@ -82,13 +84,13 @@ class Events:
         return tell
 
     def later(self, call: Callable[[], object]) -> None:
-        """Calls back on the reader's thread when it has read more. Takes no lock."""
+        """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._late.append(call)
 
-    # ------------------------------------------------------------------------------------ the reader's thread
+    # -------------------------------------------------------------------------- called on the reader's thread
 
     def answer(self, message: AskReply) -> None:
-        """Gives a call its answer."""
+        """Completes the future of a call."""
         _, future = self._asked.pop(message.id)
         if message.failure is None:
             future.set_result(message.value)
@@ -96,11 +98,11 @@ class Events:
             future.set_exception(error_of(message.failure))
 
     def tell(self, message: RequestEvent) -> None:
-        """Hands an event to the sink of its submission."""
+        """Passes an event to the sink of its submission."""
         entry = self._open.get(message.id)
-        if entry is None:  # it was aborted, or its sink has failed
+        if entry is None:  # the submission was aborted, or its sink has failed
             _, future = self._asked.pop(message.id, (None, None))
-            if future is not None and isinstance(message.event, Failure):  # a call that could not be read
+            if future is not None and isinstance(message.event, Failure):  # the call could not be decoded
                 future.set_exception(error_of(message.event))
             return
         entry.cached = max(entry.cached, message.cached)
@@ -121,8 +123,8 @@ class Events:
         for _ in range(times):
             try:
                 entry.sink(event)
-            except Exception:  # the caller's code, whose request alone ends
-                with contextlib.suppress(Exception):  # the caller's handlers
+            except Exception:  # the caller's code: only its own request ends
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logger.exception("the sink of request %d failed", message.id)
                 entry.failed = True
                 self._abort(message.id)
@@ -130,32 +132,32 @@ class Events:
             self._end(message.id)
 
     def _end(self, number: int) -> None:
-        """Forgets what has ended."""
+        """Forgets a submission that has ended."""
         with self.lock:
             found = self._open.pop(number, None)
-        del found  # without the lock: what it refers to may end with it, and send
+        del found  # without the lock: destructors of what the entry refers to may send
 
     def flush(self) -> None:
-        """Wakes who was told something, and calls what was put off."""
+        """Calls the flushes of the sinks that were called since the last time, and the callbacks of `later`."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
             try:
                 flush()
-            except Exception:  # an event loop that was closed, say
-                with contextlib.suppress(Exception):  # the caller's handlers
+            except Exception:  # an event loop that was closed, for example
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logger.exception("the reader of an engine's events could not be woken")
         while self._late:
             try:
                 self._late.popleft()()
             except Exception:
-                with contextlib.suppress(Exception):  # the caller's handlers
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logger.exception("a stream that nobody reads could not be ended")
 
     def fail(self, process: EngineProcess, error: SglError) -> None:
-        """Tells everybody who waits for a process that has ended."""
+        """Fails all submissions and calls of a process that has ended."""
         if not process.ready.done():
             process.ready.set_exception(copy(error))
-        with self.lock:  # so that nothing is being sent to it any more
+        with self.lock:  # nothing is being sent to the process from here on
             asked = [self._asked.pop(number) for number, (of, _) in list(self._asked.items()) if of is process]
             ended = [self._open.pop(number) for number, entry in list(self._open.items()) if entry.process is process]
         for _, future in asked:

@@ -1,9 +1,9 @@
-"""Messages between an engine's handle and its process, and the frames that they cross in.
+"""Messages between an engine's handle and its process, and the frames that carry them.
 
 A frame is the length of its content (4 bytes, big-endian), then the content: a list of messages in msgpack, at most
-`MOST_BYTES`. The records in them are those of `sglang_lite.wire`, and look as they do there. Both ends are one
-installation, and one has started the other: the content is typed and bounded, but not scanned as what strangers send
-is. Nothing is unpickled.
+`MOST_BYTES`. Records in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
+started the other: the content is checked for types and size, but not scanned like data from strangers. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ HEADER: Final = 4  # bytes
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True):
-    """A message: as data a list, its type's name first."""
+    """Message of a frame, encoded as a list that begins with the tag of its type."""
 
 
-# ------------------------------------------------------------------------------------------ to the engine
+# --------------------------------------------------------------------------------- messages to the engine
 
 
 class Start(_Message, frozen=True, tag="start"):
-    """The first message: a config's fields, and where its model is. `id` is 0."""
+    """First message to the process: the fields of an EngineConfig and the folder of its model. `id` is 0."""
 
     id: int
     config: dict[str, Any]
     model_path: str
-    handle: int  # the process of the handle
+    handle: int  # process id of the handle
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """A generation: `Engine.submit`. `ids` and `output_ids` are int32, `processor` is "module:name"."""
+    """Generation: see `Engine.submit`. `ids` and `output_ids` are int32 token ids; `processor` is "module:name"."""
 
     id: int
     ids: bytes
@@ -55,7 +55,7 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Score(_Message, frozen=True, tag="score"):
-    """Choices to be scored: `Engine.submit_select`."""
+    """Choices to score: see `Engine.submit_select`."""
 
     id: int
     prompt: Prompt | str
@@ -65,7 +65,8 @@ class Score(_Message, frozen=True, tag="score"):
 
 
 class Encode(_Message, frozen=True, tag="encode"):
-    """Texts to be read: `Core.encode`. All are int32. It is answered once."""
+    """Texts to embed or classify: see `Core.encode`. All fields but `id` are int32 arrays. Answered by one
+    `AskReply`."""
 
     id: int
     ids: bytes
@@ -74,7 +75,7 @@ class Encode(_Message, frozen=True, tag="encode"):
 
 
 class Open(_Message, frozen=True, tag="open"):
-    """A program that will grow: `Engine.open_program`."""
+    """Start of a program that will be extended: see `Engine.open_program`."""
 
     id: int
     stream: bool
@@ -83,7 +84,7 @@ class Open(_Message, frozen=True, tag="open"):
 
 
 class Play(_Message, frozen=True, tag="play"):
-    """A program that is whole: `Engine.run_program`."""
+    """Complete program: see `Engine.run_program`."""
 
     id: int
     prompt: Prompt | str
@@ -94,7 +95,7 @@ class Play(_Message, frozen=True, tag="play"):
 
 
 class Extend(_Message, frozen=True, tag="extend"):
-    """More nodes for a branch of an open program. `refused`: as of `Player.extend`."""
+    """More nodes for a branch of an open program. `refused`: failures of nodes by index, see `ProgramPlayer.extend`."""
 
     id: int
     path: Path
@@ -103,26 +104,26 @@ class Extend(_Message, frozen=True, tag="extend"):
 
 
 class Drop(_Message, frozen=True, tag="drop"):
-    """A branch of an open program that its caller has given up."""
+    """Branch of an open program that its caller has abandoned."""
 
     id: int
     path: Path
 
 
 class Close(_Message, frozen=True, tag="close"):
-    """End of what comes for an open program."""
+    """Notice that an open program receives no more nodes."""
 
     id: int
 
 
 class Abort(_Message, frozen=True, tag="abort"):
-    """A submission that is to end."""
+    """Request to abort a submission."""
 
     id: int
 
 
 class Ask(_Message, frozen=True, tag="ask"):
-    """A call that is answered once."""
+    """Call with exactly one answer, an `AskReply`."""
 
     id: int
     what: Literal["stats", "flush_cache", "update_weights", "compile", "start_profile", "stop_profile"]
@@ -134,18 +135,18 @@ class Ask(_Message, frozen=True, tag="ask"):
 Command: TypeAlias = Start | Submit | Score | Encode | Open | Play | Extend | Drop | Close | Abort | Ask
 
 
-# ---------------------------------------------------------------------------------------- from the engine
+# ------------------------------------------------------------------------------- messages from the engine
 
 
 class Progress(_Message, frozen=True, tag="progress"):
-    """Count of a model's parts that are loaded, and of all."""
+    """Progress of loading: number of the model's parts that are loaded, and number of all parts."""
 
     done: int
     total: int
 
 
 class Ready(_Message, frozen=True, tag="ready"):
-    """The engine runs: what the handle has to know of it."""
+    """Notice that the engine runs, with the properties that the handle needs."""
 
     model_name: str
     vocab_size: int
@@ -158,7 +159,7 @@ class Ready(_Message, frozen=True, tag="ready"):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The engine could not be started."""
+    """Notice that the engine could not be started."""
 
     failure: Failure
 
@@ -170,11 +171,11 @@ class Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="Ended"):
 
 
 class RequestEvent(_Message, frozen=True, tag="told"):
-    """An event of a submission. Of a program: with the path and name of its node.
+    """Event of a submission; an event of a program has the path and name of its node.
 
     Attributes:
-        cached: tokens of the prompt that were found in the cache, -1 where that is not known yet.
-        ends: it is the last one, whatever was to come.
+        cached: number of tokens of the prompt that were found in the cache; -1 while unknown.
+        ends: True if no more events follow, even if last events of other samples were expected.
     """
 
     id: int
@@ -186,7 +187,7 @@ class RequestEvent(_Message, frozen=True, tag="told"):
 
 
 class AskReply(_Message, frozen=True, tag="answer"):
-    """The answer to an `Ask`."""
+    """Answer to an `Ask` or `Encode`."""
 
     id: int
     value: Any = None
@@ -194,7 +195,7 @@ class AskReply(_Message, frozen=True, tag="answer"):
 
 
 class Log(_Message, frozen=True, tag="log"):
-    """A log record of the engine's process."""
+    """Log record of the engine's process."""
 
     logger: str
     level: int
@@ -219,16 +220,16 @@ _reports = msgspec.msgpack.Decoder(list[Report], dec_hook=location_from)
 
 
 def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
-    """A frame of some messages.
+    """Frame of some messages.
 
     Raises:
-        ParameterError: what the caller gave has no form as data, or is too large.
+        ParameterError: the messages can't be serialised, or are larger than a frame may be.
     """
     data = bytearray(HEADER)
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # those are ids, or there is none
+        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
         raise ParameterError(what, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
@@ -243,21 +244,21 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A message that is none, as what its sender's caller gave has other types than it should."""
+    """Message that could not be decoded, because its sender's caller passed values of wrong types."""
 
     id: int
     error: ParameterError
 
 
 def commands(content: memoryview) -> Sequence[Command | Unreadable]:
-    """The messages of a frame to the engine. Raises msgspec.MsgspecError: it is none."""
+    """Messages of a frame to the engine. Raises msgspec.MsgspecError if the content can't be decoded."""
     try:
         return _commands.decode(content)
     except msgspec.ValidationError:
         return [_command(message) for message in msgspec.msgpack.decode(content, type=list[Any])]
 
 
-def _command(message: Any) -> Command | Unreadable:  # a list, whatever is in it
+def _command(message: Any) -> Command | Unreadable:  # a list of any values
     try:
         found: Command = msgspec.convert(message, Command, dec_hook=location_from)
         return found
@@ -265,19 +266,19 @@ def _command(message: Any) -> Command | Unreadable:  # a list, whatever is in it
         match message:
             case [str(), int(number), *_]:
                 return Unreadable(number, ParameterError("request", f"{error}."))
-        raise  # nobody can be told
+        raise  # without an id there is no caller to report the error to
 
 
 def reports(content: memoryview) -> list[Report]:
-    """The messages of a frame from the engine. Raises msgspec.MsgspecError: it is none."""
+    """Messages of a frame from the engine. Raises msgspec.MsgspecError if the content can't be decoded."""
     return _reports.decode(content)
 
 
 def failure_of(error: BaseException) -> Failure:
-    """An error as data; one that is not of this package's family as a BackendError."""
+    """Serialisable form of an error; an error that isn't an SglError becomes a BackendError."""
     return as_failure(error if isinstance(error, SglError) else BackendError(f"{type(error).__name__}: {error}"))
 
 
 def error_of(failure: Failure) -> SglError:
-    """The error that data tells of."""
+    """Error that its serialised form describes."""
     return as_error(failure)

@@ -1,7 +1,8 @@
-"""A Python process of our own: started afresh by its own command line, tied to this one by a socket.
+"""A child process that runs a module of this package, started by its own command line and connected by a socket.
 
-It is not forked, as this process has threads; and not started by `multiprocessing`, which would run the caller's main
-module again. It has this process's `sys.path`, environment and folder, and no path or port that others could find.
+The process isn't forked, because this process has threads, and isn't started by `multiprocessing`, which would run the
+caller's main module again. It has this process's `sys.path`, environment and working directory, and no path or port
+that other programs could find.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from sglang_lite.runtime.socket_pair import socket_pair
 
 logger = logging.getLogger("sglang_lite.engine")
 
-PATIENCE_S = 5.0  # for a process that was asked to end
+PATIENCE_S = 5.0  # time that a process has to exit after its connection was closed
 _KEPT_LINES = 20
-_LONGEST_LINE = 10_000  # bytes; the rest is the next one
+_LONGEST_LINE = 10_000  # bytes; the rest of a longer line counts as the next line
 
 
 class SpawnedProcess:
-    """
+    """Child process with a socket to it; what it prints goes to `logging`.
+
     Args:
-        module: whose `main(descriptor, *arguments)` it runs.
-        name: of what it is, for messages.
-        arguments: numbers, texts or None.
+        module: module whose `main(descriptor, *arguments)` the process runs.
+        name: description of the process for messages.
+        arguments: integers, strings or None.
 
     Attributes:
-        connection: to it.
-        pid: of the process.
+        connection: connection to the process.
+        pid: id of the process.
 
     Raises:
-        BackendError: it can't be started.
+        BackendError: the process can't be started.
     """
 
     def __init__(self, module: str, name: str, *arguments: int | str | None) -> None:
@@ -55,8 +57,8 @@ class SpawnedProcess:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         with theirs:
             code = (
-                f"import sys; sys.path[:] = {_paths()!r}\n"  # before a `signal.py` in its folder could be found
-                "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C is the parent's
+                f"import sys; sys.path[:] = {_paths()!r}\n"  # before importing a `signal.py` in the folder
+                "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the parent handles Ctrl-C
                 f"from {module} import main\n"
                 f"main(*{(theirs.fileno(), *arguments)!r})"
             )
@@ -74,27 +76,27 @@ class SpawnedProcess:
         self._drain.start()
 
     def _read_lines(self) -> None:
-        """Hands what the process prints to `logging`: nobody else reads it, and a full pipe would stop the process."""
+        """Logs the lines that the process prints. A pipe that nobody reads would fill up and block the process."""
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
                 text = line.decode("utf-8", "replace").rstrip()
                 self._lines.append(text)
-                with contextlib.suppress(Exception):  # the caller's handlers
+                with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logger.info("%s", text)
 
     def end(self) -> str:
-        """Waits `PATIENCE_S` for the process, which was told to end, and kills it when it does not.
+        """Waits `PATIENCE_S` for the process, whose connection was closed, and kills it if it is still running.
 
         Returns:
-            How it ended, and the last lines that it printed.
+            How the process ended, and the last lines that it printed.
         """
         try:
             code = self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
-        self._drain.join(PATIENCE_S)  # a process that it has started may keep the pipe open
+        self._drain.join(PATIENCE_S)  # a process that the child has started may keep the pipe open
         if code < 0:
             with contextlib.suppress(ValueError):
                 return self._with_lines(f"was ended by {signal.Signals(-code).name}")
@@ -110,7 +112,8 @@ class SpawnedProcess:
 
 
 def _paths() -> list[str]:
-    """The paths of this process, absolute: the folder that it is in by its name, if it is there."""
+    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory, or dropped if that is
+    gone."""
     paths = []
     for path in sys.path:
         with contextlib.suppress(OSError):

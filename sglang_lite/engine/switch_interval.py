@@ -1,9 +1,9 @@
-"""Python's switch interval, shorter while an engine has a process of its own.
+"""Python's switch interval, shortened while an engine has a process of its own.
 
-A thread that has waited for the engine needs the interpreter's lock, and gets it from a thread that computes only after
-the switch interval: 5 ms by default, and beside eight such threads 40. A submission and its answer need it three times.
-So it is 0.5 ms from an engine's start to its end, and what it was afterwards. (Eight threads that compute lose a tenth
-of their speed by that; one loses nothing.)
+A thread that has waited for the engine needs the interpreter's lock. If another thread computes, it gets the lock only
+after the switch interval: 5 ms by default, and 40 ms with eight computing threads. A submission and its answer need the
+lock three times. So the interval is 0.5 ms while an engine runs, and is restored afterwards. (This costs eight
+computing threads a tenth of their speed, and a single one nothing.)
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import threading
 SHORT_S = 0.0005
 
 _lock = threading.Lock()
-_wanted = 0  # engines
+_wanted = 0  # number of engines that want the short interval
 _before = SHORT_S
 
 
 def shorten() -> None:
-    """Makes it short, until as many calls of `restore` as of this."""
+    """Shortens the switch interval until `restore` has been called as often as this function."""
     global _wanted, _before
     with _lock:
         _wanted += 1
@@ -29,7 +29,7 @@ def shorten() -> None:
 
 
 def restore() -> None:
-    """Makes it what it was, unless somebody has changed it meanwhile."""
+    """Restores the former switch interval at the last call, unless other code has changed it in the meantime."""
     global _wanted
     with _lock:
         _wanted -= 1

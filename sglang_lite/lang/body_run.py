@@ -39,7 +39,7 @@ class BodyRun:
         args, kwargs: of the body; they are known to fit.
     """
 
-    __slots__ = ("_args", "_kwargs", "_program", "_token", "state")
+    __slots__ = ("_args", "_branch", "_kwargs", "_program", "_token", "state")
 
     def __init__(
         self,
@@ -55,22 +55,23 @@ class BodyRun:
         run.called = Calling(program, args, kwargs)
         if program.speculation.tokens is not None:
             run.speculation, run.speculates = program.speculation, program.speculation.on
-        self.state = ProgramState(Branch(Player(run, run.pushed())))
+        branch = self._branch = Branch(Player(run, run.pushed()))
+        self.state = ProgramState(branch)
         if run.budgets:  # whose errors have it
             run.state = weakref.ref(self.state)
         if outer is not None:
-            outer.contain(self.state.branch)
+            outer.contain(branch)
         if "begin_run" in backend.hooks:
-            backend.begin_run(partial(_wait_for, weakref.ref(self.state.branch.player)))
-        self.state.branch.tell("begin_program")
+            backend.begin_run(partial(_wait_for, weakref.ref(branch.player)))
+        branch.tell("begin_program")
 
     def __enter__(self) -> None:
-        run = self.state.branch.run
+        run = self._branch.run
         run.context = copy_context()
         self._token = current_run.set(run)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        branch = self.state.branch
+        branch = self._branch
         try:
             if error is not None:
                 branch.abandon(error)
@@ -148,7 +149,7 @@ class BodyRun:
 
 def returned(program: BaseProgram, result: object) -> UserValue:
     """The value that a plain body returned. Raises ProgramError: it is a coroutine, which has not run."""
-    if inspect.iscoroutine(result):
+    if result is not None and inspect.iscoroutine(result):
         result.close()
         where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
         raise ProgramError(

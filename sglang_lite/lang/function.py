@@ -26,7 +26,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.pickled import pickled
-from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, is_said, settings_of, with_seed
+from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, inherit, is_said, settings_of
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
@@ -202,11 +202,12 @@ class SglFunction(BaseProgram):
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
         """
-        given = dict(locals())
+        options = dict(locals())
+        del options["self"], options["args"], options["kwargs"]
         inside = current_run.get()
-        if inside is not None and (handed := _compiled_symbol(inside, self, args, kwargs, given)) is not None:
+        if inside is not None and (handed := _compiled_symbol(inside, self, args, kwargs, options)) is not None:
             return handed  # type: ignore[no-any-return] # it stands for a state
-        own, options = self._split_options(args, kwargs, given)
+        own = self._split_options(args, kwargs, options)
         check_flags(use_thread=options["use_thread"])
         call = self.prepared(args, own, options)
         with _trimmed:
@@ -226,7 +227,8 @@ class SglFunction(BaseProgram):
         """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
         body continues as a task of this event loop. The body of a plain function runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
-        own, options = self._split_options(args, own, {**_RUN_DEFAULTS, **kwargs})
+        options = {**_RUN_DEFAULTS, **{name: value for name, value in kwargs.items() if name in _RUN_DEFAULTS}}
+        own = self._split_options(args, own, options)
         call = self.prepared(args, own, options)
         if not isinstance(call, BodyRun) or not options["stream"]:
             with _trimmed:
@@ -429,7 +431,8 @@ class SglFunction(BaseProgram):
             raise
 
     def _plan(self, batch_kwargs: Any, given: Mapping[str, Any]) -> BatchPlan:
-        options = with_seed({**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}})
+        options = {**_RUN_DEFAULTS, **{name: given[name] for name in _BATCH_DEFAULTS}}
+        inherit(options)
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
@@ -448,11 +451,9 @@ class SglFunction(BaseProgram):
                 raise _misfit(self, kwargs, what, error) from error
         return kwargs
 
-    def _split_options(
-        self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own keyword arguments, and the options of the run. A name that both have is the program's."""
-        options = {name: given[name] for name in _RUN_DEFAULTS}
+    def _split_options(self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of the program: `kwargs`, and the values of options whose names are also its parameters'.
+        These options return to their defaults; seed and priority are filled in from an enclosing run."""
         own = kwargs
         if self._shadowed:
             own = dict(kwargs)
@@ -465,7 +466,8 @@ class SglFunction(BaseProgram):
                 elif required and name not in given_otherwise and type(default) not in (DefaultInt, DefaultFloat):
                     own[name] = value  # None or False, which may have been said
                 options[name] = default
-        return own, with_seed(options)
+        inherit(options)
+        return own
 
 
 def _compiled_symbol(

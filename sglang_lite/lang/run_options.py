@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
+from itertools import compress
+from operator import is_not
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import backend_for
@@ -26,14 +28,13 @@ class DefaultFloat(float):
     """A default like DefaultInt, for a float."""
 
 
-def with_seed(options: dict[str, UserValue]) -> dict[str, UserValue]:
-    """Options of a run; one inside another that has a seed gets one too, and its priority on its backend."""
+def inherit(options: dict[str, UserValue]) -> None:
+    """Sets the seed of a run from that of the run that it is inside, and on the same backend also the priority."""
     outer = current_run.get()
     if outer is not None and not options["priority"] and options["backend"] is None:
         options["priority"] = outer.settings.priority
     if outer is not None and options["seed"] is None:
         options["seed"] = outer.inner_seed()
-    return options
 
 
 def backend_of(options: Mapping[str, UserValue]) -> BaseBackend:
@@ -57,8 +58,8 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     Raises:
         ParameterError: a bad value.
     """
-    changed = [name for name in defaults if name != "backend" and options[name] is not defaults[name]]
-    if not changed:
+    changed = [*compress(defaults, map(is_not, options.values(), defaults.values()))]  # both have the same order
+    if not changed or changed == ["backend"]:
         return _PLAIN
     given = {name: options[name] for name in changed if name in _PARAMS and is_said(options[name], defaults[name])}
     timeout, retries = options["timeout"], options["retries"]

@@ -1,4 +1,4 @@
-"""Files that a user names: one with programs, and rows of arguments."""
+"""Input files of the linter: a Python file with programs, and rows of arguments."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from sglang_lite.protocol.anything import Json
 
 
 def load(file: Path) -> ModuleType:
-    """The module of a file, whose code runs as it would for `import`: what stands under `if __name__ == "__main__":`
-    does not.
+    """Module of a Python file, executed as `import` would: code under `if __name__ == "__main__":` does not run.
 
     Raises:
-        ParameterError: there is no such file, or its code fails.
+        ParameterError: the file does not exist, or its code fails.
     """
     if not file.is_file():
         raise ParameterError("FILE", f"there is no file {file}.", hint="Give prog.py, or prog.py:function.")
@@ -48,10 +47,13 @@ def load(file: Path) -> ModuleType:
 
 
 def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFunction]:
-    """The programs that a file defines, by name.
+    """Programs that a module defines, by name.
+
+    Args:
+        function: name of the only program to return, or None for all.
 
     Raises:
-        ParameterError: it has none, or not this one.
+        ParameterError: the module has no programs, or none named `function`.
     """
     found = {
         name: value
@@ -67,10 +69,10 @@ def programs_in(module: ModuleType, function: str | None) -> dict[str, SglFuncti
 
 
 def rows_in(file: Path) -> list[dict[str, Json]]:
-    """Rows of a file: an object a line.
+    """Rows of a JSON Lines file, one object a line. Blank lines are skipped.
 
     Raises:
-        ParameterError: a line is none.
+        ParameterError: the file can't be read, a line is not a JSON object, or the file has no rows.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -93,10 +95,10 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
 
 
 def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> list[dict[str, Json]]:
-    """The arguments of each run, those given by `bind` included.
+    """Arguments of each run, including those given by `bind` and the defaults.
 
     Raises:
-        ParameterError: a row does not fit.
+        ParameterError: a row does not match the program's signature.
     """
     found = []
     for number, row in enumerate(rows, 1):
@@ -117,5 +119,5 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
 
 
 def one_line(error: Exception) -> str:
-    """An error in a line."""
+    """Message of an error on a single line."""
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Linting a file: its programs are traced, checked, and their prompts counted."""
+"""Linting of a file: its programs are traced and checked, and the tokens of their prompts are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_lite.lint.sharing import Sharing, sharing
 from sglang_lite.program.prefixes import Counter
 from sglang_lite.protocol import Location, ModelError, ParameterError
 
-MOST_WAYS = 64  # that are followed through a body
+MOST_WAYS = 64  # maximum number of ways that are followed through a body
 
 
 def lint(
@@ -33,18 +33,22 @@ def lint(
     fail_under: float | None = None,
     prices: Prices | None = None,
 ) -> list[Report]:
-    """Reports on the programs of a file, whose code is run as for `import`.
+    """Reports on the programs of a file, whose code is executed as by `import`.
 
     Args:
-        function: the one program to look at.
-        data: rows of arguments, an object a line; then there must be one program.
-        model: whose tokens to count, by name or path; None: the default model's, if it has been fetched.
-        fail_under: percent of prompt tokens that the cache has to serve over the rows.
+        file: Python file with the programs.
+        function: name of the only program to check, or None for all.
+        data: JSON Lines file with arguments, one object a line; requires a single program. None for no rows.
+        model: name or path of the model whose tokens are counted. Defaults to the default model, if it has been
+            fetched.
+        fail_under: minimum percentage of prompt tokens, over the rows, that the cache has to serve; None for no
+            minimum.
+        prices: prices of prompt tokens, for costs in the report.
 
     Raises:
-        ParameterError: the file, the program or a row is none.
-        ModelError: there is no such model.
-        BackendError: what models need is not installed.
+        ParameterError: the file, the program or a row is invalid.
+        ModelError: the model does not exist.
+        BackendError: packages that models need are not installed.
     """
     programs = programs_in(load(file), function)
     if data is not None and len(programs) > 1:
@@ -74,7 +78,7 @@ def _line(finding: Finding) -> int:
 
 
 def _counter(model: str | None) -> tuple[Counter | None, str]:
-    """The tokenizer of a model, or why there is none."""
+    """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.installed import check_installed
     from sglang_lite.runtime.models.resolve import ALIASES, cache_folder, resolve
@@ -96,7 +100,7 @@ def _tokenizer_at(path: Path) -> Counter:
 
 
 def _template(counter: Counter | None) -> Template | None:
-    """The model's own chat template."""
+    """Chat template of the tokenizer's model, or None if it has none."""
     source = getattr(counter, "chat_template", None)
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
 
@@ -135,7 +139,7 @@ def _same(one: Finding, other: Finding) -> bool:
 
 
 def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, most: int) -> tuple[Graph, list[str]]:
-    """The graph of a program, as far as it can be followed, and what ends that."""
+    """Graph of a program, as far as it can be followed, and notes on what was not followed."""
     paths, complete = explored(program, arguments, backend, most)
     first = paths[0].state
     first.paths, first.complete = paths, complete

@@ -1,4 +1,4 @@
-"""A report on programs: as text, JSON, and SARIF 2.1.0."""
+"""Report on programs: as text, JSON, and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Prices:
     """Prices of a million prompt tokens.
 
     Attributes:
-        computed: of those that no cache serves; None: costs are not told.
-        cached: of those that a cache serves.
+        computed: price of tokens that the cache does not serve, or None to report no costs.
+        cached: price of tokens that the cache serves.
     """
 
     computed: float | None = None
@@ -35,10 +35,12 @@ class Report:
     """Report on a program.
 
     Attributes:
-        program: its name.
-        rows: how many rows of arguments there are.
-        notes: what could not be looked at, and why.
-        sharing: None: tokens are not counted.
+        program: name of the program.
+        rows: number of rows of arguments.
+        findings: faults of the program.
+        notes: parts that could not be checked, and why.
+        sharing: prefixes that runs share, or None if tokens are not counted.
+        prices: prices of prompt tokens.
     """
 
     program: str
@@ -50,7 +52,7 @@ class Report:
 
 
 def written(reports: Sequence[Report], form: Format) -> str:
-    """The reports in a format."""
+    """Reports in a format, as text that ends with a line end."""
     if form == "text":
         return "\n".join(line for report in reports for line in _lines(report)) + "\n"
     data = _sarif(reports) if form == "sarif" else {"programs": [_data(report) for report in reports]}

@@ -1,7 +1,7 @@
-"""The same program, traced in another process and at another time: what differs there differs from run to run.
+"""Second trace of a program, in another process and at another time: text that differs there differs from run to run.
 
-That process has other hashes, so that sets have another order, and its clocks are ahead by some months, so that dates
-are others.
+The other process has another hash seed, so that sets have another order, and its clocks are 400 days ahead, so that
+dates differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate
 
-Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja, and special tokens by the names that it has for them
+Template: TypeAlias = tuple[str, Mapping[str, str]]  # Jinja source, and special tokens by their names in the template
 
 _AHEAD: Final = 400 * 86_400 + 7 * 3_600 + 11 * 60 + 13  # seconds
 _PATIENCE: Final = 60  # seconds
@@ -31,18 +31,19 @@ _COMMAND: Final = "import sys; from sglang_lite.lint.second_trace import main; m
 
 
 def backend_with(template: Template | None) -> NoBackend:
-    """A backend to trace with, which has a template (None: ChatML)."""
+    """Backend for tracing with a chat template, or with ChatML if `template` is None."""
     return NoBackend(None if template is None else JinjaTemplate(*template))
 
 
 def traced_later(
     file: Path, arguments: Mapping[str, Mapping[str, Json]], template: Template | None
 ) -> dict[str, Graph]:
-    """The graphs of programs as another process traces them, by name. Those that it can't trace are left out.
+    """Graphs of programs as traced by another process, by name; an empty mapping if that process fails.
 
     Args:
-        arguments: of each program.
-        template: that turns are written with.
+        file: Python file with the programs.
+        arguments: arguments of each program, by name of the program.
+        template: chat template of turns, or None for ChatML.
     """
     with tempfile.TemporaryDirectory() as folder:
         seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
@@ -67,7 +68,7 @@ def _arguments(folder: str) -> Path:
 
 
 def main(file: str, folder: str) -> None:
-    """Traces in a process of its own; writes a graph to a file for each program."""
+    """Entry point of the other process: traces the programs, and writes a graph to a file for each."""
     from sglang_lite.lint.files import load, programs_in
 
     _put_clocks_ahead()
@@ -81,7 +82,7 @@ def main(file: str, folder: str) -> None:
 
 
 def _put_clocks_ahead() -> None:
-    """Puts `time` and `datetime` ahead, in this process alone and for who imports them from here on."""
+    """Moves the clocks of `time` and `datetime` ahead, in this process, for modules that import them from here on."""
 
     class Datetime(datetime.datetime):
         @classmethod
@@ -112,5 +113,5 @@ def _put_clocks_ahead() -> None:
 
 
 def _of_now(function: Callable[[float], Any]) -> Callable[..., Any]:
-    """A function of a time that has now, ahead, as its default."""
+    """Function of a time whose argument defaults to the moved clock's time."""
     return lambda at=None: function(time.time() if at is None else at)

@@ -1,4 +1,5 @@
-"""Prefixes that the runs of a program share, where they end, and moves of text that would make them longer."""
+"""Prefixes that the runs of a program share, the places where they end, and moves of text that would make them
+longer."""
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
 from sglang_lite.program.prefixes import Counter, PrefixTree, common_length, prefix_tree, replaced
 from sglang_lite.protocol import Location
 
-LEAST_GAIN: Final = 32  # tokens a run that a move must bring
-MOST_ROWS: Final = 200  # that moves are counted over
+LEAST_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
+MOST_ROWS: Final = 200  # maximum number of rows that moves are computed for
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The node where the prompts of runs begin to differ.
+    """Node at which the prompts of runs begin to differ.
 
     Attributes:
-        shared: characters that all runs have before it.
+        node: the first node that differs.
+        shared: number of characters before it that all runs share.
     """
 
     node: GraphNode
@@ -30,12 +32,13 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Text that could stand before text of which each run has its own.
+    """Move of shared text to before text that differs from run to run.
 
     Attributes:
-        line, above: of the user's file.
-        tokens: more that are shared, a run (but the first, which nobody has computed for).
-        less: share of the tokens that would not be computed any more; None: that depends on the rows.
+        where: location of the text that is to be moved.
+        line, above: line numbers in the user's file: of the text, and of its new place.
+        tokens: additional number of shared tokens for each run but the first.
+        less: fraction of the computed tokens that is saved, or None if it depends on the rows.
     """
 
     where: Location
@@ -50,7 +53,7 @@ class Move:
 
 
 def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
-    """Place where runs begin to differ before their first generation; None: there is none."""
+    """Node at which runs begin to differ before their first generation, or None if they don't."""
     starts = [list(_start(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
     same = min(common_length(texts[0], text) for text in texts)
@@ -65,7 +68,7 @@ def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
 
 
 def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
-    """The text of the main branch up to its first generation or selection."""
+    """Yields the texts of the main branch up to its first generation or selection, each with the index of its node."""
     for i in graph.ways[0].nodes:
         node = graph.nodes[i]
         if node.path:
@@ -78,25 +81,32 @@ def _start(graph: GraphRecord) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Texts of a line that stand together: their places in the way, and whether they can be moved."""
+    """Adjacent texts of one source line.
+
+    Attributes:
+        number: line number.
+        places: indices of the texts in the way.
+        own: True if the text differs from run to run.
+    """
 
     number: int
     places: tuple[int, ...]
-    own: bool  # each run has its own
+    own: bool  # True if the text differs from run to run
 
 
 def moves(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> list[Move]:
-    """Moves that are legal (text that all runs share, behind text that they don't, in the same turn) and worth it.
+    """Moves that are possible (text that all runs share, behind text that they don't share, in the same turn) and save
+    enough tokens.
 
     Args:
-        graphs: one a run; two of the same where nothing is known of the rows.
-        known: they are runs of rows that are given.
+        graphs: one graph for each run; twice the same graph if no rows are given.
+        known: whether the graphs belong to given rows.
     """
     graphs = graphs[:MOST_ROWS]
     if len(graphs) < 2 or len({tuple(map(_shape, _nodes(graph))) for graph in graphs}) > 1:
         return []
     before = prefix_tree(graphs, counter)
-    runs = len(graphs) - 1  # the first one has nobody to share with
+    runs = len(graphs) - 1  # the first run has no earlier run to share with
     found = []
     for lines in _regions(graphs):
         first = next((line for line in lines if line.own), None)
@@ -124,7 +134,7 @@ def _shape(node: GraphNode) -> tuple[object, ...]:
 
 
 def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
-    """Lines of text that stand together in a turn, nothing else between them."""
+    """Yields groups of text lines that are adjacent in a turn, with no other nodes between them."""
     columns = list(zip(*map(_nodes, graphs)))
     nodes = [column[0] for column in columns]
     for path in dict.fromkeys(node.path for node in nodes):
@@ -146,7 +156,7 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
 
 
 def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool:
-    """Tells whether a node is text of the user's, and not a template's around a turn."""
+    """Returns True if a node is text of the user, not of the template around a turn."""
     if not isinstance(nodes[places[i]].node, Text | Value):
         return False
     after = nodes[places[i + 1]].node if i + 1 < len(places) else None
@@ -155,7 +165,7 @@ def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool
 
 
 def _elsewhere(nodes: Sequence[GraphNode], held: Sequence[int], inside: set[int]) -> bool:
-    """Tells whether the line of some text has other nodes than text: then it can't be moved as a whole."""
+    """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
     number, path = _number(nodes[held[0]]), nodes[held[0]].path
     return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
 
@@ -185,8 +195,11 @@ class Sharing:
     """Prefixes that runs of a program share.
 
     Attributes:
-        known: they are runs of rows that are given; else of two runs that have nothing in common but the program.
-        further: tokens that one run more computes, and those of its prompts.
+        tree: prefixes of all prompts.
+        known: True if the runs belong to given rows; False for two runs that have only the program in common.
+        further: number of tokens that the last run computes, and number of its prompt tokens.
+        broken: node at which the runs begin to differ, or None.
+        moves: moves of text that would let the runs share more.
     """
 
     tree: PrefixTree
@@ -197,7 +210,12 @@ class Sharing:
 
 
 def sharing(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> Sharing:
-    """Prefixes that the runs of these graphs share."""
+    """Prefixes that the runs of these graphs share.
+
+    Args:
+        graphs: one graph for each run; twice the same graph if no rows are given.
+        known: whether the graphs belong to given rows.
+    """
     tree = prefix_tree(graphs, counter)
     but_one = prefix_tree(graphs[:-1], counter)
     further = tree.unique - but_one.unique, tree.tokens - but_one.tokens

@@ -1,1 +1,2 @@
-"""The only representation of a program: its nodes, and the ways to choose. Knows nothing of who writes or plays it."""
+"""Representation of programs: their nodes, and the methods of choosing. Independent of the language that makes programs
+and the backends that play them."""

@@ -1,6 +1,6 @@
-"""Rules by which `select` picks, over the log-probabilities of the choices' tokens.
+"""Methods by which `select` chooses, from the log-probabilities of the choices' tokens.
 
-A rule of your own is a subclass of `ChoicesSamplingMethod`.
+A custom method is a subclass of `ChoicesSamplingMethod`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from sglang_lite.protocol import CapabilityError, ParameterError, ProgramError, 
 from sglang_lite.protocol.anything import Json, UserValue
 
 _Entries: TypeAlias = list[list[Any]]  # per choice, per token: [log-probability, token id, text or None]
-_Found: TypeAlias = tuple[int, dict[str, Any]]  # place of the best choice, and what is told of it
+_Found: TypeAlias = tuple[int, dict[str, Any]]  # index of the best choice, and metadata
 
 
 @dataclass
 class ChoicesDecision:
-    """The choice, and what the rule wants to report about it."""
+    """Chosen text, and metadata that the method reports."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
 
 
 class ChoicesSamplingMethod(ABC):
-    """A rule. It is called with keywords, all lists in the order of `choices`:
+    """Base of methods of choosing. Called with keyword arguments, all of them lists in the order of `choices`:
 
     - choices: the texts.
     - normalized_prompt_logprobs: mean log-probability of each choice's tokens.
     - input_token_logprobs: per choice, per token: [log-probability, token id, text or None].
     - output_token_logprobs: per choice an empty list; nothing is generated.
-    - unconditional_token_logprobs: like input_token_logprobs, but without the prompt, if the rule requires them. The
-      first entry's log-probability is None where nothing precedes the token.
+    - unconditional_token_logprobs: like input_token_logprobs, but without the prompt, if the method requires them. The
+      first entry's log-probability is None if nothing precedes the token.
     """
 
     @property
@@ -55,13 +55,15 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """Scores, one a choice, from the same keywords; `select` with a temperature draws from their softmax."""
+        """Scores of the choices, from the same keyword arguments; `select` with a temperature draws from their
+        softmax."""
         scores: list[float] = keywords["normalized_prompt_logprobs"]
         return scores
 
 
 class _Rule(ChoicesSamplingMethod):
-    """A rule of ours: the place of the best choice, and what is told beside what it was given."""
+    """Base of the built-in methods: `_best` returns the index of the best choice and metadata, to which the arguments
+    are added."""
 
     def __call__(
         self,
@@ -84,15 +86,15 @@ class _Rule(ChoicesSamplingMethod):
 
 
 class TokenLengthNormalized(_Rule):
-    """The choice with the highest mean log-probability per token. It favours long choices with a predictable end."""
+    """Chooses the highest mean log-probability per token. Favours long choices with a predictable end."""
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         return _argmax(means), {}
 
 
 class GreedyTokenSelection(_Rule):
-    """The choice that greedy decoding would walk into: token by token, only those with the best next token stay. A
-    choice that has ended is continued with its own mean."""
+    """Chooses the text that greedy decoding would follow: token by token, only the choices with the best next token
+    remain. A choice that has ended is extended with its mean log-probability."""
 
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found:
         rows = [_values(entries) for entries in tokens]
@@ -109,7 +111,7 @@ class GreedyTokenSelection(_Rule):
         return left[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
-        """The log-probability of walking into a choice when each token is drawn among those that lead to one."""
+        """Log-probability of following each choice when every token is drawn among those that continue a choice."""
         paths = [[tuple(entry[1:2]) for entry in entries] for entries in keywords["input_token_logprobs"]]
         rows = [_values(entries) for entries in keywords["input_token_logprobs"]]
         walks = []
@@ -123,8 +125,8 @@ class GreedyTokenSelection(_Rule):
 
 
 class UnconditionalLikelihoodNormalized(_Rule):
-    """The choice that the prompt makes likelier by the most: mean of log P(token | prompt) - log P(token). A token
-    that nothing precedes counts as certain without the prompt (log P = 0).
+    """Chooses the text that the prompt makes more likely by the most: mean of log P(token | prompt) - log P(token). A
+    token that nothing precedes counts as certain without the prompt (log P = 0).
 
     (The idea: https://blog.eleuther.ai/multiple-choice-normalization, "unconditional likelihood normalised".)
     """
@@ -144,7 +146,8 @@ class UnconditionalLikelihoodNormalized(_Rule):
         return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
 
     def _gains(self, conditional: _Entries, alone: _Entries) -> list[float]:
-        """Mean gain per token. (The two tokenisations may differ in length where the prompt's end merges in.)"""
+        """Mean gain per token. (The two tokenisations may differ in length if the end of the prompt merges with the
+        choice.)"""
         return [(sum(_values(c)) - sum(_values(u))) / len(c) for c, u in zip(conditional, alone)]
 
 
@@ -161,7 +164,7 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
 
 
 def name_of(method: ChoicesSamplingMethod) -> Method | None:
-    """The name of one of ours; None of a rule that is the caller's."""
+    """Name of a built-in method, or None for a custom method."""
     return _NAMES.get(id(method))
 
 
@@ -173,10 +176,10 @@ _NAMES: dict[int, Method] = {
 
 
 def checked_choices(given: object) -> tuple[str, ...]:
-    """The texts among which a selection chooses.
+    """Choices of a selection as a tuple of strings.
 
     Raises:
-        ParameterError: it is no list of texts, or there is none.
+        ParameterError: `given` is not a list of strings, or is empty.
     """
     texts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     if not texts:
@@ -194,11 +197,12 @@ def decide(
     temperature: float = 0.0,
     seed: int | Unset = Unset.UNSET,
 ) -> ChoicesDecision:
-    """The decision of a method; with a temperature, a draw from the softmax of the method's scores.
+    """Decision of a method; with a temperature, a draw from the softmax of the method's scores. If the backend has
+    picked a choice, that is the decision.
 
     Raises:
-        ProgramError: the method gave none of `choices`.
-        CapabilityError: the backend said nothing.
+        ProgramError: the method returned none of `choices`.
+        CapabilityError: the backend returned no scores, and either picked nothing or scores are needed.
     """
     if not selection.scores:
         if selection.picked is None:
@@ -232,8 +236,9 @@ def decide(
     return decision
 
 
-def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # whatever a user's code returned
-    """Checks the decision of a method or of a hook of the user's. Raises ProgramError: it is none of the choices."""
+def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # any value that a user's code returned
+    """Checks and returns the decision of a method or of a user's hook. Raises ProgramError if the decision is not one
+    of the choices."""
     if getattr(decision, "decision", None) not in choices:
         raise ProgramError(f"{decision!r:.80} is not a ChoicesDecision for one of {list(choices)!r:.80}.")
     found: ChoicesDecision = decision
@@ -241,10 +246,10 @@ def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # whatev
 
 
 def method_of(given: object) -> ChoicesSamplingMethod:
-    """A rule, or one of ours by its name.
+    """Method of choosing, from an object or the name of a built-in method.
 
     Raises:
-        ParameterError: it is neither.
+        ParameterError: `given` is neither.
     """
     found = METHODS.get(given) if isinstance(given, str) else given
     if not isinstance(found, ChoicesSamplingMethod):
@@ -257,7 +262,7 @@ def method_of(given: object) -> ChoicesSamplingMethod:
 
 
 def _values(entries: list[Any]) -> list[float]:
-    """The log-probabilities of [value, id, text] entries; a token that nothing precedes counts 0."""
+    """Log-probabilities of [value, id, text] entries; a token that nothing precedes counts as 0."""
     return [0.0 if entry[0] is None else float(entry[0]) for entry in entries]
 
 

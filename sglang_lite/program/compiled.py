@@ -1,7 +1,7 @@
-"""Programs whose arguments are data: one graph with holes, and what fills it for a row.
+"""Compiled programs: a program as data whose holes are filled with the arguments of each row.
 
-A compiled program is data alone; nothing of it is executed. What is the caller's Python (checks, tools, methods of
-values) is in no node: there the program has a hold, and whoever has that Python plays it from one to the next.
+A compiled program contains no code. The caller's Python (checks, tools, methods of values) is in no node: in its place
+the program has a hold, and the process that has that Python plays the program from hold to hold.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.sampling import PARAMETERS
 
-MOST_DEPTH: Final = 32  # of lists and objects in an argument
+MOST_DEPTH: Final = 32  # maximum nesting of lists and objects in an argument
 _PARAMETERS: Final = {each.name: each for each in PARAMETERS}
 Step: TypeAlias = int | str
 Row: TypeAlias = Mapping[str, Any]  # arguments by name
@@ -42,11 +42,12 @@ _Make: TypeAlias = "Callable[[Row, int | None], Node]"
 
 
 class Parameter(Record, frozen=True):
-    """A parameter of a program.
+    """Parameter of a program.
 
     Attributes:
-        value: its default.
-        required: it has none.
+        name: name of the parameter.
+        value: default value.
+        required: True if it has no default.
     """
 
     name: str
@@ -55,13 +56,14 @@ class Parameter(Record, frozen=True):
 
 
 class Hole(Record, frozen=True):
-    """A value in a node that an argument gives.
+    """Place in a node that arguments fill.
 
     Attributes:
-        path: of the node.
-        field: names and indices from the node to the value.
-        parts: text and arguments that make a text; of one argument alone with `whole`, its value as it is.
-        part: of the program's parts, the one that has the node; -1: it is among the first nodes.
+        path: path of the node.
+        field: field names and indices that lead from the node to the value.
+        parts: texts and arguments that are concatenated; with `whole`, a single argument.
+        whole: True if the argument's value is inserted unchanged, not as text.
+        part: index of the program's part that contains the node, or -1 for the nodes before the first decision.
     """
 
     path: Path
@@ -72,13 +74,13 @@ class Hole(Record, frozen=True):
 
 
 class Seed(Record, frozen=True):
-    """A node whose seed comes from that of the run.
+    """Node whose seed is derived from the seed of the run.
 
     Attributes:
-        path: of the node.
-        place: of the node, as seeds go by it.
-        part: as of a hole.
-        attempt: of those that were made there before.
+        path: path of the node.
+        place: place of the node, from which its seed is derived.
+        part: index of the program's part that contains the node, or -1 for the nodes before the first decision.
+        attempt: number of draws that were made at this place before.
     """
 
     path: Path
@@ -88,19 +90,19 @@ class Seed(Record, frozen=True):
 
 
 class CompiledProgram(Record, frozen=True):
-    """A program whose arguments are data.
+    """Program whose arguments are data.
 
     Attributes:
-        name: of the program.
-        nodes: of its main branch. Text of arguments is Fill.
-        parameters: of the program.
-        holes: other values in nodes that arguments give.
-        seeds: nodes that get a seed where the run has one.
-        held: the path of the first node that the caller's Python decides on, or before which it works on a value; None:
-            it has no say, and the program is played as a whole.
-        fingerprint: digest of the body, and of all that it reads.
-        template: digest of the chat template that its turns were written with; empty where it has no turns.
-        decision, parts: as of a Program. Decisions may be by arguments, too.
+        name: name of the program.
+        nodes: nodes of the main branch, up to the first decision. Text of arguments is Fill.
+        parameters: parameters of the program.
+        holes: other places in nodes that arguments fill.
+        seeds: nodes whose seeds are derived from the seed of the run.
+        held: path of the first node whose result the caller's Python decides on, or before which it works on a value;
+            None if it does neither, so that the program is played as a whole.
+        fingerprint: digest of the body, and of everything that it reads.
+        template: digest of the chat template with which its turns were written; empty if it has no turns.
+        decision, parts: as in Program; the decisions may depend on arguments, too.
     """
 
     name: str
@@ -119,10 +121,10 @@ class Filler:
     """Fills the holes of a compiled program, row by row.
 
     Args:
-        compiled: the program.
+        compiled: compiled program.
 
     Raises:
-        ParameterError: a hole, a seed or a node's reference points at nothing.
+        ParameterError: the path of a hole, a seed or a reference is not that of a suitable node.
     """
 
     def __init__(self, compiled: CompiledProgram) -> None:
@@ -143,15 +145,19 @@ class Filler:
             for number, part in enumerate(compiled.parts)
         ]
         decisions = [compiled.decision, *(part.decision for part in compiled.parts)]
-        self._decides = bool([each for each in decisions if self._by_arguments(each)])  # each of them is checked
+        # A list, so that every decision is checked.
+        self._decides = bool([each for each in decisions if self._by_arguments(each)])
         for _, path in (*self._holes, *self._seeds):
             raise ParameterError("holes", f"{path!r:.60} is not the path of a node that can have one.")
 
     def checked(self, row: Row, what: str = "arguments") -> dict[str, UserValue]:
-        """The arguments of a row, defaults included.
+        """Arguments of a row, including defaults.
+
+        Args:
+            what: name of the arguments in errors.
 
         Raises:
-            ParameterError: one is missing, unknown or no data.
+            ParameterError: an argument is missing, unknown or not plain data.
         """
         for name, value in row.items():
             if name not in self._parameters:
@@ -167,14 +173,14 @@ class Filler:
         return found
 
     def __call__(self, row: Row, seed: int | None = None) -> Program:
-        """The program of a row.
+        """Program of a row.
 
         Args:
-            row: arguments that were `checked`.
-            seed: of the run.
+            row: arguments, as returned by `checked`.
+            seed: seed of the run, or None for random seeds.
 
         Raises:
-            ParameterError: a value can't be where it is to be, with the node's line.
+            ParameterError: a value is not valid in its place; the error names the node's line.
         """
         compiled = self.compiled
         nodes = tuple(_filled(compiled.nodes, self._plan, row, seed))
@@ -192,20 +198,21 @@ class Filler:
         program = Program(nodes, compiled.decision, tuple(parts))
         return decided(program, row) if self._decides else program
 
-    def node(self, node: Any, part: int, path: Path, row: Row) -> Any:  # another of its type
-        """A node with a row's values in the holes that the program has at its place.
+    def node(self, node: Any, part: int, path: Path, row: Row) -> Any:  # returns a node of the same type
+        """Node with a row's values in the holes that the program has at its place.
 
         Args:
-            node: as its author has it, of the same fields.
-            part: as of a hole.
+            node: node of the same type and fields as the program's.
+            part: index of the program's part that contains the node, or -1 for the nodes before the first decision.
+            path: path of the node.
 
         Raises:
-            ParameterError: as when a program is filled.
+            ParameterError: a value is not valid in its place; the error names the node's line.
         """
         return _node_maker(node, self._filled.get((part, path), ()), None)(row, None)
 
     def _by_arguments(self, decision: Decision | None) -> bool:
-        """Tells whether a decision is by arguments."""
+        """Returns True if a decision depends on arguments."""
         if decision is None or decision.condition is None:
             return False
         sides = [side for side in (decision.condition.left, decision.condition.right) if isinstance(side, Fill)]
@@ -214,7 +221,7 @@ class Filler:
         return any(side.argument is not None for side in sides)
 
     def _planned(self, nodes: Sequence[Node], path: Path, first: int, part: int) -> list[tuple[int, _Make]]:
-        """Makers of the nodes that differ from row to row, by their indices."""
+        """Functions that make the nodes that differ from row to row, with the indices of those nodes."""
         plan: list[tuple[int, _Make]] = []
         for i, node in enumerate(nodes):
             make = self._maker(node, (*path, first + i), part)
@@ -251,7 +258,7 @@ class Filler:
 
 
 def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
-    """Raises ParameterError: a value is not None, a bool, a number, a text, or a list or dictionary of such."""
+    """Raises ParameterError if a value is not None, a bool, a number, a string, or a list or dictionary of these."""
     kind = type(value)
     if kind in (str, int, float, bool) or value is None:
         return
@@ -328,19 +335,19 @@ def _value(hole: Hole, row: Row) -> Any:
 
 
 def _put(thing: Any, field: Sequence[Step], value: Any) -> Any:
-    """A record, or a tuple in it, with another value somewhere inside."""
+    """Copy of a record or tuple in which the value at `field` is replaced."""
     if not field:
         return value
     step, *rest = field
     if isinstance(step, str):
         if isinstance(thing, SamplingParams) and not rest and value is None:
-            return thing  # as in gen(): None comes from the run
+            return thing  # as in gen(): None means the run's value
         return msgspec.structs.replace(thing, **{step: _put(getattr(thing, step), rest, value)})
     return (*thing[:step], _put(thing[step], rest, value), *thing[step + 1 :])
 
 
 def _check_hole(hole: Hole, node: BaseNode) -> None:
-    """Raises ParameterError: a hole's field is not there."""
+    """Raises ParameterError if the node has no field as named by the hole."""
     thing: Any = node
     for step in hole.field:
         if isinstance(step, str) and isinstance(thing, Record) and step in thing.__struct_fields__ and step != "where":

@@ -1,5 +1,5 @@
-"""Decisions of a program: its parts checked, and the one that comes for what nodes have brought. Data only: who plays a
-program and who reads what came of it decide alike."""
+"""Decisions of a program: checks of its parts, and the choice between parts by the values of nodes. Pure functions of
+data, so that the player of a program and the reader of its result decide alike."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang_lite.errors import ParameterError, shown
 from sglang_lite.program.nodes import Added, Condition, Decision, Fill, Fork, Node, Part, Path, Program, Reader, Scalar
 from sglang_lite.protocol.anything import UserValue
 
-# Gives a node's text (or a list of several samples' texts), or an argument.
+# Returns the text of a node (or a list of texts for several samples), or the value of an argument.
 ValueOf: TypeAlias = Callable[[Fill], Any]
 
-_NUMBER_ENDS = " \n,;:.)"  # what may stand behind a number
+_NUMBER_ENDS = " \n,;:.)"  # characters that may follow a number
 _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "in": lambda left, right: left in right, "contains": lambda left, right: right in left,
@@ -24,10 +24,10 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def taken(value: UserValue, fill: Fill) -> UserValue:
-    """Part of a value that a fill takes.
+    """Part of a value that a fill refers to.
 
     Raises:
-        ParameterError: the value has no such item, or is not what is to be read of it.
+        ParameterError: the value has no such item, or can't be read as the fill's type.
     """
     for step in fill.steps:
         try:
@@ -40,7 +40,7 @@ def taken(value: UserValue, fill: Fill) -> UserValue:
 
 
 def unfilled(fill: Fill) -> ParameterError:
-    """The error of a hole that is played without a value."""
+    """Error for a hole that is played before it was filled."""
     if fill.argument is None:
         told = "its value comes from the caller's Python. Play the program from hold to hold."
         return ParameterError(f"hold {fill.hold}", told, where=fill.where)
@@ -60,10 +60,10 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
 
 
 def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
-    """The answer to a question about known values.
+    """Truth value of a condition whose two sides are known.
 
     Raises:
-        ParameterError: they can't be compared.
+        ParameterError: the sides can't be compared.
     """
     try:
         return bool(left) if condition.sign == "true" else bool(_SIGNS[condition.sign](left, right))
@@ -73,10 +73,13 @@ def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
 
 
 def holds(condition: Condition, value: ValueOf) -> bool:
-    """Tell whether a condition holds.
+    """Returns True if a condition holds.
+
+    Args:
+        value: returns the value of a node or argument.
 
     Raises:
-        ParameterError: it can't be told of such values.
+        ParameterError: the condition is not defined for these values.
     """
     if condition.sign == "readable":
         return _readable(value(condition.left), condition.left)
@@ -93,7 +96,7 @@ def _readable(value: Any, fill: Fill) -> bool:
 
 
 def asked(decision: Decision) -> Iterator[Path]:
-    """Paths of the nodes whose values a decision needs."""
+    """Yields the paths of the nodes whose values a decision needs."""
     if decision.condition is not None:
         for side in (decision.condition.left, decision.condition.right):
             if isinstance(side, Fill) and side.node is not None:
@@ -101,9 +104,11 @@ def asked(decision: Decision) -> Iterator[Path]:
 
 
 def check_decisions(program: Program) -> None:
-    """
+    """Checks the decisions of a program.
+
     Raises:
-        ParameterError: a decision is on parts that are not there, or not on later ones.
+        ParameterError: a decision has the wrong number of parts, or names a part that does not exist or is not a later
+            one.
     """
     decisions = [program.decision, *(part.decision for part in program.parts)]
     for own, decision in enumerate(decisions, -1):
@@ -119,7 +124,12 @@ def check_decisions(program: Program) -> None:
 
 
 def walked(nodes: Sequence[Node], path: Path = (), first: int = 0) -> Iterator[tuple[Path, Node]]:
-    """All nodes of a branch, those of its forks included, with their paths. `first`: place of the first one."""
+    """Yields all nodes of a branch, including those of its forks, with their paths.
+
+    Args:
+        path: path of the branch.
+        first: index of the first node in the branch.
+    """
     for place, node in enumerate(nodes, first):
         own = (*path, place)
         yield own, node
@@ -129,7 +139,7 @@ def walked(nodes: Sequence[Node], path: Path = (), first: int = 0) -> Iterator[t
 
 
 def all_nodes(nodes: Sequence[Node], parts: Sequence[Part]) -> Iterator[tuple[Path, Node]]:
-    """All nodes of a program, those of its parts included, with their paths."""
+    """Yields all nodes of a program, including those of its parts, with their paths."""
     yield from walked(nodes)
     for part in parts:
         for each in part.added:
@@ -137,7 +147,7 @@ def all_nodes(nodes: Sequence[Node], parts: Sequence[Part]) -> Iterator[tuple[Pa
 
 
 def with_added(nodes: tuple[Node, ...], added: Iterable[Added]) -> tuple[Node, ...]:
-    """Nodes of a main branch, and further ones of its branches."""
+    """Nodes of a main branch, extended by further nodes of its branches."""
     for each in added:
         nodes = _with(nodes, each.path, each.nodes)
     return nodes
@@ -156,13 +166,13 @@ def _with(nodes: tuple[Node, ...], path: Path, more: tuple[Node, ...]) -> tuple[
 
 
 def decided(program: Program, row: Mapping[str, UserValue]) -> Program:
-    """The program of a row: decisions by its arguments are made, and parts that can't come are empty.
+    """Program of a row: decisions that depend on arguments are made, and parts that can't be reached are emptied.
 
     Raises:
-        ParameterError: an argument is not what can be decided by, with the line.
+        ParameterError: an argument's value can't be used in its condition; the error names the line.
     """
     parts = list(program.parts)
-    for number in reversed(range(len(parts))):  # decisions are on later parts, which are final then
+    for number in reversed(range(len(parts))):  # decisions lead to later parts, which have been decided by then
         more, decision = _decided(parts[number].decision, parts, row)
         parts[number] = Part((*parts[number].added, *more), decision)
     more, decision = _decided(program.decision, parts, row)
@@ -179,7 +189,7 @@ def decided(program: Program, row: Mapping[str, UserValue]) -> Program:
 def _decided(
     decision: Decision | None, parts: Sequence[Part], row: Mapping[str, Any]
 ) -> tuple[tuple[Added, ...], Decision | None]:
-    """Outcome of a decision in a row: nodes, and the decision that is left."""
+    """Result of a decision for a row: nodes to add, and the decision that remains."""
     condition = None if decision is None else decision.condition
     if decision is None or condition is None:
         return (), decision
@@ -201,18 +211,18 @@ def _of_row(side: Any, row: Mapping[str, Any]) -> Any:
 
 
 def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
-    """A value as it can stand in a condition. Raises ParameterError: it can't."""
+    """Value in the form of a condition's constant. Raises ParameterError if that is impossible."""
     found: Any = tuple(value) if isinstance(value, list | tuple | dict) else value
     for each in found if isinstance(found, tuple) else (found,):
         if each is not None and type(each) not in (str, int, float, bool):
             raise ParameterError(
                 "a decision", f"{shown(value)} can't be compared in a condition.", where=condition.left.where
             )
-    return found  # type: ignore[no-any-return] # it was checked
+    return found  # type: ignore[no-any-return]  # the value was checked
 
 
-def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, of the type that the caller knows
-    """The node of a path."""
+def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, whose type the caller knows
+    """Node with a path."""
     found: Any = nodes
     for i, step in enumerate(path):
         found = found[step] if not i % 2 else found.branches[step]
@@ -220,10 +230,10 @@ def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, of the type th
 
 
 def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
-    """The nodes that have come, as of a program without decisions.
+    """Nodes that were played, as in a program without decisions.
 
     Args:
-        value: of a node, by its path and itself. Raises LookupError: it has none.
+        value: returns the value of a node, given its path and the node. Raises LookupError if the node has no value.
     """
     nodes = program.nodes
 
@@ -237,20 +247,22 @@ def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tupl
 
 
 def outcomes(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> tuple[int, ...]:
-    """Outcomes of a program's decisions, from its first decision on.
+    """Outcomes of a program's decisions, from the first one on, as far as they are known: 0 if the condition holds, 1
+    if not.
 
     Args:
-        value: raises LookupError where there is none.
+        value: returns the value of a node. Raises LookupError if the node has no value.
     """
     return tuple([outcome for outcome, _ in _followed(decision, parts, value)])
 
 
 def _followed(decision: Decision | None, parts: Sequence[Part], value: ValueOf) -> Iterator[tuple[int, Part]]:
-    """Outcomes of decisions, and the parts that have come by them."""
+    """Yields the outcomes of decisions, with the parts that they lead to, up to the first decision without a known
+    value."""
     while decision is not None:
         try:
             outcome = 0 if decision.condition is None or holds(decision.condition, value) else 1
-        except (LookupError, ParameterError):  # what is wrong was told when it was played
+        except (LookupError, ParameterError):  # errors were raised when the program was played
             return
         part = parts[decision.parts[outcome]]
         yield outcome, part

@@ -1,4 +1,4 @@
-"""A graph as text, and for Mermaid and Graphviz."""
+"""Drawings of a graph: as text, and for Mermaid and Graphviz."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sglang_lite.program.nodes import (
 )
 from sglang_lite.protocol.sampling import given
 
-_LONGEST = 60  # characters of a text
+_LONGEST = 60  # maximum number of characters of a text
 
 
 def label(node: GraphNode) -> str:
-    """A node in a few words."""
+    """Short description of a node."""
     match node.node:
         case Text(text):
             return f"text {_short(text)}"
@@ -85,14 +85,14 @@ def _short(text: str) -> str:
 
 
 def as_text(graph: GraphRecord) -> str:
-    """A line a node: its id, its branch, what it says, where it stands. Outcomes of a branching are indented."""
+    """Listing with one line for each node: id, branch, description, location. Nodes behind a branching are indented."""
     ways = f"{len(graph.ways)} way{'s' * (len(graph.ways) > 1)}{'' if graph.complete else ', not all'}"
     title = f"{graph.program}({', '.join(graph.arguments)}): {len(graph.nodes)} nodes, {ways}"
     return "\n".join([title, *_lines(graph, graph.ways, 0, 0)])
 
 
 def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> Iterator[str]:
-    """Lines of ways that are the same up to `start`, with so many branchings."""
+    """Yields the lines of ways that are equal up to index `start`, after `asked` branchings."""
     indent = "    " * asked
     for at in range(start, len(ways[0].nodes)):
         i = ways[0].nodes[at]
@@ -114,7 +114,7 @@ def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> I
 
 
 def as_mermaid(graph: GraphRecord) -> str:
-    """A flowchart: solid arrows are order, dotted ones data."""
+    """Flowchart in Mermaid's language. Solid arrows show order, dotted ones data."""
     lines = ["flowchart TD"]
     for i, name in enumerate(_arguments(graph)):
         lines.append(f'  a{i}(["{_mermaid(name)}"])')
@@ -129,13 +129,13 @@ def as_mermaid(graph: GraphRecord) -> str:
 
 
 def _mermaid(text: str) -> str:
-    """Text in a quoted label: nothing in it is Mermaid's or HTML's."""
+    """Text for a quoted label, with all characters escaped that are special in Mermaid or HTML."""
     shown = text.encode("unicode_escape").decode().replace("\\\\", "\\") if not text.isprintable() else text
     return "".join(f"#{ord(c)};" if c in '"#<>&`;\\' else c for c in shown)
 
 
 def as_dot(graph: GraphRecord) -> str:
-    """A directed graph: solid edges are order, dashed ones data."""
+    """Directed graph in Graphviz's DOT language. Solid edges show order, dashed ones data."""
     lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
     for i, name in enumerate(_arguments(graph)):
         lines.append(f"  a{i} [label={_dot(name)}, shape=ellipse]")
@@ -153,13 +153,13 @@ def _dot(text: str) -> str:
 
 
 def _arguments(graph: GraphRecord) -> list[str]:
-    """Names of values that no node makes."""
+    """Names of the values that no node makes."""
     used = [use.name for node in graph.nodes for use in node.uses if use.source is None]
     return list(dict.fromkeys([*graph.arguments, *used]))
 
 
 def _named(graph: GraphRecord) -> Iterator[tuple[Edge, str]]:
-    """The edges, each with the name of its source in a drawing."""
+    """Yields the edges, each with the name of its source in a drawing."""
     arguments = {name: f"a{i}" for i, name in enumerate(_arguments(graph))}
     uses = {use.expression: use.name for node in graph.nodes for use in node.uses}
     for edge in graph.edges:

@@ -1,7 +1,8 @@
-"""The graph of a program, as data: what a trace saw of it. Knows nothing of who traces, checks or plays it.
+"""Graph of a program, as data: the nodes that a trace saw. Independent of the code that traces, checks or plays
+programs.
 
-A node's id is its place in `nodes`; nodes that several ways through the body share are there once. A branch is named by
-its path: () is the main one, (5, 0) the first branch of the fork (or the program called) that is node 5.
+The id of a node is its index in `nodes`; a node that several ways through the body share is stored once. A branch is
+named by its path: () is the main branch, (5, 0) the first branch of the fork (or the called program) that is node 5.
 """
 
 from __future__ import annotations
@@ -17,36 +18,41 @@ from sglang_lite.program.nodes import BaseNode, Gen, Node, Path, ScopeEnd, Selec
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.record import Record
 
-MOST_BRANCHINGS: Final = 64  # on a way
-Part: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]  # of a value; other: a key as Python shows it
+MOST_BRANCHINGS: Final = 64  # maximum number of branchings on a way
+# Step from a value to its part; "other" has the repr of a key.
+Part: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
 
 class Value(BaseNode, frozen=True, eq=False):
-    """Text of an argument or a variable: the one that the node uses."""
+    """Value of an argument or a variable, inserted as text; the node's only use names it."""
 
 
 class Picture(BaseNode, frozen=True, eq=False):
-    """An image.
+    """Image in a graph.
 
     Attributes:
-        source: as the body gives it.
+        source: representation of the image's source, as the body gives it.
     """
 
     source: str
 
 
 class Call(BaseNode, frozen=True, eq=False):
-    """A program that the body runs by itself; its nodes are a branch."""
+    """Program that the body runs by itself; its nodes are a branch.
+
+    Attributes:
+        program: name of the program.
+    """
 
     program: str
 
 
 class Branching(BaseNode, frozen=True, eq=False):
-    """A question of the body that a run answers.
+    """Question of the body whose answer only a run has.
 
     Attributes:
-        question: as it is written in Python; empty: whether the value is true, or which choice it is.
-        outcomes: all answers.
+        question: question as written in Python; empty if it asks whether the value is true, or which choice it is.
+        outcomes: all possible answers.
     """
 
     question: str
@@ -54,13 +60,13 @@ class Branching(BaseNode, frozen=True, eq=False):
 
 
 class Use(Record, frozen=True):
-    """A value that a node needs.
+    """Value that a node depends on.
 
     Attributes:
-        name: of the argument or variable.
-        parts: attributes and items that lead to it from there.
-        into: "text", "choices", "constraint", "image", "question", or the name of a parameter.
-        source: the node that makes it; None: an argument, or a value that the body has set.
+        name: name of the argument or variable.
+        parts: attributes and items that lead from there to the value.
+        into: purpose: "text", "choices", "constraint", "image", "question", or the name of a sampling parameter.
+        source: id of the node that makes the value, or None for an argument or a value that the body has set.
     """
 
     name: str
@@ -70,21 +76,21 @@ class Use(Record, frozen=True):
 
     @property
     def expression(self) -> str:
-        """The value as Python writes it."""
+        """Value as a Python expression."""
         written = {"attribute": ".{}", "item": "[{!r}]", "other": "[{}]"}
         return self.name + "".join(written[kind].format(key) for kind, key in self.parts)
 
 
 class GraphNode(Record, frozen=True):
-    """A node, and where it stands.
+    """Node of a graph, with its surroundings.
 
     Attributes:
-        node: what it says. What depends on values is left out of it: see `uses`.
-        path: of its branch.
-        role: of the turn that is open there.
-        scopes: that are open there, outermost first.
-        uses: values that it needs.
-        tools: names of those that a generation may call.
+        node: the node, without the fields that depend on values (see `uses`).
+        path: path of its branch.
+        role: role of the open turn, or None.
+        scopes: names of the open scopes, outermost first.
+        uses: values that the node depends on.
+        tools: names of the tools that a generation may call.
         joins: paths of the branches that a join ends.
     """
 
@@ -98,26 +104,29 @@ class GraphNode(Record, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind of the node: "Text", "Gen" …"""
+        """Type name of the node: "Text", "Gen" …"""
         return type(self.node).__name__
 
     @property
     def where(self) -> Location | None:
-        """The user's line."""
+        """Line of the user's code, or None if unknown."""
         return self.node.where
 
     @property
     def name(self) -> str | None:
-        """The name of the variable that it makes."""
+        """Name of the variable that the node makes, or None."""
         return self.node.name if isinstance(self.node, Gen | Select | ScopeEnd) else None
 
 
 class Problem(Record, frozen=True):
-    """An error that ended a way.
+    """Error that ended a way.
 
     Attributes:
-        kind: its class.
-        ours: it is one of this package.
+        kind: class name of the error.
+        message: message of the error.
+        hint: suggested correction.
+        where: line of the user's code, or None if unknown.
+        ours: True if the class belongs to this package.
     """
 
     kind: str
@@ -128,14 +137,14 @@ class Problem(Record, frozen=True):
 
 
 class Way(Record, frozen=True):
-    """A way through the body.
+    """Way through the body.
 
     Attributes:
-        nodes: ids, in the order in which the body has added them.
-        outcomes: of the branchings among them.
-        ended: "cut": there was more of it than was followed.
-        problem: the error that it raised.
-        returns: the body has returned something.
+        nodes: ids, in the order in which the body has added the nodes.
+        outcomes: indices of the outcomes of its branchings, in order.
+        ended: "returned", "raised", or "cut" if the way was not followed to its end.
+        problem: error that the body raised, or None.
+        returns: True if the body returned a value.
     """
 
     nodes: tuple[int, ...]
@@ -146,7 +155,12 @@ class Way(Record, frozen=True):
 
 
 class Change(Record, frozen=True):
-    """A text that is another one each time the body is run with the same arguments."""
+    """Text that differs each time the body is run with the same arguments.
+
+    Attributes:
+        node: id of the text's node.
+        first, second: text in two traces.
+    """
 
     node: int
     first: str
@@ -155,12 +169,12 @@ class Change(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge of the graph.
+    """Edge of the graph.
 
     Attributes:
-        source, target: ids; a source of None is the argument `label`.
-        kind: "order": the target comes next; "data": it needs the source's value.
-        label: the outcome of a branching, or the value.
+        source, target: ids; a source of None stands for the argument in `label`.
+        kind: "order" if the target comes next, "data" if the target depends on the source's value.
+        label: outcome of a branching, or expression of the value.
     """
 
     source: int | None
@@ -170,17 +184,17 @@ class Edge:
 
 
 class GraphRecord(Record, frozen=True):
-    """The graph of a program.
+    """Graph of a program.
 
     Attributes:
-        program: its name.
-        arguments: names of those that were not given.
-        nodes: in the order in which they were first added.
-        ways: through the body; more than one where it was explored.
-        complete: there are no other ways.
-        read: ids of nodes whose value the body reads, or that a node uses.
+        program: name of the program.
+        arguments: names of the arguments that were not given.
+        nodes: nodes in the order in which they were first added.
+        ways: ways through the body; more than one if the body was explored.
+        complete: True if `ways` contains all ways.
+        read: ids of the nodes whose value is read by the body or used by another node.
         changes: texts that differ from run to run.
-        unreached: lines that would add a node and that no way comes to.
+        unreached: lines that would add a node, but that no way reaches.
     """
 
     program: str
@@ -215,7 +229,7 @@ class GraphRecord(Record, frozen=True):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Edges by their targets."""
+        """Edges in the order of their targets."""
         found = dict.fromkeys(edge for way in self.ways for edge in self._order(way))
         for i, node in enumerate(self.nodes):
             for use in node.uses:
@@ -223,8 +237,8 @@ class GraphRecord(Record, frozen=True):
         return tuple(sorted(found, key=lambda edge: edge.target))
 
     def _order(self, way: Way) -> Iterator[Edge]:
-        last: dict[Path, int] = {}  # of each branch
-        asked: tuple[int, str, int | None] | None = None  # the branching just before, its outcome, what was before it
+        last: dict[Path, int] = {}  # last node of each branch
+        asked: tuple[int, str, int | None] | None = None  # preceding branching, its outcome, and the node before it
         before: int | None = None
         outcomes = iter(way.outcomes)
         for i in way.nodes:
@@ -245,10 +259,10 @@ class GraphRecord(Record, frozen=True):
             before = i
 
     def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
-        """The graph with the values of arguments in its texts.
+        """Graph in which the values of arguments have become text.
 
         Raises:
-            ParameterError: the row has no such argument, or the value no such attribute or item.
+            ParameterError: an argument's value lacks an attribute or item that the body reads.
         """
         nodes = [_filled(node, row) for node in self.nodes]
         left = tuple(name for name in self.arguments if name not in row)
@@ -256,7 +270,7 @@ class GraphRecord(Record, frozen=True):
 
 
 def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
-    """A node with the values of arguments: a value becomes text. (Images stay what they are.)"""
+    """Node in which the value of an argument has become text. Other nodes (images too) are returned unchanged."""
     use = node.uses[0] if isinstance(node.node, Value) else None
     if use is None or use.source is not None or use.name not in row:
         return node

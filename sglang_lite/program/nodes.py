@@ -1,12 +1,12 @@
-"""The nodes of a program, as plain data: the one form that it has.
+"""Nodes of a program, as plain data.
 
-The language makes them, an interpreter queues them, a backend that plays whole programs is handed them, tracing records
-them. A program is a tree of branches, each a sequence of nodes that only grows. A branch is named by its path: () is
-the main one, (2, 0) the first branch of the fork that is node 2 of it.
+The language makes nodes, an interpreter queues them, a backend that plays whole programs receives them, and tracing
+records them. A program is a tree of branches, each a sequence of nodes to which nodes can only be appended. A branch is
+named by its path: () is the main branch, (2, 0) the first branch of the fork that is node 2 of the main branch.
 
-What is the caller's own Python (a check, a reader of values, a method of choosing, another backend) is in no node: such
-a node is `held`. What came of it is told and not appended; the branch stops there, without a slot, until the caller's
-verdict comes as further nodes.
+No node contains the caller's own Python (a check, a reader of values, a method of choosing, another backend): a node
+that needs it is `held`. The result of a held node is reported and not appended; the branch pauses there, without a
+slot, until the caller's decision arrives as further nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 
 class Expression:
-    """Base of what can be added to a state. `+` with text or another expression makes a list."""
+    """Base of everything that can be added to a state. `+` with text or another expression makes an `Expressions`."""
 
     __slots__ = ()
 
@@ -45,24 +45,24 @@ class Expression:
         return Expressions((*_summands(as_expression(other)), *_summands(self)))
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError: written into a string it would be its name there, and never be played."""
+        """Raises ParameterError: an expression formatted into a string would be mere text and never be played."""
         raise ParameterError(
             "+", f"{self!r:.60} can't be written into a string.",
             hint="Add it: s += \"…\" + sgl.gen(…). Read its value as s[name].",
         )  # fmt: skip
 
     def walk(self) -> Iterator[Expression]:
-        """The parts of it, in order, without the lists."""
+        """Yields the elementary expressions in order, with lists flattened."""
         yield self
 
     def print_graph_dfs(self) -> None:
-        """Prints the parts of it, one a line."""
+        """Prints the elementary expressions, one a line."""
         for i, part in enumerate(self.walk()):
             print(f"%{i} = {part!r}")
 
 
 class Expressions(Expression):
-    """Expressions, one after another."""
+    """Sequence of expressions."""
 
     __slots__ = ("expr_list",)
 
@@ -77,7 +77,7 @@ class Expressions(Expression):
         return f"ExprList({list(self.expr_list)!r})"
 
     def __enter__(self) -> NoReturn:
-        """Raises ParameterError: only a state's turns can be open."""
+        """Raises ParameterError: only the turns of a state can be opened with `with`."""
         role = next((part.role for part in self.walk() if isinstance(part, TurnBegin)), "user")
         hint = f"Write with s.{role}():, or s += sgl.{role}(…)."
         raise ParameterError("with", "a turn outside a program can't be opened.", hint=hint)
@@ -90,7 +90,7 @@ def _summands(expression: Expression) -> tuple[Expression, ...]:
 
 
 def as_expression(value: object) -> Expression:
-    """Text as a node; an expression as it is. Raises ParameterError: it is neither."""
+    """Converts a string to a Text node; returns expressions unchanged. Raises ParameterError for other values."""
     if isinstance(value, str):
         check_awaited("+", value)
         return Text(value)
@@ -105,7 +105,7 @@ _UNAWAITED = re.compile(
 
 
 def check_awaited(operator: str, text: str, where: Location | None = None) -> None:
-    """Raises ParameterError: a text was made with a coroutine of this package, where its result was meant."""
+    """Raises ParameterError if a text contains the repr of a coroutine of this package, which was not awaited."""
     if "<coroutine object " in text and (found := _UNAWAITED.search(text)):
         raise ParameterError(
             operator, f"the text has {found[0]!r}, a coroutine that was not awaited.",
@@ -114,7 +114,7 @@ def check_awaited(operator: str, text: str, where: Location | None = None) -> No
 
 
 def not_addable(operator: str, value: object, where: Location | None = None) -> ParameterError:
-    """The error for what is neither text nor an expression."""
+    """Error for a value that is neither text nor an expression, with a hint that depends on its type."""
     hint = "Turn it into a string: str(…)."
     if inspect.isawaitable(value):
         name = getattr(value, "__name__", "…")
@@ -122,7 +122,7 @@ def not_addable(operator: str, value: object, where: Location | None = None) -> 
         if name == "arun":
             hint = "Add the program itself: s += program(…)."
         if inspect.iscoroutine(value):
-            value.close()  # nobody will await it, and this error says so
+            value.close()  # suppresses Python's warning about a coroutine that was never awaited
     elif isinstance(value, list | tuple):
         hint = "Add the parts with +: s += sgl.user(…) + sgl.assistant(…)."
     elif isinstance(value, dict):
@@ -139,16 +139,16 @@ _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
 
 def _wrong(node: BaseNode, name: str, wanted: str) -> ParameterError:
-    """The error of a node that has something of another type."""
+    """Error for a node whose field `name` has the wrong type."""
     told = f"a {type(node).__name__} needs {wanted} here, not {shown(getattr(node, name))}."
     return ParameterError(name, told, where=node.where)
 
 
 class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
-    """Base of all nodes. Two that say the same are equal, wherever they stand.
+    """Base of all nodes. Two nodes are equal if all fields but `where` are equal.
 
     Attributes:
-        where: the user's line that made it.
+        where: line of the user's code that made the node, or None if unknown.
     """
 
     where: Location | None = None
@@ -174,11 +174,13 @@ def _said(node: BaseNode) -> tuple[object, ...]:
 
 
 class Text(BaseNode, frozen=True, eq=False):
-    """Text, as it is.
+    """Literal text.
 
     Attributes:
-        ids: its tokens, where a model wrote it.
-        special: as in Span.
+        text: the text.
+        ids: token ids, if a model wrote the text.
+        special: True if special tokens that are spelled out in the text are tokenised as such; False if they are plain
+            characters (see Span).
     """
 
     text: str
@@ -191,16 +193,17 @@ class Text(BaseNode, frozen=True, eq=False):
 
 
 class Fill(BaseNode, frozen=True, eq=False):
-    """Text that is not known when the program is written: of an argument, of an earlier node, or of a hold.
+    """Text that is not known when the program is written: the value of an argument, of an earlier node, or of a hold.
 
     Attributes:
-        argument: its name; a program that is played has none left (see program/compiled.py).
-        node: path of a generation or selection in any branch: the branch waits here until that has its value, a text
-            (or a list, of several samples).
-        hold: number of a value that the caller's Python makes of what has come; no engine plays a program that has one.
-        steps: items to take of the value, one after another.
-        special: as in Span.
-        read: how the value is read of the node's text; None: it is the text.
+        argument: name of the argument; only in compiled programs that are not filled yet (see program/compiled.py).
+        node: path of a generation or selection in any branch. The branch waits here until that node has its value, a
+            text (or a list of texts for several samples).
+        steps: keys and indices of items to take from the value, one after another.
+        special: as in Text.
+        read: type as which the node's text is read, or None for the text itself.
+        hold: number of a value that the caller's Python computes from earlier results; no engine plays a program that
+            contains one.
     """
 
     argument: str | None = None
@@ -216,10 +219,11 @@ class Fill(BaseNode, frozen=True, eq=False):
 
 
 class ImagePart(BaseNode, frozen=True, eq=False):
-    """An image.
+    """Image in the text.
 
     Attributes:
-        text: what stands for it in the text of a chat template.
+        image: the image.
+        text: placeholder of the image in the text of a chat template.
     """
 
     image: Image
@@ -227,7 +231,7 @@ class ImagePart(BaseNode, frozen=True, eq=False):
 
 
 class TurnBegin(BaseNode, frozen=True, eq=False):
-    """The start of a turn. The text that a template has there is a node of its own, before it."""
+    """Start of a turn. The template's text before the turn is a separate node, before this one."""
 
     role: str
 
@@ -237,7 +241,8 @@ class TurnBegin(BaseNode, frozen=True, eq=False):
 
 
 class TurnEnd(BaseNode, frozen=True, eq=False):
-    """The end of a turn; the open turn must be of this role. The template's text comes after it."""
+    """End of a turn; the open turn must have this role. The template's text behind the turn is a separate node, after
+    this one."""
 
     role: str
 
@@ -247,7 +252,7 @@ class TurnEnd(BaseNode, frozen=True, eq=False):
 
 
 class ScopeBegin(BaseNode, frozen=True, eq=False):
-    """The start of a scope: text from here on is collected into a variable, too."""
+    """Start of a scope: the text up to its end is also collected into a variable."""
 
     name: str
 
@@ -257,7 +262,7 @@ class ScopeBegin(BaseNode, frozen=True, eq=False):
 
 
 class ScopeEnd(BaseNode, frozen=True, eq=False):
-    """The end of a scope: its variable has its text."""
+    """End of a scope: its variable is set to its text."""
 
     name: str
 
@@ -267,11 +272,13 @@ class ScopeEnd(BaseNode, frozen=True, eq=False):
 
 
 class Gen(BaseNode, frozen=True, eq=False):
-    """A generation. Its first sample goes into the text.
+    """Generation. Its first sample is appended to the text.
 
     Attributes:
-        name: of the variable.
-        held: nothing goes into the text.
+        name: name of the variable, or None.
+        params: sampling parameters.
+        constraint: constraint of the generated text, or None.
+        held: True if the caller decides on the result, so that nothing is appended to the text.
     """
 
     name: str | None
@@ -289,14 +296,16 @@ class Gen(BaseNode, frozen=True, eq=False):
 
 
 class Select(BaseNode, frozen=True, eq=False):
-    """A choice among texts, which goes into the text.
+    """Choice among texts. The chosen text is appended.
 
     Attributes:
-        method: how it is chosen; None: the caller will say (the node is held).
-        temperature: above 0, a draw from the softmax of the method's scores.
-        seed: of that draw; UNSET for a fresh one.
-        unconditional: score the choices without the prompt, too.
-        special: of the choices, as in Span.
+        name: name of the variable, or None.
+        choices: texts to choose from.
+        method: name of the method of choosing, or None if the caller chooses (the node is held).
+        temperature: if above 0, the choice is drawn from the softmax of the method's scores.
+        seed: seed of that draw, or UNSET for a random one.
+        unconditional: True if the choices are also scored without the prompt.
+        special: as in Text, for the choices.
     """
 
     name: str | None
@@ -317,9 +326,14 @@ class Select(BaseNode, frozen=True, eq=False):
 
 
 class GrammarBegin(BaseNode, frozen=True, eq=False):
-    """The start of a grammar: all text from here on, `text` before it, is in the language of a constraint. Choices that
-    it does not allow are left out of a selection; a fork's branches need not complete it, and text between which
-    nothing is generated or selected is not checked: its author has."""
+    """Start of a grammar: `text`, followed by all text up to the grammar's end, is in the language of `constraint`.
+    Choices that the grammar does not allow are left out of a selection. A fork's branches need not complete the
+    grammar. Text without a generation or selection in between is not checked here: its author has checked it.
+
+    Attributes:
+        constraint: constraint on the text.
+        text: beginning of the grammar's text, if the grammar was opened before this node; it is not appended.
+    """
 
     constraint: Constraint
     text: str = ""
@@ -332,11 +346,15 @@ class GrammarBegin(BaseNode, frozen=True, eq=False):
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):
-    """The end of a grammar: the text in it is complete."""
+    """End of a grammar: the text in it is complete."""
 
 
 class Fork(BaseNode, frozen=True, eq=False):
-    """Branches that continue from here, beside what follows, each with the nodes that are known of it."""
+    """Branches that continue from here, in parallel to the following nodes of this branch.
+
+    Attributes:
+        branches: for each branch, the nodes of it that are known so far.
+    """
 
     branches: tuple[tuple[Node, ...], ...]
 
@@ -350,13 +368,14 @@ class Fork(BaseNode, frozen=True, eq=False):
 
 
 class Join(BaseNode, frozen=True, eq=False):
-    """The end of branches.
+    """End of branches.
 
     Attributes:
-        fork: the place of the fork among this branch's nodes; None: every fork since the last join.
-        ends: of each branch, how many of its nodes are waited for; (): all there are.
-        mode: "concate_and_append": waits for the branches and appends the texts that they added. "gather_variable":
-            appends nothing and waits for nothing; each variable of theirs is a list from here on, an item a branch.
+        fork: index of the fork among this branch's nodes, or None for all forks since the last join.
+        ends: for each branch, the number of its nodes that are waited for; () for all of them.
+        mode: "concate_and_append" waits for the branches and appends the texts that they have added. "gather_variable"
+            neither appends nor waits; from here on each variable of the branches is a list with one item for each
+            branch.
     """
 
     fork: int | None = None
@@ -365,14 +384,15 @@ class Join(BaseNode, frozen=True, eq=False):
 
 
 class Mark(BaseNode, frozen=True, eq=False):
-    """A place to come back to."""
+    """Place in a branch to which a rollback can return."""
 
 
 class Rollback(BaseNode, frozen=True, eq=False):
-    """Ends what is queued or under way after a mark, and goes back to it. Takes effect as soon as it comes.
+    """Cancels the queued and running nodes behind a mark, and returns to the mark. Takes effect as soon as it is
+    received.
 
     Attributes:
-        mark: the mark's place among this branch's nodes.
+        mark: index of the mark among this branch's nodes.
     """
 
     mark: int
@@ -385,12 +405,12 @@ Node: TypeAlias = (
 
 
 class Condition(Record, frozen=True):
-    """A question about the value of a node.
+    """Condition on the value of a node.
 
     Attributes:
-        left: the value; of an argument only in a compiled program.
-        sign: of the comparison; "true" asks whether it is not empty, or not 0, "readable" whether it can be read.
-        right: what it is compared with, is in, or contains.
+        left: the value; that of an argument only in a compiled program.
+        sign: operator of the comparison; "true" tests the truth value, "readable" whether the value can be read.
+        right: value that the left side is compared with, is in, or contains.
     """
 
     left: Fill
@@ -399,12 +419,12 @@ class Condition(Record, frozen=True):
 
 
 class Decision(Record, frozen=True):
-    """A decision on what comes next of a program.
+    """Decision between parts of a program.
 
     Attributes:
-        parts: places among the program's parts: of the one that comes if the condition holds and of the one that comes
-            if not; without a condition, of the one that comes.
-        condition: None: there is none.
+        parts: indices of parts: of the one that is played if the condition holds, and of the one that is played if not;
+            a single index if there is no condition.
+        condition: condition, or None to continue with the only part.
         after: paths of nodes that have to be played before.
     """
 
@@ -417,7 +437,9 @@ class Added(Record, frozen=True):
     """Further nodes of a branch.
 
     Attributes:
-        first: the place of the first of them in the branch.
+        path: path of the branch.
+        first: index of the first of these nodes in the branch.
+        nodes: the nodes.
     """
 
     path: Path
@@ -426,19 +448,19 @@ class Added(Record, frozen=True):
 
 
 class Part(Record, frozen=True):
-    """A part of a program that comes by a decision, and the decision on what comes after it, if any."""
+    """Part of a program that a decision leads to, and the decision behind it, if any."""
 
     added: tuple[Added, ...] = ()
     decision: Decision | None = None
 
 
 class Program(Record, frozen=True):
-    """A whole program.
+    """Whole program.
 
     Attributes:
-        nodes: of its main branch, those of its forks in them.
-        decision: on what comes after them; None: nothing does.
-        parts: that may come. Decisions in a part are on later ones, so that every program ends.
+        nodes: nodes of the main branch, including those of its forks.
+        decision: decision behind these nodes, or None if nothing follows.
+        parts: parts that decisions lead to. Decisions in a part lead to later parts only, so that every program ends.
     """
 
     nodes: tuple[Node, ...]

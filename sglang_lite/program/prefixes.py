@@ -1,8 +1,7 @@
-"""Prefixes that runs of a program share, counted in tokens from its graphs: one a run, filled with its arguments.
+"""Prefixes that the runs of a program share, counted in tokens: from one graph for each run, filled with its arguments.
 
-A prompt is the text before a generation or selection in its branch. Generated text is unlike any other and counts no
-tokens, as nobody knows it; nor do values that are still open and images. Where a graph has several ways, the first
-counts.
+A prompt is the text before a generation or selection in its branch. Generated text is unknown, so it counts no tokens
+and never equals other text; nor do open values and images count. If a graph has several ways, the first one counts.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from sglang_lite.program.graph import GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import Fork, Gen, Join, Mark, Path, Rollback, Select, Text
 from sglang_lite.protocol import Span
 
-_DEEPEST: Final = 40  # forkings of a tree that is shown
-_MOST_SHOWN: Final = 6  # continuations of a prefix, in print
-_LONGEST: Final = 60  # characters of a text there
+_DEEPEST: Final = 40  # maximum depth of a tree that is built
+_MOST_SHOWN: Final = 6  # maximum number of printed continuations of a prefix
+_LONGEST: Final = 60  # maximum number of printed characters of a text
 
-_Unknown: TypeAlias = tuple[object, ...]  # what tells unknown text from all other
+_Unknown: TypeAlias = tuple[object, ...]  # identity of unknown text
 _Segments: TypeAlias = tuple[Span | _Unknown, ...]
 
 
 class Counter(Protocol):
-    """A tokenizer, as far as it is needed here."""
+    """Interface of a tokenizer, as far as it is needed here."""
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
-        """The tokens of spans; `first`: they start a prompt."""
+        """Token ids of spans. `first` is True if they start a prompt."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Text of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A stretch of text in the tree of prompts.
+    """Text segment in the tree of prompts.
 
     Attributes:
-        text: its known text; cut where it is long.
-        tokens: of the stretch.
-        prompts: longest prompts of branches that go through it.
+        text: known text of the segment, at most 1,000 characters.
+        tokens: number of tokens of the segment.
+        prompts: number of branches whose longest prompt contains the segment.
         after: continuations.
     """
 
@@ -55,14 +54,14 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The prompts of some runs, as a tree.
+    """Prompts of several runs, as a prefix tree.
 
     Attributes:
-        runs: how many.
-        prompts: generations and selections in them.
-        tokens: of all prompts, each counted whole.
-        unique: of the tree: what is computed where every prefix is computed once.
-        root: the tree.
+        runs: number of runs.
+        prompts: number of generations and selections in the runs.
+        tokens: total number of tokens of all prompts, each counted whole.
+        unique: number of tokens in the tree: those computed if every prefix is computed once.
+        root: root of the tree.
     """
 
     runs: int
@@ -73,7 +72,7 @@ class PrefixTree:
 
     @property
     def shared(self) -> float:
-        """The share of prompt tokens that a cache of sufficient size serves."""
+        """Fraction of the prompt tokens that a cache of sufficient size serves."""
         return 1 - self.unique / self.tokens if self.tokens else 0.0
 
     def __str__(self) -> str:
@@ -97,10 +96,11 @@ def _tokens(prefix: Prefix) -> int:
 
 
 def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
-    """The tree of the prompts of some runs.
+    """Prefix tree of the prompts of several runs.
 
     Args:
-        graphs: one a run.
+        graphs: one graph for each run.
+        counter: tokenizer.
     """
     counted = _Counted(counter)
     longest: list[list[int]] = []
@@ -123,10 +123,10 @@ def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
 
 
 def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segments]]:
-    """Branches of generations and selections, each with what stands before it: texts, and what is unknown.
+    """Yields the branch of each generation and selection, with its prompt: texts, and ids of unknown text.
 
     Args:
-        run: its number; what is unknown in one run is unlike that of others.
+        run: number of the run; unknown text of one run never equals that of another.
     """
     said: dict[Path, list[Span | _Unknown]] = {}
     marks: dict[Path, list[int]] = {}
@@ -154,12 +154,13 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segmen
 
 
 def _open(node: GraphNode, i: int) -> _Unknown:
-    """Identity of a value that is open: that of an argument is the same all over a run."""
+    """Identity of an open value: an argument's value is the same everywhere in a run."""
     return (node.uses[0].expression,) if node.uses and node.uses[0].source is None else (i,)
 
 
 class _Counted:
-    """Prompts as items: tokens, and for what is unknown a number below 0. What was tokenised once is known."""
+    """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text. Tokenised spans are
+    cached."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -184,7 +185,7 @@ class _Counted:
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """Number of items at the beginning of both."""
+    """Number of equal items at the beginning of two sequences."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
@@ -192,7 +193,7 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: int) -> Prefix:
-    """The tree of sorted prompts that are the same up to `start`."""
+    """Tree of sorted prompts that are equal up to index `start`."""
     if not prompts:
         return Prefix("", 0, 0)
     end = common_length(prompts[0], prompts[-1])
@@ -208,6 +209,6 @@ def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: in
 
 
 def replaced(graph: GraphRecord, order: Sequence[int]) -> GraphRecord:
-    """The graph with the nodes of its first way in another order."""
+    """Graph with the nodes of its first way in another order."""
     way = msgspec.structs.replace(graph.ways[0], nodes=tuple(order))
     return msgspec.structs.replace(graph, ways=(way,))

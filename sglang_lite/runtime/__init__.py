@@ -1,3 +1,3 @@
-"""The engine. Nothing of it is imported before torch's threads are told how to wait."""
+"""The engine's runtime. Importing it first bounds the spinning of torch's threads (openmp.py)."""
 
 from sglang_lite.runtime import openmp as openmp

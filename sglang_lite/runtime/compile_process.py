@@ -1,5 +1,5 @@
-"""The process that compiles kernels for a GPU, as an engine's process knows it. Light: where the cache of kernels is
-empty, it is started before torch is imported, and both import that at a time."""
+"""Handle of the process that compiles GPU kernels. Imports little: if the kernel cache is empty, the process is started
+before torch is imported, so that both processes import torch in parallel."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from sglang_lite.runtime.socket_pair import socket_pair
 
 logger = logging.getLogger("sglang_lite")
 
-MARKS = "sglang_lite"  # folder in the cache that says of which runners it has all kernels
+MARKS = "sglang_lite"  # folder in Triton's cache, with a marker file per runner and model whose kernels are cached
 MODULE = "sglang_lite.runtime.executor.compile_ahead"
 DRIVER = Path("/proc/driver/nvidia/version")
-PATIENCE_S = 60.0  # between two kernels
+PATIENCE_S = 60.0  # longest wait for the next kernel
 
 
 class CompileProcess:
-    """A process that waits for work, and tells which kernels are in the cache.
+    """Process that compiles kernels into the cache, and reports each one by its digest.
 
     Raises:
-        OSError: it can't be started.
+        OSError: the process can't be started.
     """
 
     def __init__(self) -> None:
         self._told: set[bytes] = set()
         self._rest = b""
         ours, theirs = socket_pair()
-        # Ctrl-C is the caller's. This process's paths come before anything is imported.
+        # Ctrl-C is left to the caller's process. The module search path is set before anything is imported.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
             f"from {MODULE} import main; main({theirs.fileno()})"
@@ -53,14 +53,15 @@ class CompileProcess:
         self._line: socket.socket | None = ours
 
     def send(self, work: bytes) -> None:
-        """Hands it all that it is to do."""
+        """Sends the description of all kernels to compile; nothing can be sent after it."""
         assert self._line is not None
-        with contextlib.suppress(OSError):  # it has ended or stands still, which whoever waits for it hears
+        with contextlib.suppress(OSError):  # the process has ended or hangs; `wait_for` will notice
             self._line.sendall(work)
             self._line.shutdown(socket.SHUT_WR)
 
     def wait_for(self, kernel: str) -> None:
-        """Waits until a kernel is in the cache, or none can be expected any more, which the log says."""
+        """Waits until the kernel with this digest is in the cache, or the process has ended or stopped responding
+        (logged)."""
         while self._line is not None and kernel.encode() not in self._told:
             try:
                 data = self._line.recv(1 << 16)
@@ -87,33 +88,34 @@ class CompileProcess:
         self.end()
 
     def end(self) -> None:
-        """Ends it and what it has started, if they still run."""
+        """Kills the process and its children, if they still run."""
         if self._line is None:
             return
         self._line.close()
         self._line = None
-        with contextlib.suppress(OSError):  # it has none any more
+        with contextlib.suppress(OSError):  # the process group has already ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def start_early(model: str, device: str, processes: int | None) -> CompileProcess | None:
-    """A process, where it is likely to have work: there is a GPU, and the cache has none of the model's kernels.
+    """Starts a compile process early if it is likely to have work: an NVIDIA driver is present, and the cache has no
+    kernels of the model. Returns None if not, or if the process can't be started.
 
     Args:
-        model, device, processes: as a config has them.
+        model, device, processes: fields `model`, `device` and `compile_processes` of an EngineConfig.
     """
     if device == "cpu" or processes == 0 or not DRIVER.exists() or mark_of(model).exists():
         return None
-    with contextlib.suppress(OSError):  # it is tried again, and said, when the model is known
+    with contextlib.suppress(OSError):  # tried again, with a message, once the model is known
         return CompileProcess()
     return None
 
 
 def mark_of(model: str) -> Path:
-    """The file that says that kernels of a model are in the cache, before more is known of it than its name.
+    """Path of the marker file for a model's cached kernels, computed from the model's name alone.
 
-    Triton's folder, by its rules: importing it would take the time that is to be gained.
+    Reimplements Triton's rules for its cache folder, as importing Triton would take the time that starting early saves.
     """
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))

@@ -1,4 +1,4 @@
-"""Configuration of an engine. Every field is a keyword of `Engine` and is honoured or refused."""
+"""Configuration of an engine. Every field is a keyword of `Engine`, and is either honoured or refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.models.config_fields import shown
 from sglang_lite.runtime.structured_output.registry import ConstraintBackend
 
-# Above these the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
+# Beyond these bounds the machine fails, not the setting: positions and slots are int32, and each thread has a stack.
 _MOST = {
     "context_length": (1 << 31) - 1,
     "max_total_tokens": (1 << 31) - 1,
@@ -25,96 +25,101 @@ _MOST = {
     "page_size": 64,
     "compile_processes": 1024,
 }
-_WHOLE = -1  # of step_tokens: prompts are prefilled whole
+_WHOLE = -1  # value of step_tokens that prefills prompts whole
 DEFAULT_MODEL = "smollm2-135m"
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """
+    """Configuration of an engine, checked when it is made.
+
     Attributes:
         model: an alias (`smollm2-135m`), a Hugging Face folder, a `.gguf` file or a hub id.
         revision: branch, tag or commit of a hub id.
-        model_impl: "native" runs the model by our own code; "transformers" by transformers', over our cache: slower, of
-            any causal language model that keeps nothing but keys and values; "auto" by ours, if there is any.
-        load_format: "auto" reads the checkpoint; "safetensors" and "gguf" refuse one of another format; "dummy" draws
-            random weights of its shape.
-        skip_tokenizer_init: the checkpoint may lack a tokenizer. Where it does, prompts are token ids, and so are
-            answers: their texts are empty; text, chat templates and constraints are refused.
-        served_model_name: the model's name in answers; None for `model`.
-        weight_version: a name for the weights, which answers and `get_model_info` tell; `update_weights` may set
-            another.
-        chat_template: a Jinja template or the path of one, instead of the model's own.
-        special_tokens_in_roles: what a program writes into a turn (users' text, tools' results, choices, variables)
-            names special tokens, as text outside turns, chat templates and `generate`'s prompts always do: with True
-            a user who writes `<|im_end|>` ends the turn.
-        device: "cpu", "cuda" or "cuda:1"; "auto" is the GPU where there is one that can be used.
-        dtype: "bfloat16", "float32", "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
-            many rows, less exact); "auto" is bfloat16 where the device computes in it, else float32.
-        quantization: "fp8": the layers' matrices in 8-bit floating point (e4m3, a scale an output, and one a row of
-            activations), quantised while loading; the head and the embedding stay as they are. GPUs of compute
-            capability 8.9 (Ada, Hopper) or newer. None: as the checkpoint is: matrices of the layers
-            that it has in 8-bit floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on
-            such a GPU where `dtype` is bfloat16, exactly but for scales by blocks, which become one an output;
-            elsewhere they are dequantised while loading.
-        kv_dtype: "fp8": keys and values in 8-bit floating point (e4m3), on such a GPU; "auto" is `dtype`. Each KV
-            head's are divided by a power of two: the one that the checkpoint's scale is rounded up to where it brings
-            one, else found while loading, by running the model on a few hundred fixed tokens.
-        context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi)
-            has two sets of factors: within its original length the short ones are used, else the long ones.
-        max_total_tokens: size of the KV pool in tokens; None for what `mem_fraction` leaves on a GPU, and on a CPU for
-            512 for each of `max_running`, and at least `context_length`.
-        mem_fraction: share of a GPU's memory that weights, KV pool and everything else of this engine may take; it
-            decides the pool where `max_total_tokens` does not. Without a meaning on a CPU.
-        max_running: requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
-        max_queued: requests that may wait; one more is refused.
-        step_tokens: most tokens computed in one step; a longer prompt is prefilled in chunks. None for 512 on a CPU,
-            8,192 on a GPU. -1 for no chunks: as many as the longest sequence has.
+        model_impl: "native" runs the model with our own code; "transformers" with transformers' code over our KV cache:
+            slower, but for any causal language model that keeps nothing but keys and values; "auto" prefers our own
+            code if it supports the model.
+        load_format: "auto" reads the checkpoint in its own format; "safetensors" and "gguf" refuse another format;
+            "dummy" draws random weights of the model's shapes.
+        skip_tokenizer_init: whether the checkpoint may lack a tokenizer. If it does, prompts and answers are token ids
+            only: the texts of answers are empty, and text, chat templates and constraints are refused.
+        served_model_name: name of the model in answers; None for `model`.
+        weight_version: name of the weights, reported in answers and by `get_model_info`; `update_weights` may change
+            it.
+        chat_template: a Jinja template, or the path of one, that replaces the model's own.
+        special_tokens_in_roles: whether text that a program writes into a turn (users' text, tools' results, choices,
+            variables) can name special tokens, as text outside turns, chat templates and `generate`'s prompts always
+            can. If True, a user who writes `<|im_end|>` ends the turn.
+        device: "cpu", "cuda" or "cuda:1"; "auto" for the GPU if a usable one is found, else the CPU.
+        dtype: "bfloat16", "float32" or "float16"; "int8" quantises weights and activations (CPUs with VNNI: faster for
+            many rows, less exact); "auto" is bfloat16 if the device computes in it, else float32.
+        quantization: "fp8" quantises the layers' matrices to 8-bit floating point while loading (e4m3; one scale per
+            output, one per row of activations); the head and the embedding are not quantised. Needs a GPU of compute
+            capability 8.9 (Ada, Hopper) or newer. None keeps the checkpoint's format: layer matrices stored in 8-bit
+            floating point (fp8, fbgemm_fp8, modelopt, compressed-tensors) keep their 8 bits on such a GPU if `dtype` is
+            bfloat16, exactly except for block scales, which become one scale per output; on other devices they are
+            dequantised while loading.
+        kv_dtype: "fp8" stores keys and values in 8-bit floating point (e4m3), on a GPU as for `quantization`; "auto" is
+            `dtype`. The values of each KV head are divided by a power of two: the checkpoint's scale rounded up, or, if
+            it has none, one found while loading by running the model on a few hundred fixed tokens.
+        context_length: longest sequence in tokens; None for the model's own limit. A model with "longrope" (Phi) has
+            two sets of factors: the short ones are used if this is within its original length, else the long ones.
+        max_total_tokens: size of the KV pool in tokens. None: on a GPU, the memory that `mem_fraction` leaves; on a
+            CPU, 512 for each of `max_running`, and at least `context_length`.
+        mem_fraction: share of a GPU's memory for this engine: weights, KV pool and everything else. Sets the size of
+            the pool if `max_total_tokens` is None. Ignored on a CPU.
+        max_running: maximum number of requests computed at the same time; None for 64 on a CPU, 256 on a GPU.
+        max_queued: maximum number of waiting requests; one more is refused.
+        step_tokens: maximum number of tokens computed in one step; a longer prompt is prefilled in chunks. None for 512
+            on a CPU, 8,192 on a GPU. -1 for the longest sequence's length, so that no prompt is chunked.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
-        prefix_cache: keep and reuse computed prefixes.
-        tell_cache: where tokens of a prompt were not cached, results show the text that the cache has instead, and tell
-            of other namespaces: so of others' prompts, too. None: as True, but `sglang-lite serve` does so only if it
-            is set there. Models that read texts keep nothing to tell: they refuse True.
-        policy: which waiting request is admitted next: "lpm" (longest cached prefix), "fcfs", "priority".
-        eviction: which cached prefix is dropped for another: "lru", "lfu", "fifo", "slru".
-        overlap: plan and launch a step while the one before is still running.
-        jump_forward: "safe": text that a constraint leaves no choice about is appended as a whole, in the tokenizer's
-            own spelling, instead of token by token; tokens at its end that might merge with what follows are left to
-            the model. Not for requests with log-probabilities or a logit processor. "off": the model writes them all.
-        deterministic: one numeric path per dtype, so that a request's tokens and log-probabilities have the same bits
-            whatever runs beside it, however its prompt is cut into chunks, and whether it was found in the cache.
-            Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to 0.8 (64) of the
-            speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
-        original_logprobs: log-probabilities of generated tokens are the model's own, before penalties, biases, masks
-            and temperature. Else they are those that tokens are drawn with, before top-k, top-p and min-p; greedy ones
-            have temperature 1. Those of prompt tokens and of choices always are the model's own.
-        constraint_backend: the engine behind constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
-            "auto" takes for each constraint the fastest that keeps it. One that is named refuses what it can't keep.
-        compile_timeout_s: seconds on the CPU that compiling a constraint may take; longer fails its request alone.
-        compile_memory_mb: most memory of a process that compiles constraints, of which there are up to two.
-        cuda_graphs: decode through captured CUDA graphs on a GPU; without a meaning on a CPU.
-        compile_processes: forks of a process that compile a model's kernels for a GPU, side by side, while its weights
-            are read; the engine takes each when it is there. None are started where Triton's cache has all. 0: the
-            engine compiles them itself, one after the other. None: one a core, at most 16; 0 where there is one core.
-            Without a meaning on a CPU.
-        attention_backend: what computes attention on a GPU: "triton", our kernels, or "torch", which takes heads of any
-            size, reads no shared prefix once for all, runs without CUDA graphs, and is slower. "auto" is the first one
-            that can run the model. "flashinfer" and "flash_attn" are the packages `flashinfer-python` and
-            `flash-attn-4`, where they are installed; they read no shared prefix once for all, and flashinfer runs
-            without CUDA graphs. One that is named and can't is refused. Without a meaning on a CPU.
+        prefix_cache: whether to keep and reuse computed prefixes.
+        tell_cache: whether results explain tokens that were not cached with the text that the cache has instead, and
+            with a match in another namespace; this reveals parts of other prompts. None is True, but False for
+            `sglang-lite serve`. Refused if True for embedding models, which have no cache.
+        policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
+        eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
+        overlap: whether to plan and launch a step while the one before is still running.
+        jump_forward: "safe" appends text that a constraint forces as a whole, in the tokenizer's own spelling, instead
+            of token by token; tokens at its end that might merge with the following text are left to the model. Not for
+            requests with log-probabilities or a logit processor. "off" lets the model write every token.
+        deterministic: whether to use one numeric path per dtype, so that a request's tokens and log-probabilities have
+            the same bits whatever runs at the same time, however its prompt is cut into chunks, and whether it was
+            found in the cache. Attention is computed token by token: in bfloat16, decoding reaches 0.6 (one request) to
+            0.8 (64) of the normal speed, prefill 0.45 (512 tokens) to 0.3 (2,048). On a CPU only.
+        original_logprobs: whether log-probabilities of generated tokens are the model's own, before penalties, biases,
+            masks and temperature. If False, they are those of the distribution that tokens are drawn from, before
+            top-k, top-p and min-p; greedy requests have temperature 1. Log-probabilities of prompt tokens and choices
+            are always the model's own.
+        constraint_backend: grammar engine for constraints: "llguidance", "xgrammar", "outlines" (regexes and choices);
+            "auto" takes the fastest that can enforce each constraint. A named engine refuses constraints that it can't
+            enforce.
+        compile_timeout_s: limit of CPU time for compiling a constraint, in seconds; beyond it, only the constraint's
+            request fails.
+        compile_memory_mb: memory limit of a process that compiles constraints, in MB; up to two of them run.
+        cuda_graphs: whether to decode through captured CUDA graphs on a GPU; ignored on a CPU.
+        compile_processes: number of forked processes that compile a model's kernels for a GPU in parallel while its
+            weights are read; the engine uses each kernel as soon as it is ready. None are started if Triton's cache has
+            all kernels. 0: the engine compiles them itself, one after the other. None: one per core, at most 16; 0 on a
+            single core. Ignored on a CPU.
+        attention_backend: attention kernels on a GPU: "triton" for our own, or "torch", which supports heads of any
+            size, but doesn't share the reading of common prefixes, runs without CUDA graphs, and is slower. "auto" is
+            the first one that can run the model. "flashinfer" and "flash_attn" use the packages `flashinfer-python` and
+            `flash-attn-4` if they are installed; neither shares the reading of common prefixes, and flashinfer runs
+            without CUDA graphs. A named backend that can't run the model is refused. Ignored on a CPU.
         threads: CPU threads; None for one per physical core.
-        seed: of the requests that set none; None for fresh randomness.
-        in_process: run the engine in this process instead of one of its own: what its caller computes and what it
-            computes then wait for each other, and a fault of one is the end of both. Logit processors can be any
-            function. Where processes can't be started so (Windows) that is always done.
-        restart: start another process for later requests when the engine's has died, at most three times in five
-            minutes. Refused with `in_process`, as the two that follow.
-        stall_timeout_s: seconds after which a step that stands still is logged, with what it is doing.
-        stream_interval_s: least seconds between two times that new text is told: what comes meanwhile is joined. 0
-            tells it as it comes.
-        log_level: of this package's messages, for the whole process, in letters of any case; they are shown on standard
-            error where the caller has set up no logging. None leaves it as it is.
+        seed: base of the seeds of requests that set none; None for fresh randomness.
+        in_process: whether to run the engine in the caller's process instead of its own. The caller's computation and
+            the engine's then wait for each other, and a crash of one ends both. Logit processors can be any function.
+            On platforms that can't start the process (Windows), every engine runs so.
+        restart: whether to start another process for later requests if the engine's process has died, at most three
+            times in five minutes. Refused with `in_process`, like the next two fields.
+        stall_timeout_s: seconds after which a step that doesn't finish is logged, with what it is doing.
+        stream_interval_s: minimum number of seconds between two deltas of a stream; text in between is joined. 0 sends
+            each delta at once.
+        log_level: level of this package's log messages in the whole process, in any case of letters; they are shown on
+            standard error if the caller has set up no logging. None leaves the level unchanged.
     """
 
     model: str = DEFAULT_MODEL
@@ -216,10 +221,11 @@ class EngineConfig:
                 raise ParameterError(name, f"{getattr(self, name)!r} is not one of {', '.join(map(str, allowed))}.")
 
     def sized(self, *, gpu: bool, longest: int) -> Sizes:
-        """The sizes, with the defaults of the kind of device where none were set.
+        """Returns the sizes in force: the configured ones, or the defaults of the kind of device.
 
         Args:
-            longest: tokens of the longest sequence.
+            gpu: whether the model is on a GPU.
+            longest: length of the longest sequence, in tokens.
         """
         most = 256 if gpu else 64
         chunk = max(longest, self.max_running or most) if self.step_tokens == _WHOLE else self.step_tokens
@@ -229,7 +235,7 @@ class EngineConfig:
 
     @staticmethod
     def make(**values: UserValue) -> EngineConfig:
-        """A config from keywords. Raises ParameterError for one that does not exist."""
+        """Makes a config from keywords. Raises ParameterError if a keyword or its value is not valid."""
         known = {field.name for field in fields(EngineConfig)}
         for name in values:
             if name not in known:
@@ -250,7 +256,7 @@ FIELDS = (EngineConfig.__doc__ or "").partition("Attributes:\n")[2].rstrip()  # 
 
 
 def takes_fields(constructor: _Constructor) -> _Constructor:
-    """Gives a constructor that takes the fields as keywords, and the model also by position, their signature."""
+    """Sets the signature of a constructor to the fields of EngineConfig: all by keyword, the model also by position."""
     this = next(iter(inspect.signature(constructor).parameters.values()))
     kinds = get_type_hints(EngineConfig)
     first, *others = [
@@ -264,7 +270,7 @@ def takes_fields(constructor: _Constructor) -> _Constructor:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """max_running, step_tokens and page_size as they are in force."""
+    """Values of max_running, step_tokens and page_size in force, with the device's defaults filled in."""
 
     max_running: int
     step_tokens: int
@@ -273,12 +279,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """
+    """Capacity of an engine on its device.
+
     Attributes:
-        sizes: of the config, on this device.
-        context_length: the longest sequence that the config and the model allow, in tokens.
-        pages: of the KV cache.
-        longest: the longest sequence that fits the cache, too.
+        sizes: sizes in force: those of the config, or the device's defaults.
+        context_length: longest sequence that the config and the model allow, in tokens.
+        pages: number of pages in the KV cache.
+        longest: longest sequence that also fits the KV cache, in tokens.
     """
 
     sizes: Sizes
@@ -288,7 +295,7 @@ class Capacity:
 
     @property
     def tokens(self) -> int:
-        """Of the KV cache."""
+        """Size of the KV cache, in tokens."""
         return self.pages * self.sizes.page_size
 
 

@@ -1,4 +1,4 @@
-"""Description of a model before it is loaded: how it would run, what it takes, and what of it is refused."""
+"""Description of a model without loading it: how it would run, its sizes, and why it would be refused."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from sglang_lite.runtime.models.weights.quantization_config import read_quantisa
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Description of a model; None stands for what is not known.
+    """Description of a model; None stands for an unknown value.
 
     Attributes:
-        path: its file or folder.
-        architecture: as its file names it.
-        runs: by code of our own, or by transformers'; "" where it is refused.
-        why: reason of that.
-        serves: "generate", "embed", "score", "classify", "reward".
-        stored_bytes: of its weights, as they are stored.
-        formats: of them, by their bytes.
-        loaded_bytes: of its weights, as they are computed with.
-        dtype, device: that they are computed in.
-        cache_bytes: of a token's keys and values; 0 for a model that keeps none.
-        context_length: tokens of a sequence, or of a text that is read.
-        refused: reasons, each with the part it is about.
+        path: path of its file or folder.
+        architecture: name of its architecture in the file.
+        runs: "native" for our own code, "transformers" for transformers' code, "" if the model is refused.
+        why: reason for `runs`.
+        serves: uses of the model: "generate", "embed", "score", "classify", "reward".
+        stored_bytes: size of the weights in the file, in bytes.
+        formats: number formats of the stored weights, the one with most bytes first.
+        loaded_bytes: size of the weights in memory, in bytes.
+        dtype, device: data type and device of the computation.
+        cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
+        context_length: longest sequence (or input text of an encoder), in tokens.
+        refused: reasons why the model can't be used, each naming the part that causes it.
     """
 
     path: str
@@ -68,7 +68,7 @@ class Description:
     refused: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """The description as lines of a name and what is known."""
+        """Formats the description as text, one `name value` line per item."""
         stored, loaded = _megabytes(self.stored_bytes), _megabytes(self.loaded_bytes)
         formats = f" ({', '.join(self.formats)})" if self.formats else ""
         kind = f" ({self.dtype} on {self.device})" if self.dtype else ""
@@ -88,19 +88,19 @@ class Description:
 
 
 def describe(model: str, revision: str | None = None) -> Description:
-    """Describes a model by its config and the headers of its weights, of which none is read. Of a hub's model the
-    weights are not fetched.
+    """Describes a model by its config and the headers of its weights. Reads no weights, and doesn't download those of a
+    hub model.
 
     Args:
-        model, revision: as `Engine` takes them.
+        model, revision: model name or path, and its revision, as for `Engine`.
 
     Raises:
-        ModelError, DownloadError: there is none of that name, or its files could not be fetched.
+        ModelError, DownloadError: the model does not exist, or its files could not be fetched.
     """
     path = resolve(model, revision, weights=False)
     found = _Inquiry(path, EngineConfig.make(model=model, revision=revision))
     refused = []
-    # All are made, as each may refuse another part.
+    # Every step runs even if one fails: each can refuse another part of the model.
     for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
         try:
             step()
@@ -110,10 +110,10 @@ def describe(model: str, revision: str | None = None) -> Description:
 
 
 class _Inquiry:
-    """Inquiry about a model, step by step.
+    """Inspection of one model, step by step.
 
     Attributes:
-        known: so far.
+        known: description with everything found so far.
     """
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
@@ -161,7 +161,7 @@ class _Inquiry:
             open_model_files(self.path)
 
     def fit(self) -> None:
-        """Looks whether the weights fit the model, and how large it gets."""
+        """Checks that the weights fit the model, and computes their size and that of the KV cache."""
         match self._spec:
             case EncoderSpec():
                 self._fit_encoder(self._spec)
@@ -193,9 +193,10 @@ class _Inquiry:
             self._learn(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:
-        """Numbers of matrices that stay in a file's blocks alone, and the bits that they take."""
+        """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
+        bits."""
         assert self._headers is not None
-        # In bfloat16 they are decoded, too, for many rows.
+        # In bfloat16 the blocks are kept besides decoded weights, which serve steps with many rows.
         if not formats.blocks or formats.weights != torch.float32 or block_library() is None:
             return 0, 0
         kept = [
@@ -216,7 +217,7 @@ class _Inquiry:
         self._learn(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
 
     def _fit_fallback(self) -> None:
-        from sglang_lite.runtime.models.load_transformers import outline  # and all of transformers' models
+        from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models
 
         device = pick_device(self._config)
         formats = precision("auto", device)
@@ -228,7 +229,7 @@ class _Inquiry:
 
 
 def _architecture(path: Path) -> str | None:
-    """Architecture that a file names, whatever else is in it."""
+    """Name of the architecture in the model's file or folder, or None if it has none; nothing else is checked."""
     if path.is_file():
         name = GgufFile(path).metadata.get("general.architecture")
     else:
@@ -244,7 +245,8 @@ def _served(spec: EncoderSpec) -> tuple[str, ...]:
 
 
 def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
-    """Takes each tensor of a decoder. Raises ModelError: one is missing, over, or of another shape."""
+    """Takes each tensor of a decoder from the source. Raises ModelError if a tensor is missing, superfluous or of
+    another shape."""
     taken: set[str] = set()
     for parameter in parameters(spec):
         there = (place for place in parameter.places if place.name in taken or source.has(place.name))
@@ -252,13 +254,13 @@ def _take_all(spec: ModelSpec, source: HeaderSource) -> None:
         if place.name not in taken:
             source.take(place.name, place.shape)
             taken.add(place.name)
-    for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # where they are there besides
+    for name in (f"{head_name(spec)}.weight", "rope_freqs.weight"):  # allowed, but not needed
         source.leave_out(name)
     source.finish()
 
 
 def _take_encoder(spec: EncoderSpec, source: HeaderSource) -> None:
-    """Takes each tensor of a model that reads texts. Raises as `_take_all`."""
+    """Takes each tensor of an encoder from the source. Raises as `_take_all`."""
     hidden, head = spec.layers.hidden_size, spec.classifier
     for name, outputs in () if head is None else ((head.inner, hidden), (head.outer, len(head.labels))):
         for part, shape in (("weight", (outputs, hidden)), ("bias", (outputs,))):

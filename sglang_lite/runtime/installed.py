@@ -1,4 +1,4 @@
-"""Packages that only an engine needs: the extra `local` installs them."""
+"""Check for the packages that only an engine needs, which the extra `local` installs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "xgramma
 
 
 def check_installed(what: str) -> None:
-    """
+    """Checks that the packages needed by an engine are installed.
+
     Args:
-        what: needs them.
+        what: name of the thing that needs them, for the message.
 
     Raises:
-        BackendError: one is not installed.
+        BackendError: a package is not installed.
     """
     missing = [name for name in NEEDED if not _is_there(name)]
     if missing:
@@ -28,7 +29,7 @@ def check_installed(what: str) -> None:
 def _is_there(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # refused by an import hook; a module without a spec
+    except (ImportError, ValueError):  # an import hook refuses it, or the module has no spec
         return False
 
 

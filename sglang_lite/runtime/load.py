@@ -1,4 +1,4 @@
-"""Loading a model: from its name to something that runs."""
+"""Loading of a model, from its path to an object that can run."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, its tokenizer, and the numbers that go with them.
+    """A loaded model with its tokenizer and the numbers that describe it.
 
     Attributes:
-        compiling: what compiles its kernels meanwhile; None on a CPU, and for a model that none was started for.
+        compiling: compilation of its kernels in other processes; None on a CPU, or if none was started.
     """
 
     name: str
@@ -63,14 +63,14 @@ def load(
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
 ) -> LoadedModel | LoadedEncoder:
-    """Loads what is at `path`: a model that generates, or one that reads.
+    """Loads the model at `path`: a decoder or an encoder.
 
     Args:
-        progress: gets the parts that are loaded and gives them back one by one; None for a bar.
-        compiler: that was started early, for kernels; None where it is started if there is one to compile.
+        progress: wraps the iterable of parts to load; None for a progress bar.
+        compiler: compile process that was started early; if None, one is started if there is a kernel to compile.
 
     Raises:
-        ModelError: damaged or not supported.
+        ModelError: the model is damaged or not supported.
     """
     if is_encoder(path):
         bar = progress or partial(startup_messages.progress, level=config.log_level)
@@ -84,14 +84,14 @@ def load_model(
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
     compiler: CompileProcess | None = None,
 ) -> LoadedModel:
-    """Loads the GGUF file or folder at `path`.
+    """Loads the decoder in the GGUF file or folder at `path`.
 
     Args:
-        progress: gets the parts that are loaded and gives them back one by one; None for a bar.
-        compiler: as `load` takes it.
+        progress: wraps the iterable of parts to load; None for a progress bar.
+        compiler: compile process that was started early, as for `load`.
 
     Raises:
-        ModelError: damaged or not supported.
+        ModelError: the model is damaged or not supported.
     """
     files = open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init)
     spec, tokenizer = files.spec, files.tokenizer
@@ -105,10 +105,10 @@ def load_model(
     if device.type == "cpu":
         onednn.bound_caches()
     if device.type == "cuda":
-        from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # needs Triton
+        from sglang_lite.runtime.models.gpu_decoder import GpuDecoder  # imports Triton
 
         kind = GpuDecoder
-        torch.cuda.set_device(device)  # of this thread: kernels that quantise weights are launched there
+        torch.cuda.set_device(device)  # for this thread, which launches the kernels that quantise weights
     formats = precision(
         config.dtype, device, one_path=config.deterministic, fp8=config.quantization == "fp8",
         kv_fp8=config.kv_dtype == "fp8",
@@ -143,17 +143,17 @@ def _compile(
     device: torch.device,
     compiler: CompileProcess | None,
 ) -> Compiling | None:
-    """Kernels of a model on a GPU, compiled while it is loaded."""
+    """Starts the compilation of a model's GPU kernels while it is loaded; returns None on a CPU."""
     if device.type != "cuda":
         return None
-    from sglang_lite.runtime.executor.compile_ahead import compiling  # needs Triton
+    from sglang_lite.runtime.executor.compile_ahead import compiling  # imports Triton
 
     return compiling(config, spec, formats, longest, device, compiler)
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:
-    """Loads a model that transformers' code runs."""
-    from sglang_lite.runtime.models.load_transformers import load_transformers  # and all of transformers' models
+    """Loads a model that transformers' code will run."""
+    from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
     for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
         if getattr(config, name) != plain:
@@ -164,7 +164,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
         raise ParameterError("load_format", "transformers' code chooses the file itself.", hint='Use "auto".')
     device = pick_device(config)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread: the model is tried there
+        torch.cuda.set_device(device)  # for this thread, which tries the model
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
     startup_messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
@@ -177,14 +177,14 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
 
 def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
-    """Loads another checkpoint of the architecture of `model`.
+    """Loads another checkpoint of the same architecture as `model`.
 
     Raises:
-        ModelError: damaged, or another architecture; or `model` has no checkpoint.
+        ModelError: the checkpoint is damaged or of another architecture, or `model` can't be replaced.
     """
     if model.spec is None:
         raise ModelError("the running model is not one whose weights can be replaced.")
-    loaded = load_model(replace(config, compile_processes=0), path)  # the running model's kernels are its own, too
+    loaded = load_model(replace(config, compile_processes=0), path)  # its kernels are the running model's
     assert loaded.model.spec is not None
     ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
     if differ := [name for name in ours if ours[name] != theirs[name]]:
@@ -193,13 +193,13 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
 
 
 def _check_format(found: str, config: EngineConfig, path: Path) -> None:
-    """Raises ModelError: the weights are in another format than the one that was named."""
+    """Raises ModelError if the weights are in another format than `load_format` names."""
     if config.load_format in ("safetensors", "gguf") and config.load_format != found:
         raise ModelError(f"{path}: load_format is {config.load_format!r}, and this is {found}.", hint='Use "auto".')
 
 
 def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightSource:
-    """Source of the weights."""
+    """Source of the weights in the format of the files, or of random weights for `load_format="dummy"`."""
     if files.gguf is not None:
         _check_format("gguf", config, files.path)
         dummy = config.load_format == "dummy"
@@ -215,10 +215,10 @@ def _source(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> WeightS
 
 
 def longest_context(config: EngineConfig, limit: int) -> int:
-    """Tokens of the longest sequence that a config and a model's own limit allow.
+    """Longest sequence in tokens that the config and the model's own limit allow.
 
     Raises:
-        ParameterError: the config wants more than the model has.
+        ParameterError: the config asks for more than the model's limit.
     """
     if config.context_length is not None and config.context_length > limit:
         raise ParameterError("context_length", f"{config.context_length} is more than the model's {limit}.")
@@ -226,10 +226,10 @@ def longest_context(config: EngineConfig, limit: int) -> int:
 
 
 def pick_device(config: EngineConfig) -> torch.device:
-    """The device that a config names.
+    """Device that a config names; for "auto", the first GPU if it is usable, else the CPU.
 
     Raises:
-        ParameterError: there is no such device, or it can't be used.
+        ParameterError: the device does not exist or can't be used.
     """
     name = config.device
     if name == "cpu":
@@ -245,7 +245,7 @@ def pick_device(config: EngineConfig) -> torch.device:
 
 
 def why_no_gpu(name: str) -> str | None:
-    """The reason why a GPU can't be used."""
+    """Reason why the GPU of this name can't be used, or None if it can."""
     if not torch.cuda.is_available():
         return _why_none()
     index = int(name.partition(":")[2] or 0)
@@ -260,38 +260,42 @@ def why_no_gpu(name: str) -> str | None:
 
 
 def _say_unused(config: EngineConfig, device: torch.device) -> None:
-    """Says why a GPU is not used that has a driver and that nobody hides."""
+    """Warns if the CPU was picked automatically although an NVIDIA driver is present and no environment variable hides
+    the GPU."""
     there = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
     if device.type == "cpu" and config.device == "auto" and there:
         logger.warning("the model runs on the CPU, as the GPU can't be used: %s", why_no_gpu("cuda"))
 
 
 def _why_none() -> str:
-    """The reason why torch sees no GPU: with a driver, what torch says of it, such as that it is too old."""
+    """Reason why torch sees no GPU; if a driver is present, torch's own message (an old driver, for example)."""
     if DRIVER.exists():
         try:
-            torch.cuda.init()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            torch.cuda.init()  # type: ignore[no-untyped-call] # untyped in torch
         except (RuntimeError, AssertionError) as error:
             return f"torch says: {str(error).partition(chr(10))[0]}"
     return "torch sees no CUDA device."
 
 
 def computes_in_eight_bits(device: torch.device) -> bool:
-    """True for a device that multiplies numbers in 8-bit floating point."""
+    """True if the device multiplies 8-bit floating-point numbers."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def precision(
     dtype: str, device: torch.device, *, one_path: bool = False, fp8: bool = False, kv_fp8: bool = False
 ) -> Precision:
-    """The numeric formats that a `dtype` stands for on a device.
+    """Numeric formats for a `dtype` on a device.
 
     Args:
-        one_path: every row is computed the same way whatever the batch.
-        fp8, kv_fp8: matrices, and keys and values, in 8-bit floating point.
+        dtype: field `dtype` of an EngineConfig.
+        device: device of the model.
+        one_path: whether every row must be computed the same way in every batch.
+        fp8: whether matrices are quantised to 8-bit floating point.
+        kv_fp8: whether keys and values are stored in 8-bit floating point.
 
     Raises:
-        ParameterError: the device can't compute in it.
+        ParameterError: the device can't compute in the format.
     """
     for wanted, name in ((fp8, "quantization"), (kv_fp8, "kv_dtype")):
         if wanted and not computes_in_eight_bits(device):

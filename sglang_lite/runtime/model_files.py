@@ -1,4 +1,5 @@
-"""A model's files without its weights: what it is, its tokenizer, and the tokens that end a text. Needs no torch."""
+"""A model's files except its weights: its specification, its tokenizer and its end-of-sequence tokens. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ Implementation: TypeAlias = Literal["auto", "native", "transformers"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """
+    """Contents of a model's files, without the weights.
+
     Attributes:
-        path: a folder, or a GGUF file.
-        spec: of the model; a TransformersSpec, where transformers' code is to run it.
-        tokenizer: its own.
-        eos_ids: tokens that end a text.
-        gguf: the opened file, where it is one.
+        path: Hugging Face folder or GGUF file.
+        spec: specification of the model; a TransformersSpec if transformers' code will run it.
+        tokenizer: tokenizer of the model.
+        eos_ids: ids of the tokens that end a text.
+        gguf: the opened file if `path` is a GGUF file, else None.
     """
 
     path: Path
@@ -40,14 +42,15 @@ class ModelFiles:
 
 
 def open_model_files(path: Path, implementation: Implementation = "auto", *, tokenizer: bool = True) -> ModelFiles:
-    """Reads all but the weights of the GGUF file or folder at `path`.
+    """Reads everything except the weights from the GGUF file or folder at `path`.
 
     Args:
-        implementation: our own code, transformers', or whichever there is, ours first.
-        tokenizer: it must have one.
+        implementation: "native" for our own code, "transformers" for transformers' code, "auto" for our own if it
+            supports the model.
+        tokenizer: whether a missing tokenizer is an error.
 
     Raises:
-        ModelError: damaged or not supported.
+        ModelError: the files are damaged or the model is not supported.
     """
     if path.is_file() and implementation == "transformers":
         raise ModelError(f"{path}: transformers' code runs no GGUF file here.", hint="Use a Hugging Face folder.")
@@ -61,7 +64,8 @@ def open_model_files(path: Path, implementation: Implementation = "auto", *, tok
 
 
 def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec | TransformersSpec:
-    """Reads the model description in the GGUF file or folder at `path`. Raises as `open_model_files`."""
+    """Reads the model's specification from the GGUF file or folder at `path`. Raises ModelError if it is damaged or not
+    supported, or if the model is an encoder."""
     if path.is_file():
         return _spec_of_gguf(GgufFile(path))
     file = path / "config.json"

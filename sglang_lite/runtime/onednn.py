@@ -1,8 +1,9 @@
-"""Bounds of the caches of oneDNN, torch's library of products on CPUs.
+"""Bounds on the primitive caches of oneDNN, torch's library of matrix products on CPUs.
 
-A product is made ready once for each number of rows and each shape of weights, in about a millisecond. oneDNN keeps
-1,024 of those, torch as many beside it, 0.6 to 1.5 MB each in both. So an engine that had seen a few hundred numbers of
-rows took 800 MB more than at its start. Few numbers of rows follow each other, so less is enough.
+Each pair of a number of rows and a weight shape needs a compiled primitive, which takes about a millisecond to create.
+oneDNN caches 1,024 primitives and torch another 1,024, of 0.6 to 1.5 MB each. An engine that had seen a few hundred
+different numbers of rows took 800 MB more than at its start. Consecutive steps have few different numbers of rows, so
+smaller caches are enough.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import os
 
 import torch
 
-PRODUCTS = 128  # that are kept: of five shapes of weights with some 25 numbers of rows
+PRODUCTS = 128  # primitives per cache: five shapes of weights with some 25 numbers of rows each
 _SIZES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's own cache, and torch's
 
 
 @functools.cache
 def bound_caches() -> None:
-    """Has both keep `PRODUCTS`, unless the user has set how many. To be called before the first product of the process:
-    that is when they read it in the environment, which is then left as it was."""
+    """Limits both caches to `PRODUCTS` entries, unless the user has set their sizes. Must be called before the first
+    product of the process, when both libraries read the environment; the environment is restored afterwards."""
     unset = [name for name in _SIZES if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, str(PRODUCTS)))
     try:

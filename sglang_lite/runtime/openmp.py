@@ -1,11 +1,11 @@
-"""Spinning of torch's threads: how long they look for their next product before they sleep.
+"""Bound on the busy-waiting of torch's OpenMP threads, set before torch is loaded.
 
-Torch's wheels bring GNU OpenMP, whose threads look some 300,000 times (milliseconds). Beside another busy process those
-that look take the time of those that work, and a token takes many times as long (benchmarks/openmp.py). `SPINS` times
-outlast the gaps between the products of a step, and no more.
+Torch's wheels bring GNU OpenMP, whose threads spin some 300,000 iterations (milliseconds) for new work before they
+sleep. Next to another busy process, the spinning threads take CPU time from the working ones, and a token takes many
+times as long (benchmarks/openmp.py). `SPINS` iterations just outlast the gaps between the matrix products of a step.
 
-The library reads that from the environment when it is loaded. So it is loaded here, before torch, and the environment
-is left as it was: processes that the user starts have their own defaults.
+The library reads the count from the environment when it is loaded. So this module loads it, before torch, and then
+restores the environment: processes that the user starts keep their own defaults.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ USERS_OWN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def bound_spinning() -> bool:
-    """Loads torch's GNU OpenMP, where it has one, unless the user has set how its threads wait. False: torch has loaded
-    it already, with its default."""
+    """Loads torch's GNU OpenMP with a spin count of `SPINS`, unless the user has configured how its threads wait.
+    Returns False if torch is already loaded, with its default."""
     if any(name in os.environ for name in USERS_OWN):
         return True
     if "torch" in sys.modules:
         return False
     try:
         torch = importlib.util.find_spec("torch")
-    except ImportError:  # a finder of the caller's refuses it
+    except ImportError:  # an import hook of the caller refuses it
         torch = None
     if torch is not None and torch.origin is not None:
         folder = Path(torch.origin).parent
@@ -48,7 +48,7 @@ def bound_spinning() -> bool:
 
 @functools.cache
 def say_if_unbound() -> None:
-    """Says once that torch came first."""
+    """Logs once that torch was imported before its spinning could be bounded."""
     if not BOUND:
         logger.info(
             "torch was imported before the engine's modules, so its threads wait as torch has it: beside another busy "

@@ -1,6 +1,6 @@
-"""Output of a request: from tokens to text, deltas and the result; where it ends by its grammar or stop strings.
+"""Output of one request: decodes its tokens, applies its grammar and stop strings, and sends deltas and the result.
 
-Knows nothing of slots, pages and steps.
+Independent of slots, pages and steps.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sglang_lite.text.stop import StopMatcher
 
 logger = logging.getLogger("sglang_lite")
 
-_COUNTED = 512  # tokens of which the characters are counted: more would take the loop's thread too long
-_SHOWN = 40  # characters
+_COUNTED = 512  # maximum number of uncached tokens to count characters of: more would block the loop's thread too long
+_SHOWN = 40  # maximum number of characters of an excerpt in a CacheMiss
 
 Event: TypeAlias = Delta | Generation | SglError
 Sink: TypeAlias = Callable[[Event], None]
@@ -35,28 +35,29 @@ Top: TypeAlias = tuple[tuple[float, int, str | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Reason for the end of a generation, with what matched: as in Generation."""
+    """Reason for the end of a generation, and the stop string or token that matched, as in `Generation`."""
 
     reason: Literal["stop", "length", "abort"]
     matched: str | int | None
 
 
 class OutputBuilder:
-    """
+    """Assembler of one request's output.
+
     Args:
-        request_id: for the log.
-        tokenizer: decodes.
-        params: resolved.
-        ends: ids that end the output.
-        sink: gets the events, on the loop's thread; the last one is a Generation or an SglError.
-        stream: deltas are wanted.
+        request_id: id of the request, for log messages.
+        tokenizer: tokenizer of the model.
+        params: resolved sampling parameters.
+        ends: ids of the tokens that end the output.
+        sink: callback that receives the events, on the loop's thread; the last event is a Generation or an SglError.
+        stream: whether to send deltas.
 
     Attributes:
-        matcher: the place in the grammar, None without one.
-        prompt_logprobs: of the prompt, so far as they are computed.
-        forced_tokens: those that the grammar left no choice about and that took no step each.
-        taken: tokens that were looked at as text.
-        given: how many of the output's first ids were given, as an earlier stream has brought them.
+        matcher: matcher of the request's grammar, or None without a grammar.
+        prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
+        forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
+        taken: number of tokens whose text was processed.
+        given: number of the output's first ids that the caller gave, to continue an earlier stream.
     """
 
     def __init__(
@@ -83,25 +84,28 @@ class OutputBuilder:
         self._logprobs: list[TokenLogprob] = []
         self._unsent: list[int] = []
         self._sent = 0
-        for byte in self._last_bytes():  # takes a while when a byte is new: not on the loop's thread
+        for byte in self._last_bytes():  # cached per byte, and slow for a new one: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
     def tell(self, event: Event) -> None:
-        """Hands an event to the sink. One that fails must not stop the other requests."""
+        """Passes an event to the sink. Logs an exception of the sink, so that other requests continue."""
         try:
             self.sink(event)
-        except Exception:  # the caller's code
+        except Exception:  # raised by the caller's code
             logger.exception("the sink of request %d failed", self._request_id)
 
     # --------------------------------------------------------------------------------------------- tokens
 
     def take(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
-        """Looks at the next tokens, of which only the last one may end it: grammar, text, stops. Sends a delta where
-        they are wanted.
+        """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends a delta if
+        streaming. Only the last token may end the output.
+
+        Returns:
+            Reason for the end, or None if the output continues.
 
         Raises:
             ConstraintError: the grammar does not allow the token.
-            ParameterError: a stop pattern takes too long.
+            ParameterError: a stop pattern takes too long to match.
         """
         token = tokens[-1]
         if logprob is not None:
@@ -122,7 +126,7 @@ class OutputBuilder:
         return Finish("stop", None) if complete else None
 
     def take_masked(self, token: int) -> Finish | None:
-        """`take` where the grammar alone has to see the tokens."""
+        """Processes the next token as `take`, but only advances the grammar: its text is not needed yet."""
         assert self.matcher is not None
         ends = self._ends_at(token)
         complete = self._accept(self.matcher, token)
@@ -131,14 +135,18 @@ class OutputBuilder:
         return Finish("stop", None) if complete else None
 
     def jump(self, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that its grammar forces, at most so many, and may end with the last of them. Fewer than two
-        are not worth it: they take a step in any case.
+        """Takes the tokens that the grammar forces next, at most `most`. Does nothing for fewer than two: a single
+        token takes a step in any case.
 
         Args:
-            masked: the grammar alone has to see them.
+            most: maximum number of tokens.
+            masked: whether to process them as `take_masked`.
+
+        Returns:
+            The tokens taken, and the reason for the end if the last one ends the output.
 
         Raises:
-            as `take`.
+            ConstraintError, ParameterError: as `take`.
         """
         if self.matcher is None or self.params.return_logprob:
             return [], None
@@ -148,7 +156,7 @@ class OutputBuilder:
         assert self.matcher is not None
         try:
             forced = self.matcher.forced()[: max(most, 0)]
-        except Exception as error:  # a library's
+        except Exception as error:  # raised by the grammar engine's library
             raise _engine_failed(self.matcher, error) from error
         return forced if len(forced) > 1 else []
 
@@ -167,21 +175,25 @@ class OutputBuilder:
     def replayed(
         self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
-        """Another builder that has taken the ids an output begins with, as this one would have: for any thread.
+        """Makes another builder that has processed the ids that the output begins with, as this one would have. May be
+        called on any thread.
 
-        Jumps are taken where they were: what follows is then what would have followed.
+        Forced tokens are taken as jumps at the same places as in the earlier stream, so that the rest of the output is
+        the same as well.
 
         Args:
-            most: tokens that the output may have.
-            matcher: at the beginning of its grammar.
-            jump: tokens that the grammar forces are appended as a whole.
-            masked: the grammar alone has to see them.
+            given: ids that the output begins with.
+            most: maximum number of tokens of the output.
+            matcher: matcher at the beginning of the grammar, or None without a grammar.
+            jump: whether forced tokens are appended as a whole.
+            masked: whether to process tokens as `take_masked`.
 
         Returns:
-            It, the tokens of a jump that the ids break off in, and how the last one of all ends the output.
+            The builder, the remaining tokens of a jump that the ids end within, and the reason for the end if the
+            output is complete.
 
         Raises:
-            ParameterError: the grammar does not allow an id, or the output ends before the last one.
+            ParameterError: the grammar does not allow an id, or the output ends before the last id.
         """
         output = OutputBuilder(
             self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream
@@ -192,7 +204,8 @@ class OutputBuilder:
     def replay(
         self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        """Takes the ids that the output begins with, before any other, and tells nobody; as `replayed`."""
+        """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
+        result and errors as for `replayed`."""
         self.matcher, self.given, self._replaying = matcher, len(given), True
         forced, finish = self._take_all(given, most, jump=jump, masked=masked)
         self._replaying = False
@@ -225,7 +238,8 @@ class OutputBuilder:
         return forced[len(forced) - (at - len(given)) :], finish
 
     def _jump_along(self, given: Sequence[int], at: int, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """`jump` after the first `at` of the ids; none where the ids continue differently."""
+        """Jumps as `jump` after the first `at` of the given ids, or takes nothing if the ids differ from the forced
+        tokens."""
         if self.matcher is None or self.params.return_logprob:
             return [], None
         coming = self._forced(most - at)
@@ -233,12 +247,13 @@ class OutputBuilder:
         return self._append(coming, masked=masked) if coming[: len(known)] == list(known) else ([], None)
 
     def tell_given(self) -> None:
-        """Sends what was given as the first delta, where deltas are wanted: a continued stream tells the whole."""
+        """Sends the text of the given ids as the first delta if streaming: a continued stream repeats the whole
+        text."""
         if self.stream and self._text:
             self._send("".join(self._text))
 
     def stop_tokens(self) -> NDArray[np.bool_]:
-        """The tokens [vocab_size] that can complete a stop string: those that have the last byte of one."""
+        """Mask of the tokens that can complete a stop string, bool [vocab_size]: those with the last byte of one."""
         tokens: NDArray[np.bool_] = np.logical_or.reduce([self._tokenizer.tokens_with(b) for b in self._last_bytes()])
         return tokens
 
@@ -246,23 +261,25 @@ class OutputBuilder:
         return [stop.encode("utf-8", "surrogatepass")[-1] for stop in self.params.stop]
 
     def _ends_at(self, token: int) -> bool:
-        """Tells whether the next token ends the output. In its grammar the model's end is text, if it spells any."""
+        """Returns True if the token ends the output. Before its grammar is complete, an end-of-sequence token outside
+        `stop_token_ids` is text instead, if it has any."""
         if token not in self.ends:
             return False
         return self.matcher is None or token in self.params.stop_token_ids or self.matcher.complete
 
     @property
     def _number(self) -> NumberSoFar | None:
-        """Text of a number, where the output is one: less than its tokens say."""
+        """Text of the number that the output is, or None if the constraint is not a number. The number ends before the
+        token that ends it."""
         return None if self.matcher is None else self.matcher.number
 
     @staticmethod
     def _accept(matcher: Matcher, token: int) -> bool:
-        """Says whether nothing but the end can follow."""
+        """Advances the matcher by a token. Returns True if the grammar then allows nothing but the end."""
         try:
             if matcher.accept(token):
                 return matcher.finished
-        except Exception as error:  # a library's, which must not end the loop
+        except Exception as error:  # raised by the grammar engine's library; must not end the loop
             raise _engine_failed(matcher, error) from error
         raise ConstraintError(f"the constraint allows no continuation: {matcher.error}")
 
@@ -278,12 +295,15 @@ class OutputBuilder:
         miss: Miss | None = None,
         jumps: Sequence[tuple[int, int]] = (),
     ) -> Generation:
-        """The result. Called once.
+        """Makes the result. Must be called only once.
 
         Args:
-            output: all tokens.
-            miss: why tokens of the prompt were not cached.
-            jumps: where tokens were appended that its grammar forced, and how many.
+            output: all token ids of the output.
+            finish: reason for the end.
+            usage: token counts and times of the request.
+            retractions: number of times that the request was retracted.
+            miss: reason why tokens of the prompt were not cached.
+            jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
         params, number = self.params, None if self.params.asks_next else self._number
         written, logprobs = output, self._logprobs
@@ -292,10 +312,10 @@ class OutputBuilder:
             written, logprobs = output[: number.tokens], logprobs[: max(number.tokens - self.given, 0)]
             rest = number.take()
         else:
-            if isinstance(finish.matched, int):  # a token, which is kept if it is wanted and is text
+            if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
                 stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
                 written = output if stop and params.include_stop else output[:-1]
-            rest = self._decoder.push(written[self.taken :])  # and nothing of a character that has only begun
+            rest = self._decoder.push(written[self.taken :])  # an incomplete character at the end is left out
         if self._stops.matched is None:
             self._add(self._stops.flush() + rest)
         elif params.include_stop:
@@ -323,7 +343,7 @@ class OutputBuilder:
         )
 
     def _told(self, miss: Miss) -> dict[str, object]:
-        """A miss as data: a CacheMiss with its defaults left out."""
+        """Converts a miss to the fields of a CacheMiss, without those that have their default."""
         decode = partial(self._tokenizer.decode, skip_special=False)
         told: dict[str, object] = {"reason": miss.reason, "at": miss.at}
         if 0 < len(miss.uncached) <= _COUNTED:
@@ -334,7 +354,8 @@ class OutputBuilder:
         return told
 
     def _forced_text(self, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int) -> list[list[int]]:
-        """The stretches of a text of this length that were forced."""
+        """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
+        characters."""
         decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
         found, at, chars = [], 0, 0
         for start, count in jumps:
@@ -345,7 +366,7 @@ class OutputBuilder:
         return found
 
     def _add(self, text: str) -> None:
-        """Adds to the result what is certain, and sends it."""
+        """Adds text that can no longer become part of a stop string to the result, and sends it if streaming."""
         if not text:
             return
         self._text.append(text)
@@ -356,7 +377,7 @@ class OutputBuilder:
         count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
         ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
         known, self._sent = self._sent, self._sent + len(ids)
-        first, end = max(known - self.given, 0), max(self._sent - self.given, 0)  # those of given ids are not known
+        first, end = max(known - self.given, 0), max(self._sent - self.given, 0)  # given ids have no log-probabilities
         self.tell(Delta(text, ids, tuple(self._logprobs[first:end])))
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:

@@ -1,4 +1,4 @@
-"""A request: what is to be generated or scored, and how far it is. Its output is assembled in output_builder.py."""
+"""A request: what to generate or score, and its progress. Its output is assembled in output_builder.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_lite.runtime.structured_output.base import Matcher
 
 
 class State(enum.Enum):
-    """Stage of a request. The last three are ends: each request reaches exactly one of them, once."""
+    """Stage of a request. The last three are final: each request reaches exactly one of them, once."""
 
     COMPILING = "compiling"
     WAITING = "waiting"
@@ -32,7 +32,7 @@ class State(enum.Enum):
     ABORTED = "aborted"
     FAILED = "failed"
 
-    __hash__ = object.__hash__  # an enumeration's own is Python
+    __hash__ = object.__hash__  # faster than the hash of Enum, which is written in Python
 
 
 _ENDS = frozenset({State.FINISHED, State.ABORTED, State.FAILED})
@@ -46,27 +46,27 @@ _NEXT = {
 
 
 class WatchedTokens(enum.IntEnum):
-    """Selection of a request's new tokens that the host must look at when they come. At the model's end of sequence,
-    and at the last token before the limit, it looks in any case."""
+    """Kinds of new tokens that the host must look at when they arrive. In every case it looks at end-of-sequence
+    tokens, and at the last token before the limit."""
 
     ENDS = 0  # no others
-    STOPS = 1  # those that can complete a stop string: `OutputBuilder.stop_tokens`
-    TEXT = 2  # all, as text
-    GRAMMAR = 3  # all, for the grammar alone: their text is of no use before the end
-    DRAWS = 4  # all, as text, and as its draws need more than the sampling table and masks
+    STOPS = 1  # tokens that can complete a stop string: `OutputBuilder.stop_tokens`
+    TEXT = 2  # all tokens, as text
+    GRAMMAR = 3  # all tokens, for the grammar alone: their text is not needed before the end
+    DRAWS = 4  # all tokens, as text; in addition, draws need more than the sampling table and masks
 
 
 class StreamPace(enum.IntEnum):
-    """Times at which tokens are looked at that only a request's stream wants to see."""
+    """Schedule for looking at tokens that only a request's stream needs."""
 
     NONE = 0  # never
-    AT_ONCE = 1  # the first one
-    NOW_AND_THEN = 2  # those that follow
+    AT_ONCE = 1  # at the first token
+    NOW_AND_THEN = 2  # at the following tokens, once per stream interval
 
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request, by `time.perf_counter()`; 0.0: not yet."""
+    """Times of a request on the clock `time.perf_counter()`; 0.0 for an event that has not happened yet."""
 
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0
@@ -75,32 +75,36 @@ class Times:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """
+    """One generation, or the scoring of one choice.
+
     Attributes:
-        id: unique in its engine.
-        tokens: the prompt, and after a retraction what was generated too. While the request runs, the slot table has
-            the tokens.
-        prompt_len: how many of them are the prompt.
-        limit: length in tokens, prompt included, at which it ends.
-        params: resolved.
-        seed: of its draws, as an unsigned 64-bit number.
-        output: assembles what it generates, and hands it to its sink.
-        processor: the caller's own change of its logits.
-        namespace: of the prefix tree.
-        score_from: report log-probabilities of prompt tokens from this position on; None: of none.
-        holding: its slot and pages, while it runs.
-        admission: when it was last started, as a running number.
-        ending: it ends so as soon as its tokens are computed, without a draw.
-        cached_tokens: prompt tokens found in the cache at first admission, -1 before.
-        miss: why the others were not; None: there are none, or it continues in another one's slot.
-        jumps: where in its output its grammar's forced tokens were appended, and how many.
-        priority: higher ones are admitted first, where the policy says so.
-        retractions: how often it was put back.
-        passed_over: how many later requests were admitted before it.
-        given: how many ids of its output `tokens` began with: those that an earlier stream has brought.
-        paced: its deltas need not be told at every step, unless each of its tokens is looked at anyway.
-        prospect: of the program's branch that it is of.
-        follow: makes of its result the request that continues in its slot, or None; called on the loop's thread.
+        id: number that is unique in the engine.
+        tokens: int32 token ids of the prompt and, after a retraction, of the generated tokens. While the request runs,
+            the slot table has the current ones.
+        prompt_len: number of prompt tokens.
+        limit: maximum length in tokens, prompt included.
+        params: resolved sampling parameters.
+        seed: seed of its draws, an unsigned 64-bit integer.
+        output: builder of its output, which sends events to the sink.
+        processor: the caller's logit processor, if any.
+        namespace: namespace in the prefix tree.
+        score_from: first prompt position with a reported log-probability, or None to report none.
+        state: current stage.
+        holding: its slot and pages while it runs, else None.
+        admission: sequence number of its last admission.
+        cached_tokens: prompt tokens found in the cache at the first admission; -1 before.
+        miss: reason why the other prompt tokens were not cached; None if all but the last were.
+        jumps: jumps of the grammar, as (index in the output, number of tokens).
+        ending: reason for the end if it is known before the last tokens are computed; no token is drawn then.
+        priority: priority of admission under the policy "priority"; higher first.
+        retractions: number of retractions.
+        passed_over: number of times that a later request was admitted first.
+        given: number of output ids given by the caller, to continue an earlier stream.
+        paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
+        prospect: scheduling hints of the program's branch that it belongs to, if any.
+        follow: function that returns the next request of the program, to continue in this request's slot, or None;
+            called with the result on the loop's thread.
+        times: times of submission, start and first token.
     """
 
     id: int
@@ -140,13 +144,13 @@ class Request:
 
     @property
     def only_scored(self) -> bool:
-        """True where its last token need not be computed: nothing is drawn after it, and its own log-probability comes
-        with the token before."""
+        """True if its last token need not be computed: nothing is drawn after it, and its own log-probability comes
+        from the token before."""
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
 
     @property
     def look(self) -> WatchedTokens:
-        """Selection of its new tokens that the host must look at."""
+        """Kinds of its new tokens that the host must look at."""
         return self._look(self.output.matcher)
 
     def _look(self, matcher: Matcher | None) -> WatchedTokens:
@@ -156,21 +160,21 @@ class Request:
             return WatchedTokens.DRAWS if others else WatchedTokens.GRAMMAR
         if matcher is not None or not p.plain or p.return_logprob or self.processor is not None:
             return WatchedTokens.DRAWS
-        unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # which no byte spells
+        unclear = any(stop[-1] == "\ufffd" for stop in p.stop)  # U+FFFD stands for bytes that are not UTF-8
         if (output.stream and not self.paced) or unclear or p.stop_regex or p.stop_token_ids:
             return WatchedTokens.TEXT
         return WatchedTokens.STOPS if p.stop else WatchedTokens.ENDS
 
     def resume(self, matcher: Matcher | None, *, jump: bool) -> None:
-        """Brings its output to the end of the ids that it was given, before it is submitted: off the loop's thread, as
-        it may take long.
+        """Replays the output ids that the caller gave, before the request is submitted. May take long, so not on the
+        loop's thread.
 
         Args:
-            matcher: at the beginning of its grammar.
-            jump: tokens that the grammar forces are appended as a whole.
+            matcher: matcher at the beginning of its grammar, or None without a grammar.
+            jump: whether forced tokens are appended as a whole.
 
         Raises:
-            ParameterError: no output begins with these ids.
+            ParameterError: no output of the request begins with these ids.
         """
         output, forced, ending = self.output.replayed(
             self.tokens[self.prompt_len :].tolist(),
@@ -185,23 +189,29 @@ class Request:
 
     @property
     def repeats(self) -> bool:
-        """True where its last token may have to be computed again, as the mask for the next one was late."""
+        """True if its last token may have to be computed again because the mask for the next one was late."""
         return self.output.matcher is not None
 
     def untaken(self, known: Ints) -> Sequence[int]:
-        """Tokens of the request that were not looked at."""
+        """Tokens of the output that were not decoded yet.
+
+        Args:
+            known: all known tokens, prompt included.
+        """
         tokens: list[int] = known[self.prompt_len + self.output.taken :].tolist()
         return tokens
 
     def move(self, state: State) -> None:
-        """Changes the state; a transition the table does not have is a bug in the scheduler."""
+        """Changes the state. Raises AssertionError for a transition that is not in the table: a bug in the
+        scheduler."""
         if state not in _NEXT.get(self.state, ()):
             raise AssertionError(f"request {self.id}: {self.state.value} → {state.value}")
         self.state = state
         self.retractions += state is State.RETRACTED
 
     def jump(self, most: int) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that its grammar forces, as `OutputBuilder.jump`: none where a processor has to see each."""
+        """Takes the tokens that the grammar forces, at most `most`, as `OutputBuilder.jump`; none if a logit processor
+        must see every token."""
         if self.processor is not None:
             return [], None
         tokens, finish = self.output.jump(most, masked=self.look is WatchedTokens.GRAMMAR)
@@ -210,10 +220,11 @@ class Request:
         return tokens, finish
 
     def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
-        """Takes the log-probabilities of prompt tokens from position `first` on. A retraction may bring some again.
+        """Adds the log-probabilities of prompt tokens from position `first` on, ignoring those added before a
+        retraction.
 
         Raises:
-            ModelError: there are none.
+            ModelError: a log-probability is NaN or missing.
         """
         assert self.score_from is not None
         for position, entry in enumerate(logprobs, first):
@@ -223,7 +234,7 @@ class Request:
         self.output.prompt_logprobs += logprobs[known - first :]
 
     def generation(self, finish: Finish) -> Generation:
-        """The result. Called once, after the request was let go, when `tokens` is complete."""
+        """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""
         output = tuple(self.tokens[self.prompt_len : self.prompt_len + self.params.max_tokens].tolist())
         usage = self._usage(len(output))
         return self.output.generation(output, finish, usage, self.retractions, miss=self.miss, jumps=self.jumps)
@@ -242,7 +253,7 @@ class Request:
 
 
 def not_finite(position: int) -> ModelError:
-    """The error of a request for which the model gave no valid number."""
+    """Error for a request whose logits at a position are NaN or infinite."""
     return ModelError(
         f"the model's logits for position {position} are NaN or infinite.",
         hint="Its weights may be damaged; float16 overflows in some models: use bfloat16 or float32.",

@@ -17,7 +17,7 @@ from sglang_lite.text.stop import compiled_stop
 if TYPE_CHECKING:
     import torch
 
-# A caller's own change of the logits: the ids so far and float32 logits [V] to logits [V].
+# A caller's logit processor: maps the token ids so far and float32 logits [V] to logits [V].
 LogitProcessor: TypeAlias = Callable[[list[int], "torch.Tensor"], "torch.Tensor"]
 
 MAX_STOP_CHARS = 512
@@ -25,14 +25,14 @@ MAX_STOP_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class ResolvedParams:
-    """SamplingParams with nothing UNSET: the engine's defaults are filled in."""
+    """SamplingParams in which every UNSET value is replaced by the engine's default."""
 
     max_tokens: int
     min_tokens: int
     n: int
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
-    stop_regex: Mapping[str, regex.Pattern[str]]  # by source
+    stop_regex: Mapping[str, regex.Pattern[str]]  # by source of the pattern
     include_stop: bool
     ignore_eos: bool
     skip_special_tokens: bool
@@ -57,7 +57,8 @@ class ResolvedParams:
 
     @property
     def asks_next(self) -> bool:
-        """Asks for no tokens, and for log-probabilities of the next one: a draw is made whose token is dropped."""
+        """True if the request generates no tokens, but asks for log-probabilities of the next one: a token is drawn and
+        dropped."""
         return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)
 
     @property
@@ -66,19 +67,19 @@ class ResolvedParams:
 
     @property
     def plain(self) -> bool:
-        """Neither penalties nor biases nor a ban on ending: logits are used as they are."""
+        """True if logits are used unchanged: no penalties, biases or minimum length."""
         return not (self.penalised or self.logit_bias or self.min_tokens)
 
 
 def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
-    """Fills in defaults, and checks what is this engine's alone to check: its limits, and ids against its vocabulary.
+    """Fills in defaults, and makes the checks that need the engine: its limits, and token ids against its vocabulary.
 
     Raises:
-        ParameterError: a value out of range, by the parameter's name.
+        ParameterError: a value is out of range; the error names the parameter.
     """
     try:
         return _cached(params, vocab_size)
-    except TypeError:  # a list among them
+    except TypeError:  # unhashable, as a value is a list
         return _resolved(params, vocab_size)
 
 

@@ -1,5 +1,5 @@
-"""Prospects of a program's branch: what is known of the nodes that it has yet to play. Written by the branch, read by
-the scheduler, on one thread."""
+"""Hints for the scheduler about a program's branch: the tokens that its queued nodes are expected to add. The branch
+writes them and the scheduler reads them, on one thread."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sglang_lite.program.nodes import Fork, Gen, Node, Select, Text
 from sglang_lite.protocol import Choices, Number
 from sglang_lite.runtime.resolved_params import ResolvedParams
 
-_BYTES_A_TOKEN = 4  # of English, roughly; only the order of programs and the room kept for them depend on it
-_NUMBER = 32  # tokens: no number of a type is longer
+_BYTES_A_TOKEN = 4  # rough value for English; affects only the order of programs and the room kept for them
+_NUMBER = 32  # tokens; no number of a typed constraint is longer
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTokens:
-    """Tokens that nodes are expected to bring.
+    """Numbers of tokens that nodes are expected to add.
 
     Attributes:
-        text: that are written out.
-        generated: that may be generated, at most.
-        path: one after another, along the longest branch.
+        text: tokens of given text.
+        generated: maximum number of generated tokens.
+        path: tokens that must be computed one after another, along the longest branch.
     """
 
     text: int = 0
@@ -38,16 +38,17 @@ NOTHING_EXPECTED = ExpectedTokens()
 
 
 class ScheduleHints:
-    """
+    """Hints about one branch of a program.
+
     Args:
-        program: that the branch belongs to; told apart by identity.
-        priority: of its requests.
+        program: program that the branch belongs to; compared by identity.
+        priority: priority of its requests.
 
     Attributes:
-        ahead: of the nodes that are queued, and not of the one that is being played.
-        held: a prefix is held for it; the scheduler's.
-        returns: the branch will need its text again: it has nodes to play, or waits for a verdict on what it has
-            generated.
+        ahead: tokens expected from the queued nodes, without the node that is being played.
+        held: True if a prefix of the cache is locked for the branch; set by the scheduler.
+        returns: True if the branch will need its text again: it has nodes to play, or the caller has yet to judge what
+            it generated.
     """
 
     __slots__ = ("ahead", "held", "priority", "program", "returns")
@@ -59,11 +60,12 @@ class ScheduleHints:
 
 
 def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:
-    """Tokens that a node is expected to bring.
+    """Estimates the number of tokens that a node will add.
 
     Args:
-        params: of a generation.
-        branches: of a fork.
+        node: node of a program.
+        params: parameters of a generation, else None.
+        branches: estimate for each branch of a fork, else ().
     """
     match node:
         case Text(text, ids):

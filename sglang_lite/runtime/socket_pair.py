@@ -1,19 +1,19 @@
-"""The line to a process of our own: two sockets that wait, whatever the caller has set or closed in its process."""
+"""Socket pair for a connection to a child process, independent of the caller's socket and descriptor settings."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 
-_FIRST = 3  # descriptor after those of standard input, output and error
+_FIRST = 3  # first descriptor after standard input, output and error
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets. Both wait, whatever `socket.setdefaulttimeout` says; and none has a descriptor of standard
-    input, output or error, where those are closed: what is printed would go there, and the new process gets its own.
+    """Makes two connected blocking sockets, regardless of `socket.setdefaulttimeout`. Neither uses descriptor 0, 1 or
+    2, even if those are closed: printed output would go into the socket, and the child process replaces them.
 
     Raises:
-        OSError: there are no descriptors left.
+        OSError: no descriptor is free.
     """
     first, second = socket.socketpair()
     try:

@@ -1,7 +1,7 @@
-"""Messages of an engine while it starts: a bar while weights are read, and one line when it is ready.
+"""Messages of an engine that is starting: a progress bar while weights are read, and one line when it is ready.
 
-Both go to standard error where somebody watches it (a terminal or a notebook), unless `log_level` asks for warnings
-and errors alone; the line is a log message of level "info" where those are shown.
+Both go to standard error if it is a terminal or a notebook, unless `log_level` is "warning" or above; the line becomes
+a log message of level "info" if the logger shows that level.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ _T = TypeVar("_T")
 
 
 def set_level(level: str | None) -> None:
-    """Shows this package's messages of a level and above, also where the caller has set up no logging."""
+    """Sets the level of this package's logger, and adds a handler for standard error if the caller has set up no
+    logging."""
     if level is None:
         return
     logger.setLevel(level.upper())
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        handler.addFilter(lambda record: not logging.getLogger().handlers)  # the caller's, set up later, say it instead
+        handler.addFilter(lambda record: not logging.getLogger().handlers)  # silent once the caller has set up logging
         logger.addHandler(handler)
 
 
 def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
-    """The parts of a model that are loaded, with a bar that shows how far they are."""
+    """Wraps the parts of a model to load in a progress bar."""
     bar: Iterable[_T] = _bar(level, iterable=parts)
     return bar
 
 
-def moved(bar: Any, done: int, total: int, level: str | None) -> Any:  # of tqdm
-    """The bar of parts that are loaded elsewhere, moved on; a new one where there is none. It is closed at the end."""
+def moved(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
+    """Updates the progress bar of parts that another process loads; makes a bar if `bar` is None, and closes it when
+    all parts are done."""
     if bar is None and done < total:
         bar = _bar(level, total=total)
     if bar is not None:
@@ -44,14 +46,14 @@ def moved(bar: Any, done: int, total: int, level: str | None) -> Any:  # of tqdm
     return bar
 
 
-def _bar(level: str | None, **options: Any) -> Any:  # of tqdm
+def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
     from tqdm.auto import tqdm
 
     return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level), **options)
 
 
 def say(line: str, level: str | None) -> None:
-    """Logs or prints one line about the engine."""
+    """Logs one line about the engine at level "info", or prints it to standard error if that level is not logged."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)
     elif _watched(level):
@@ -63,5 +65,5 @@ def _watched(level: str | None) -> bool:
         return False
     try:
         return sys.stderr.isatty() or "ipykernel" in sys.modules
-    except (AttributeError, ValueError):  # it is closed, or there is none
+    except (AttributeError, ValueError):  # standard error is closed or None
         return False

@@ -1,4 +1,5 @@
-"""Random numbers as functions of a seed and a position: whatever runs beside a request, its draws stay."""
+"""Random numbers as pure functions of a seed and a position, so that a request's draws don't depend on other
+requests."""
 
 from __future__ import annotations
 
@@ -9,16 +10,22 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: Ints) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), float64 [R], each a function of its seed and position."""
+    """Uniform random numbers in [0, 1), float64 [R], each a function of its seed and position.
+
+    Args:
+        seeds: seed of each row, uint64 [R].
+        positions: position of each row's draw, int32 [R].
+    """
     with np.errstate(over="ignore"):
-        # Seeds are mixed first: a seed that is another's plus a multiple of the increment must not shift its numbers.
+        # Seeds are mixed first: two seeds that differ by a multiple of the increment must not give shifted copies of
+        # one sequence.
         mixed = _mix(_mix(seeds) + (positions.astype(np.uint64) + np.uint64(1)) * _INCREMENT)
     numbers: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of the sample at `index` of several: the first one's is `seed` itself."""
+    """Seed of sample number `index` of a request; the first sample's is `seed` itself."""
     if not index:
         return seed
     with np.errstate(over="ignore"):

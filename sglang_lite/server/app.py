@@ -1,4 +1,4 @@
-"""The server as a whole: its application, and the life of its process."""
+"""The server as a whole: its ASGI application, and the life of its process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_of_strangers
 
 logger = logging.getLogger("sglang_lite.server")
-_IDLE_S = 75  # that a connection may be unused; a gateway drops its own sooner, and never finds one closed under it
+_IDLE_S = 75  # longest idle time of a connection; longer than a gateway's, so that the gateway closes first
 
 
 async def _document(_: Service, __: HttpRequest) -> Response:
-    """Gives the OpenAPI document."""
+    """Returns the OpenAPI document."""
     return answer(openapi.document(ROUTES))
 
 
@@ -60,7 +60,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 def application(engine: Engine, settings: ServerSettings) -> Starlette:
-    """The ASGI application that serves an engine."""
+    """ASGI application that serves an engine."""
     gate = Gate(settings.api_key, settings.admin_api_key, settings.max_open, settings.max_open_per_key)
 
     @contextlib.asynccontextmanager
@@ -85,12 +85,12 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
 
 
 class _Application(Starlette):
-    """Starlette's application, which finds a path that is there as it stands at once. Trying one route after the other,
-    and Starlette's layers for errors, which an endpoint has itself, take longer than a small request.
+    """Starlette application with a table of the paths that have no parameters. Trying one route after the other, and
+    Starlette's error-handling layers (an endpoint handles errors itself), take longer than a small request.
 
     Args:
-        endpoints: by method and path.
-        settings: of Starlette's application.
+        endpoints: endpoints by method and path.
+        settings: arguments of Starlette's application.
     """
 
     def __init__(self, endpoints: Mapping[tuple[str, str], Endpoint], **settings: Any) -> None:
@@ -107,7 +107,7 @@ class _Application(Starlette):
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Refusal by the router itself: of a path that is not there, or a method that it has not."""
+    """Response to an error of the router itself: an unknown path, or a method that the path doesn't have."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     refused: SglError = NotFoundError(f"the path {path!r} does not exist.", hint="/openapi.json lists all paths.")
@@ -128,7 +128,7 @@ def _protocol(path: str) -> Protocol:
 
 
 def say(line: str) -> None:
-    """Prints a line for whoever has started the server, who may read it from a pipe."""
+    """Prints a line and flushes it, since the reader may be a pipe."""
     print(line, flush=True)
 
 
@@ -138,12 +138,14 @@ def serve(
     told: Callable[[str], object] = say,
     listening: socket.socket | None = None,
 ) -> int:
-    """Serves until SIGTERM or SIGINT; then what is open runs on, up to `drain_s`. A second signal ends it at once.
+    """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second signal ends them at
+    once.
 
     Args:
+        settings: settings of the server.
         engine_settings: keywords of `Engine`.
-        told: is given one line when the server can be reached.
-        listening: a socket that has an address already, instead of one with that of the settings.
+        told: function called with one line of text when the server can be reached.
+        listening: bound socket to use instead of one with the address of the settings.
 
     Returns:
         The exit status.
@@ -158,16 +160,16 @@ def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nothing here asks who the client is
+            proxy_headers=False,  # the server doesn't use client addresses
             timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=math.ceil(settings.drain_s),
             lifespan="on",
         )
         server = _Server(config)
-        with contextlib.suppress(SglError):  # which the first conversation hears of
-            engine.chat_template()  # imports what renders it
+        with contextlib.suppress(SglError):  # the first conversation reports the error
+            engine.chat_template()  # imports the template engine
         gc.collect()
-        gc.freeze()  # what is there lives on: a pass of the collector over it would be a hundred requests' time
+        gc.freeze()  # loaded objects stay alive: a collector's pass over them takes as long as a hundred requests
         host, port = listening.getsockname()[:2]
         listening.listen(2048)
         told(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
@@ -176,11 +178,11 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that a second signal of any kind ends at once."""
+    """uvicorn server that ends at once at a second signal of any kind."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self.force_exit = self.should_exit  # and none is raised again at the end, as uvicorn does: it is an orderly one
+        self.force_exit = self.should_exit  # uvicorn would also raise the signal again at its end
         self.should_exit = True
-        if self.force_exit:  # uvicorn would log a traceback for each request that is open
+        if self.force_exit:  # uvicorn would log a traceback for each open request
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             logger.warning("second signal: open requests are ended now")

@@ -1,4 +1,4 @@
-"""An engine for coroutines: what is submitted from an event loop has its events there."""
+"""Asynchronous form of an engine: events of requests arrive on the event loop that submitted them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from sglang_lite.server.row_player import RowPlayer
 E = TypeVar("E")
 T = TypeVar("T")
 ProgramEvent: TypeAlias = "Played | ProgramResult | SglError"
-_LONG = 4096  # characters of a prompt, above which it is tokenised beside the event loop
+_LONG = 4096  # characters of a prompt; a longer one is tokenised on another thread
 
 
 class Abortable(Protocol):
-    """Request or program that was submitted, and can be ended."""
+    """Submitted request or program that can be aborted."""
 
     def abort(self) -> None: ...
 
@@ -46,9 +46,10 @@ A = TypeVar("A", bound=Abortable)
 
 
 class AsyncEngine:
-    """
+    """Engine for coroutines of one event loop.
+
     Args:
-        engine: that runs what is submitted.
+        engine: engine that runs the requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -62,13 +63,13 @@ class AsyncEngine:
         return len(self._open)
 
     def abort_all(self) -> None:
-        """Ends all that is open."""
+        """Aborts all open requests and programs."""
         for each in list(self._open):
             each.abort()
 
     async def generate(self, asked: GenerateRequest) -> AsyncGenerator[list[Delta | Generation], None]:
-        """Runs a request, and gives its events as they come, with the deltas of each sample joined. Closed before its
-        end, it aborts the request.
+        """Runs a request and yields its events as they arrive, with the deltas of each sample joined. Closing the
+        generator before its end aborts the request.
 
         Raises:
             SglError: as `Engine.submit`, or the request's last event.
@@ -95,7 +96,7 @@ class AsyncEngine:
                     raise failed
 
     async def results(self, asked: GenerateRequest) -> list[Generation]:
-        """The generations of a request, in the samples' order.
+        """Generations of a request, in the order of the samples.
 
         Raises:
             SglError: as `generate`.
@@ -109,8 +110,8 @@ class AsyncEngine:
     async def native(
         self, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
     ) -> AsyncGenerator[list[dict[str, Json]], None]:
-        """Runs a native request, and gives what its answers are, those that have changed, each time that text comes;
-        without `stream` all at the end. Closed before its end, it aborts the request.
+        """Runs a native request and yields the answers that have changed, each time that text arrives; without
+        `stream`, yields all answers at the end. Closing the generator before its end aborts the request.
 
         Raises:
             SglError: as `Engine.generate`.
@@ -119,7 +120,7 @@ class AsyncEngine:
 
         def post(item: tuple[int, Event] | None) -> None:
             events.put(item)
-            if item is None:  # there is room for more
+            if item is None:  # there is room for more requests
                 self._relay.flush()
 
         start = partial(
@@ -142,7 +143,7 @@ class AsyncEngine:
         """Scores choices.
 
         Raises:
-            SglError: as `Engine.submit_select`, or the last event.
+            SglError: as `Engine.submit_select`, or the request's last event.
         """
         events: _Events[Selection | SglError] = _Events(self._relay)
         submit = partial(
@@ -165,11 +166,11 @@ class AsyncEngine:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Plays a whole program, and gives its events as they come; the last one is a ProgramResult or an SglError.
-        Closed before its end, it aborts the program.
+        """Plays a complete program and yields its events as they arrive; the last one is a ProgramResult or an
+        SglError. Closing the generator before its end aborts the program.
 
         Args:
-            timeout_s: after which it ends with RequestTimeoutError.
+            timeout_s: seconds after which the program ends with RequestTimeoutError; None for no limit.
 
         Raises:
             SglError: as `Engine.run_program`.
@@ -188,8 +189,8 @@ class AsyncEngine:
     async def play_rows(
         self, asked: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
     ) -> AsyncGenerator[list[tuple[int, list[ProgramEvent]]], None]:
-        """Plays programs, and gives each one's number and events when it has ended: see `RowPlayer`. Closed before its
-        end, it aborts those under way."""
+        """Plays programs and yields the number and events of each one that has ended: see `RowPlayer`. Closing the
+        generator before its end aborts the programs that are running."""
         with self._ends(RowPlayer(self.engine.core, asked, window, timeout_s)) as player:
             async for ended in player.ended():
                 yield ended
@@ -203,10 +204,10 @@ class AsyncEngine:
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Opens a program, and gives its events as `play` does; first an empty list.
+        """Opens a program, and yields an empty list and then its events, as `play` does.
 
         Args:
-            begin: takes the program when it is open, and may extend it until it has ended.
+            begin: function that receives the open program; the program may be extended until it has ended.
         """
         events: _Events[ProgramEvent] = _Events(self._relay)
         program = self.engine.open_program(
@@ -221,7 +222,8 @@ class AsyncEngine:
     async def _played(
         self, events: _Events[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
     ) -> AsyncGenerator[list[ProgramEvent], None]:
-        """Events of a program, which has so much time from now on; first an empty list if it was only `opened`."""
+        """Yields the events of a program, which is aborted after `timeout_s`; first an empty list if the program was
+        only `opened`."""
         late = False
 
         def end() -> None:
@@ -246,7 +248,7 @@ class AsyncEngine:
 
     @contextlib.contextmanager
     def _ends(self, submitted: A) -> Iterator[A]:
-        """Aborts what was submitted, should it be left before its end."""
+        """Context that aborts a submission if the block is left before the submission has ended."""
         self._open.add(submitted)
         try:
             yield submitted
@@ -256,19 +258,19 @@ class AsyncEngine:
 
 
 class _Relay:
-    """Way of events from an engine's thread to the event loop, which is woken once for all of a step."""
+    """Path of events from an engine's thread to the event loop, which is woken once for all events of a step."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._pending: deque[_Events[Any]] = deque()
 
     def add(self, events: _Events[Any]) -> None:
-        """Has the reader of events woken at the next `flush`. On any thread."""
+        """Makes the next `flush` wake the reader of some events. Called on any thread."""
         self._pending.append(events)
 
     def flush(self) -> None:
-        """Wakes the readers, on any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        """Wakes the readers. Called on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
             self.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -277,7 +279,8 @@ class _Relay:
 
 
 class _Events(Generic[E]):
-    """Events of something submitted: put on the engine's thread, taken on the loop, all that have come at a time."""
+    """Events of a submission: put on the engine's thread, and taken on the event loop, all that have arrived at
+    once."""
 
     def __init__(self, relay: _Relay) -> None:
         self._relay = relay
@@ -285,28 +288,29 @@ class _Events(Generic[E]):
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: E) -> None:
-        """Takes an event, on any thread."""
+        """Adds an event. Called on any thread."""
         self._events.append(event)
         self._relay.add(self)
 
     def wake(self) -> None:
-        """Wakes who waits in `take`, on the loop."""
+        """Wakes the coroutine that waits in `take`. Called on the event loop."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[E]:
-        """The events that have come; waits for the first one."""
+        """Events that have arrived; waits for the first one."""
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
         taken = list(self._events)
-        for _ in taken:  # others may have come
+        for _ in taken:  # further events may have arrived
             self._events.popleft()
         return taken
 
 
 async def _submitted(submit: Callable[[], A], length: int) -> A:
-    """Submits, and what takes long to tokenise on another thread. A cancelled caller's is aborted when it is there."""
+    """Submits; on another thread if the prompt is long. If the caller is cancelled, the submission is aborted once it
+    is made."""
     if length <= _LONG:
         return submit()
     task = asyncio.ensure_future(asyncio.to_thread(submit))
@@ -323,16 +327,16 @@ def _abort(task: asyncio.Future[Any]) -> None:
 
 
 def _length(prompt: Prompt | str | Sequence[int]) -> int:
-    """Characters of a prompt that are to be tokenised."""
+    """Number of characters of a prompt that must be tokenised."""
     if isinstance(prompt, Prompt):
         return sum(len(span.text) for span in prompt.spans)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
 def _joined(events: Iterable[T]) -> list[T | Delta]:
-    """Events, with the deltas of each sample as one."""
+    """Events in order, with the deltas of each sample joined to one."""
     found: list[T | Delta] = []
-    at: dict[int, int] = {}  # where the delta of a sample is
+    at: dict[int, int] = {}  # index in `found` of each sample's delta
     for event in events:
         if not isinstance(event, Delta):
             found.append(event)
@@ -349,9 +353,9 @@ def _joined(events: Iterable[T]) -> list[T | Delta]:
 
 
 def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
-    """Events of a program, with the deltas of each node as one."""
+    """Events of a program in order, with the deltas of each sample of a node joined to one."""
     found: list[ProgramEvent] = []
-    at: dict[tuple[Path, int], int] = {}  # where the delta of a sample is
+    at: dict[tuple[Path, int], int] = {}  # index in `found` of each sample's delta
     for event in events:
         new = event.event if isinstance(event, Played) else None
         if isinstance(event, Played) and isinstance(new, Delta):
@@ -366,7 +370,8 @@ def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
 
 
 async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
-    """Events of which the first have come: what is wrong with a request is raised here, before a response begins.
+    """Waits for the first event, so that an invalid request raises its error before a response begins; returns a
+    generator of all events.
 
     Raises:
         SglError: as `events`.
@@ -375,7 +380,7 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     async def all_of_them() -> AsyncGenerator[E, None]:
         async with contextlib.aclosing(events):
             first = await anext(events)
-            yield first  # taken below: what has not begun could not be closed
+            yield first  # taken below: closing a generator that has not started would not close `events`
             yield first
             async for each in events:
                 yield each
@@ -386,7 +391,8 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
 
 
 async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[tuple[int, E], None]:
-    """Union of several streams, each event with the index of its own, as it comes. The first error ends them all."""
+    """Yields the events of several streams as they arrive, each with the index of its stream. The first error ends all
+    streams."""
     queue: asyncio.Queue[tuple[int, E] | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[E, None]) -> None:

@@ -1,4 +1,4 @@
-"""Errors as each protocol has them: one table of statuses and names."""
+"""Errors in the form of each protocol, from one table of statuses and names."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ Protocol: TypeAlias = Literal["native", "openai", "anthropic"]
 
 
 class AuthenticationError(SglError):
-    """The key is missing or wrong."""
+    """Refusal of a request whose key is missing or wrong."""
 
 
 class OriginError(SglError):
-    """A page in a browser asks, which no server of this package is for."""
+    """Refusal of a request from a web page, while the server demands no key."""
 
 
 class NotFoundError(SglError):
-    """Refusal of a route, model or response that does not exist."""
+    """Refusal of a route, model or response that doesn't exist."""
 
 
 class MethodError(SglError):
-    """The route has no such method."""
+    """Refusal of an HTTP method that the route doesn't have."""
 
 
 class TooLargeError(SglError):
-    """The body of a request is too large."""
+    """Refusal of a request whose body is too large."""
 
 
 class SlowBodyError(SglError):
-    """The body of a request does not come."""
+    """Refusal of a request whose body doesn't arrive in time."""
 
 
 class RateLimitError(SglError):
-    """Too many requests are open, of all or of one key."""
+    """Refusal of a request while too many are open, in total or with its key."""
 
     retryable = True
 
@@ -67,7 +67,7 @@ class Status:
 
 
 _BAD = Status(400, "invalid_request_error", "invalid_request_error")
-_TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first one counts
+_TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first matching row counts
     (AuthenticationError, Status(401, "authentication_error", "authentication_error", "invalid_api_key")),
     (OriginError, Status(403, "permission_error", "permission_error", "forbidden")),
     (NotFoundError, Status(404, "not_found_error", "not_found_error", "not_found")),
@@ -82,7 +82,7 @@ _TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first one counts
     (WireError, _BAD),
     (OverloadedError, Status(503, "overloaded_error", "overloaded_error", "overloaded", 1)),
     (RequestTimeoutError, Status(504, "timeout_error", "timeout_error", "timeout")),
-    (RequestAbortedError, Status(499, "aborted_error", "api_error", "aborted")),  # nginx's for a client that has gone
+    (RequestAbortedError, Status(499, "aborted_error", "api_error", "aborted")),  # nginx's status: client left
     (EngineClosedError, Status(503, "server_error", "api_error", "engine_closed", 5)),
     (BackendError, Status(500, "server_error", "api_error")),
     (SglError, Status(500, "server_error", "api_error")),
@@ -90,7 +90,7 @@ _TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first one counts
 
 
 def status_of(error: SglError) -> Status:
-    """The row of the table for an error; of a batch, for the first that failed."""
+    """Row of the table for an error; for a BatchError, that of the first failed request."""
     cause = _cause(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))
 
@@ -102,7 +102,7 @@ def _cause(error: SglError) -> SglError:
 
 
 def parameter_of(error: SglError) -> str | None:
-    """The parameter, or the JSON Pointer into the body or a schema, that an error names."""
+    """Parameter that an error names, or the JSON Pointer into a body or schema, or None."""
     error = _cause(error)
     if isinstance(error, ParameterError | CapabilityError):
         return error.parameter
@@ -112,7 +112,7 @@ def parameter_of(error: SglError) -> str | None:
 
 
 def content_of(error: SglError, protocol: Protocol, request_id: str | None = None) -> dict[str, Json]:
-    """The JSON content of an error, in a protocol's shape: of a response, or of an event in a stream."""
+    """JSON content of an error in a protocol's form, for a response or an event of a stream."""
     found = status_of(error)
     if protocol == "anthropic":
         content: dict[str, Any] = {
@@ -122,14 +122,14 @@ def content_of(error: SglError, protocol: Protocol, request_id: str | None = Non
         return content if request_id is None else {**content, "request_id": request_id}
     told: dict[str, Any] = {"message": str(error), "type": found.openai, "param": parameter_of(error)}
     if protocol == "native":
-        name = {"err_type": type(error).__name__}  # as where SGLang tells of a request that has failed
+        name = {"err_type": type(error).__name__}  # as in SGLang's report of a failed request
         return {"error": {**told, "code": found.status, "retryable": error.retryable, **name}}
     return {"error": {**told, "code": found.code}}
 
 
 def headers_of(error: SglError) -> Mapping[str, str]:
-    """The headers that a response with an error has beside its content."""
+    """Headers to add to the response for an error."""
     if isinstance(error, SlowBodyError):
-        return {"connection": "close"}  # what still comes would be taken for the next request
+        return {"connection": "close"}  # later parts of the body would be read as the next request
     after = status_of(error).retry_after_s
     return {} if after is None else {"retry-after": str(after)}

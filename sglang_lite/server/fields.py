@@ -1,7 +1,7 @@
-"""Fields of requests: honoured, neutral (they can't change an answer here) or refused.
+"""Fields of requests: honoured, neutral (without effect on an answer of this server) or refused.
 
-The honoured ones of a protocol are those of its record; this file has the others. Nothing is dropped in silence: what a
-request has that is unknown is refused by the nearest name that is known, or reported.
+The record of a protocol has the honoured fields, this file the other ones. No field is dropped in silence: an unknown
+one is refused with the most similar known name, or reported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Fields(Generic[R]):
     """Fields of a protocol's request.
 
     Attributes:
-        record: whose fields are honoured.
-        neutral: others by name, with why they can't change an answer.
-        refused: others by name, with the values that ask for nothing and are taken; None always is one.
+        record: record type whose fields are honoured.
+        neutral: ignored fields by name, with the reason why they can't change an answer.
+        refused: fields that are not supported, by name, with the values that mean "not set" and are accepted; None is
+            always accepted.
     """
 
     record: type[R]
@@ -36,13 +37,13 @@ class Fields(Generic[R]):
     refused: Mapping[str, tuple[object, ...]]
 
     def read(self, body: Mapping[str, Json], unused: list[str] | None = None) -> R:
-        """The record of a body.
+        """Record of a request's body.
 
         Args:
-            unused: takes the names of unknown fields; None: they are refused.
+            unused: list to which the names of unknown fields are appended; None to refuse unknown fields.
 
         Raises:
-            ParameterError: a field that is unknown or refused, or a value of a wrong type.
+            ParameterError: a field is unknown or refused, or a value has the wrong type.
         """
         honoured = {}
         for name, value in body.items():
@@ -60,7 +61,7 @@ class Fields(Generic[R]):
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of the honoured ones, as they are written."""
+        """Names of the honoured fields, in their encoded spelling."""
         return _names(self.record)
 
     def _unknown(self, name: str, unused: list[str] | None) -> None:
@@ -85,14 +86,14 @@ def _names(record: type[msgspec.Struct]) -> frozenset[str]:
     return _KNOWN[record]
 
 
-# ------------------------------------------------------------------------------------------------- the tables
+# ----------------------------------------------------------------------------------------------------- tables
 
 _NAMES = "It names the caller or the request, and no model sees it."
 _CACHE = "Every prefix that fits is cached here, for as long as there is room."
 _ORDER = "There is one tier of service."
 _GATEWAY = "A gateway adds it for its own logs."
 
-# What SGLang's gateways add to every request.
+# Fields that SGLang's gateways add to every request.
 GATEWAY_NEUTRAL = {"log_metrics": _GATEWAY, "no_logs": _GATEWAY}
 GATEWAY_REFUSED: dict[str, tuple[object, ...]] = {
     "background": (False,),
@@ -231,7 +232,7 @@ INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
 }
 
-BILLING_HEADER = "x-anthropic-billing-header"  # begins a line that some clients put into `system`
+BILLING_HEADER = "x-anthropic-billing-header"  # first words of a line that some clients put into `system`
 
 MESSAGES_NEUTRAL = {
     BILLING_HEADER: "A system block that is such a line is no part of the prompt: it changes with every request.",

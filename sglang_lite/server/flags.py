@@ -1,4 +1,4 @@
-"""Flags of the command that serves: the fields of all settings, with SGLang's names for those that it has, too."""
+"""Command-line flags of `serve`: the fields of all settings, and SGLang's names for the fields that it has, too."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NOT_FLAGS = {
     "log_level",
     "served_model_name",
     "stream_interval_s",
-}  # of an engine, which the server's decide
-_GATEWAYS = {"policy"}  # names that both have are the gateway's; the engine's has SGLang's alone
+}  # fields of an engine that follow from the server's settings
+_GATEWAYS = {"policy"}  # the gateway's names; the engine's fields have SGLang's names only
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +49,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, UserValue], ReplicaSettings]:
-    """The settings of a server, the keywords of its engine, and whether there are to be several.
+    """Settings of the server, keywords of its engine, and settings of replicas, from parsed flags.
 
     Raises:
-        ParameterError: a value that can't be honoured.
+        ParameterError: a value is invalid or not supported.
     """
     given = {name: value for name, value in vars(options).items() if value is not None}
 
@@ -82,7 +82,7 @@ _GROUPS: tuple[tuple[type, str], ...] = (
 
 
 def _others() -> list[ServerArg]:
-    """SGLang's flags that are no settings by that name or another."""
+    """SGLang's flags that don't name a setting, by SGLang's or another name."""
     ours = {each.name for kind, _ in _GROUPS for each in fields(kind)}
     return [
         arg for arg in server_args().values()
@@ -95,7 +95,7 @@ def _dest(kind: type, name: str) -> str:
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    """Options of argparse for a flag of a type."""
+    """Options of argparse for a flag whose field has this type."""
     options = [each for each in get_args(hint) if each is not type(None)] or [hint]
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
@@ -108,7 +108,7 @@ def _type(hint: Any) -> dict[str, Any]:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """Help for each field, from the docstring."""
+    """Help text for each field of a settings class, from its docstring."""
     attributes = (kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {9,}.*)*)", attributes, re.MULTILINE)
     return {name: " ".join(text.split()).replace("%", "%%") for names, text in found for name in names.split(", ")}

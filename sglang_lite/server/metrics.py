@@ -14,7 +14,7 @@ from starlette.responses import Response
 from sglang_lite.server.routes import HttpRequest, Route
 from sglang_lite.server.service import Service
 
-# Of `Engine.stats`: those that only grow.
+# Keys of `Engine.stats` whose values never decrease.
 _COUNTERS = {
     "steps", "requests_submitted", "programs_opened", "programs_extended", "grammars_compiled", "grammars_cached",
     "grammars_from_disk", "late_masks",
@@ -35,7 +35,7 @@ class _Stats(Collector):
 
 
 async def metrics(service: Service, _: HttpRequest) -> Response:
-    """Gives the counts."""
+    """Returns the counts."""
     registry = CollectorRegistry()
     registry.register(_Stats(await service.ask(service.engine.stats), service.model_name))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""The models of OpenAI's and Anthropic's protocols: the one that is served."""
+"""Lists of models in OpenAI's and Anthropic's protocols, which have only the served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's native protocol: `/generate`, and what its clients ask of a server itself."""
+"""SGLang's native protocol: `/generate`, and requests about the server itself."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from sglang_lite.version import __version__
 
 
 class Generate(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A native request, for one prompt or a list of them; `Engine.generate` says what the fields mean.
+    """Native request for one prompt or a list of them; `Engine.generate` documents the fields.
 
-    `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, as `sglang_lite.wire` writes them
-    without an envelope: in place of text, and of a grammar of `sampling_params`. Who gives a `prompt` is answered with
-    the `generation`, too, as such a record.
+    `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by `sglang_lite.wire`
+    without an envelope. They take the place of text, and of a grammar in `sampling_params`. The answer to a request
+    with `prompt` has the `generation`, too, in the same encoding.
     """
 
     text: str | list[str] | None = None
@@ -63,7 +63,7 @@ class Generate(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Text that is to be tokenised."""
+    """Request to tokenise text."""
 
     prompt: str | list[str] | None = None
     text: str | list[str] | None = None
@@ -72,7 +72,7 @@ class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Token ids whose text is asked for."""
+    """Request to decode token ids."""
 
     tokens: list[int | list[int]] | None = None
     ids: list[int | list[int]] | None = None
@@ -81,21 +81,21 @@ class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Abort(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Name of a request that is to end."""
+    """Request to abort one request, or all."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Text of which reasoning is to be split off."""
+    """Request to split reasoning from a text."""
 
     text: str
     reasoning_parser: str
 
 
 class FunctionCalls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Text in which calls are to be found."""
+    """Request to find tool calls in a text."""
 
     text: str
     tools: list[dict[str, Any]]
@@ -103,7 +103,7 @@ class FunctionCalls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProfileRequest(msgspec.Struct, kw_only=True):
-    """Settings of a profile: where its trace goes, and what it has."""
+    """Settings of a profile: folder of its trace, and its contents."""
 
     output_dir: str | None = None
     with_stack: bool | None = None
@@ -111,14 +111,14 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
 
 
 class Weights(msgspec.Struct, kw_only=True):
-    """Checkpoint that is to replace the weights."""
+    """Request to replace the weights by a checkpoint's."""
 
     model_path: str
     flush_cache: bool = True
     weight_version: str | None = None
 
 
-_CONSTRAINT: Any = Constraint  # a union, which is no type
+_CONSTRAINT: Any = Constraint  # a union is not a type
 GENERATE = Fields(Generate, NATIVE_NEUTRAL, NATIVE_REFUSED)
 PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
 
@@ -165,12 +165,12 @@ async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, increm
     yield DONE
 
 
-_LONGEST_S = 3600.0  # that loading weights, or writing a profile, may take
+_LONGEST_S = 3600.0  # for loading weights, or writing a profile
 _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 
 
 def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
-    """Part of an answer that was not sent yet; `sent` has the lengths of what was."""
+    """Unsent part of an answer; `sent` maps fields to their lengths so far, and is updated."""
 
     def rest(name: str, whole: Any) -> Any:
         start, sent[name] = sent.get(name, 0), len(whole)
@@ -190,19 +190,19 @@ def _new(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
-    """Tells whether the engine lives."""
+    """Returns status 200 if the engine is healthy."""
     service.check_health()
     return Response(status_code=200)
 
 
 async def ready(service: Service, _: HttpRequest) -> Response:
-    """Tells whether the engine has made a token."""
+    """Returns status 200 if the engine has generated its first token."""
     service.check_ready()
     return Response(status_code=200)
 
 
 async def health_generate(service: Service, _: HttpRequest) -> Response:
-    """Makes a token, where the model generates."""
+    """Generates a token, if the model generates text; otherwise only checks the engine's health."""
     if service.engine.core.encoder is not None:
         service.check_health()
         return Response(status_code=200)
@@ -216,12 +216,12 @@ async def health_generate(service: Service, _: HttpRequest) -> Response:
 
 
 async def ping(service: Service, _: HttpRequest) -> Response:
-    """Answers."""
+    """Returns status 200."""
     return Response(status_code=200)
 
 
 async def version(service: Service, _: HttpRequest) -> Response:
-    """Gives the version of this package."""
+    """Returns the version of this package."""
     return answer({"version": __version__, "server": "sglang_lite"})
 
 
@@ -238,7 +238,7 @@ async def model_info(service: Service, _: HttpRequest) -> Response:
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "max_model_len": engine.context_length,
-        "sglang_lite": _ours(service),  # gateways hand on this answer, and not all the next one
+        "sglang_lite": _ours(service),  # gateways forward this whole answer, but not that of `/server_info`
     })  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _ours(service: Service) -> dict[str, Any]:
 
 
 async def server_info(service: Service, _: HttpRequest) -> Response:
-    """Gives the settings and counts."""
+    """Returns the settings and counts."""
     engine = service.engine
     settings = asdict(service.settings)
     for secret in ("api_key", "admin_api_key"):
@@ -273,20 +273,20 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
 
 
 async def flush_cache(service: Service, _: HttpRequest) -> Response:
-    """Drops what is cached and not in use."""
+    """Drops cached prefixes that are not in use."""
     freed = await service.ask(service.engine.flush_cache)
     return Response(f"Cache flushed: {freed} tokens.\n", media_type="text/plain")
 
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
-    """Ends a request, or all."""
+    """Aborts one request, or all."""
     asked = _read(call, Abort)
     if asked.abort_all:
         if asked.rid is not None:
             raise ParameterError("abort_all", "and rid are both given. Give one of them.")
         service.running.abort_all()
     elif asked.rid:
-        with contextlib.suppress(ParameterError):  # it has ended
+        with contextlib.suppress(ParameterError):  # the request has ended
             service.engine.abort(asked.rid)
     else:
         raise ParameterError("rid", "is missing.")
@@ -294,7 +294,7 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 
 async def loads(service: Service, _: HttpRequest) -> Response:
-    """Tells how busy the engine is. Sections that `include` asks for and that a load here has not are left out."""
+    """Returns the load of the engine. Omits sections that `include` asks for and that this engine doesn't have."""
     stats = await service.ask(service.engine.stats)
     load = {
         "dp_rank": 0,
@@ -308,16 +308,16 @@ async def loads(service: Service, _: HttpRequest) -> Response:
 
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
-    """Tells how busy the engine is, in the older shape, of which gateways add up the tokens."""
+    """Returns the load of the engine in the older format, whose token counts gateways add up."""
     stats = await service.ask(service.engine.stats)
     waiting = stats["waiting"]
-    used = stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"]  # by requests alone
+    used = stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"]  # tokens of requests alone
     load = {"dp_rank": 0, "num_reqs": stats["running"] + waiting, "num_waiting_reqs": waiting, "num_tokens": used}
     return answer([load])
 
 
 async def tokenize(service: Service, call: HttpRequest) -> Response:
-    """Gives the token ids of text."""
+    """Returns the token ids of text."""
     asked = _read(call, Text)
     service.check_model(asked.model)
     text = _one(asked.prompt, asked.text, "prompt")
@@ -333,7 +333,7 @@ async def tokenize(service: Service, call: HttpRequest) -> Response:
 
 
 async def detokenize(service: Service, call: HttpRequest) -> Response:
-    """Gives the text of token ids."""
+    """Returns the text of token ids."""
     asked = _read(call, Ids)
     service.check_model(asked.model)
     tokens = _one(asked.tokens, asked.ids, "tokens")
@@ -359,7 +359,7 @@ async def separate_reasoning(_: Service, call: HttpRequest) -> Response:
 
 
 async def parse_function_call(_: Service, call: HttpRequest) -> Response:
-    """Finds the calls in an answer."""
+    """Finds the tool calls in an answer."""
     asked = _read(call, FunctionCalls)
     found = parse_answer(asked.tool_call_parser, asked.text)
     names = [each.get("function", {}).get("name") for each in asked.tools]
@@ -401,7 +401,7 @@ def _read(call: HttpRequest, kind: type[Any]) -> Any:
 
 
 def _one(first: Any, second: Any, name: str) -> Any:
-    """The value of a field that has two names."""
+    """Value of a field that has two names."""
     if (first is None) == (second is None):
         raise ParameterError(name, "is missing." if first is None else "is given under two names. Give one of them.")
     return second if first is None else first

@@ -1,4 +1,4 @@
-"""Store of responses: what was answered, for as long as there is room."""
+"""Store of responses, which keeps as many of the latest ones as its limits allow."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from sglang_lite.server.http.event_log import EventLog
 
 @dataclass(slots=True)
 class StoredResponse:
-    """
+    """Response in the store.
+
     Attributes:
-        content: the response, as it is answered.
-        items: its input, with everything that came before.
-        input_bytes: of that.
-        log: the events of its stream; None: it was not streamed.
-        bytes: of all.
+        content: the response as it is returned to clients.
+        items: input of the response, with the whole conversation before it.
+        input_bytes: size of the items in bytes.
+        log: events of the stream; None if the response was not streamed.
+        bytes: size of everything in bytes.
     """
 
     content: Mapping[str, Any]
@@ -43,21 +44,22 @@ class StoredResponse:
 
     @property
     def conversation_bytes(self) -> int:
-        """Bytes of `whole`, roughly."""
+        """Approximate size of `whole` in bytes."""
         return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
 
     @property
     def whole(self) -> Sequence[Mapping[str, Json]]:
-        """The conversation with its answer."""
+        """Conversation with the answer."""
         return (*self.items, *self.content["output"])
 
 
 class ResponseStore:
-    """Responses of all keys, each of which sees its own. The one that was asked for longest ago goes first.
+    """Store of the responses of all keys; each key can access only its own. The least recently used response is dropped
+    first.
 
     Args:
-        most: responses.
-        most_bytes: in all.
+        most: largest number of responses.
+        most_bytes: largest size of all responses in bytes.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -69,7 +71,7 @@ class ResponseStore:
         return len(self._stored)
 
     def check(self, input_bytes: int) -> None:
-        """Raises TooLargeError: there could never be room for a response to a conversation of this size."""
+        """Raises TooLargeError if a conversation of this size could never be stored."""
         if input_bytes > self._most_bytes:
             raise TooLargeError(
                 f"the conversation has {input_bytes:,} bytes; at most {self._most_bytes:,} are stored.",
@@ -82,13 +84,13 @@ class ResponseStore:
         self._account(response)
 
     def update(self, key: str, response: StoredResponse, content: Mapping[str, Json]) -> None:
-        """Replaces the content of a response, should it still be there."""
+        """Replaces the content of a response, and updates its size if it is still stored."""
         response.content = content
         if self._stored.get((key, response.id)) is response:
             self._account(response)
 
     def get(self, key: str, id: str) -> StoredResponse:
-        """Raises NotFoundError: the key has no such response, or no longer."""
+        """Stored response with an id. Raises NotFoundError if the response was dropped, or isn't the key's."""
         found = self._stored.get((key, id))
         if found is None:
             raise NotFoundError(f"there is no response {id[:100]!r}.", hint="Only the latest responses are stored.")
@@ -96,7 +98,7 @@ class ResponseStore:
         return found
 
     def item(self, key: str, id: str) -> Mapping[str, Json]:
-        """Item of any stored response. Raises NotFoundError: the key has no such item."""
+        """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
                 for item in response.whole:
@@ -105,7 +107,7 @@ class ResponseStore:
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
 
     def remove(self, key: str, id: str) -> StoredResponse:
-        """Raises NotFoundError: as `get`."""
+        """Removes and returns a response. Raises NotFoundError as `get`."""
         found = self.get(key, id)
         self._forget((key, id))
         return found

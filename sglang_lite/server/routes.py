@@ -1,4 +1,4 @@
-"""Routes: what a protocol's file says of each, and what is done for all of them alike."""
+"""Routes: the record by which a protocol's file describes each, and the ASGI endpoint that serves any of them."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from sglang_lite.wire.limits import Limits
 logger = logging.getLogger("sglang_lite.server")
 R = TypeVar("R", bound=msgspec.Struct)
 ANTHROPIC_VERSION = "anthropic-version"  # header of every request of Anthropic's clients
-UNUSED = "x-unused-fields"  # header that names what a request has and no answer depends on
+UNUSED = "x-unused-fields"  # header that names the fields of a request that have no effect
 _MOST_ITEMS = 2**20
-_QUERY_NEUTRAL = ("beta",)  # Anthropic's client says it of fields that are known by their names
+_QUERY_NEUTRAL = ("beta",)  # Anthropic's client sets it for fields that are known by their own names
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request, as handlers see it.
+    """HTTP request, as handlers see it.
 
     Attributes:
-        data: its body.
-        path, query: parameters of its address.
-        headers: of it, by names in small letters.
-        request_id: its `X-Request-Id`, or a fresh one.
-        key: that it was made with; "" where none is demanded.
-        limits: of its body.
-        unused: takes the names of fields that are not used; they are told in a header.
-        reports: unknown fields are such, too; else they are refused.
+        data: body of the request.
+        path, query: path and query parameters of the address.
+        headers: headers of the request, by lower-case names.
+        request_id: value of `X-Request-Id`, or a new id.
+        key: API key of the request; "" if none is required.
+        limits: limits for parsing the body.
+        unused: names of fields without effect, which are reported in a header of the response.
+        reports: True if unknown fields are reported there, too; False if they are refused.
     """
 
     data: bytes
@@ -68,14 +68,14 @@ class HttpRequest:
     reports: bool = False
 
     def object(self) -> dict[str, Json]:
-        """The body as plain data. Raises WireError: it is no JSON object."""
+        """Body as plain data. Raises WireError if the body isn't a JSON object."""
         return parse_object(self.data, self.limits)
 
     def read(self, fields: Fields[R]) -> R:
-        """The body as a record.
+        """Body as a record.
 
         Raises:
-            WireError: it is no JSON object.
+            WireError: the body isn't a JSON object.
             ParameterError: as `Fields.read`.
         """
         return fields.read(self.object(), self.unused if self.reports else None)
@@ -86,20 +86,21 @@ Handler: TypeAlias = Callable[[Service, HttpRequest], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """
+    """Route of the server.
+
     Attributes:
-        path: with parameters as `{name}`.
-        handler: answers.
-        summary: for the OpenAPI document.
-        methods: that it has.
-        protocol: whose shape its errors have.
-        query: parameters of its address behind the path.
-        fields: of its body; None: it has none, or one of its own.
-        streams: its answer may be a stream of events.
-        media_type: of its answer.
-        statuses: of answers, beside 200 and the errors that any route may have.
-        access: "open" needs no key, "admin" the administrator's.
-        works: it counts as an open request.
+        path: path, with parameters as `{name}`.
+        handler: function that answers a request.
+        summary: description for the OpenAPI document.
+        methods: HTTP methods of the route.
+        protocol: protocol whose form the errors have.
+        query: names of the query parameters.
+        fields: fields of the body; None for a route without body, or whose handler parses the body.
+        streams: True if the answer may be a stream of events.
+        media_type: media type of the answer.
+        statuses: further statuses of answers, besides 200 and those of errors that any route may have.
+        access: "open" for a route without key, "key" for the API key, "admin" for the administrator's.
+        works: True if its requests count as open requests.
     """
 
     path: str
@@ -117,20 +118,24 @@ class Route:
 
 
 def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with plain data or records as JSON."""
+    """Response with plain data or records as JSON."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 def refusal(error: SglError, protocol: Protocol, request_id: str) -> Response:
-    """The response for an error."""
+    """Response for an error."""
     return answer(content_of(error, protocol, request_id), status_of(error).status, headers_of(error))
 
 
 class Endpoint:
-    """ASGI application of a route: keys, limits, the body, the handler, errors, a line in the log.
+    """ASGI application of a route: checks keys and limits, reads the body, calls the handler, answers errors, logs a
+    line.
 
     Args:
-        service: that handlers answer with; called for each request, as it is there only after the start.
+        route: route to serve.
+        service: function that returns the service; called for each request, because the service exists only after
+            startup.
+        gate: keys and counts of open requests, shared by all routes.
     """
 
     def __init__(self, route: Route, service: Callable[[], Service], gate: Gate) -> None:
@@ -177,7 +182,7 @@ class Endpoint:
                 await until_disconnected(self._handle(service, call, protocol, scope, receive, send), receive)
         except SglError as error:
             await refusal(error, protocol, request_id)(scope, receive, send)
-        except ClientDisconnect:  # in the middle of its body
+        except ClientDisconnect:  # while the body was read
             pass
 
     async def _handle(
@@ -187,7 +192,7 @@ class Endpoint:
             response = await self._route.handler(service, call)
         except SglError as error:
             response = refusal(error, protocol, call.request_id)
-        except Exception:  # a fault of ours: the client hears of it, and the server stays
+        except Exception:  # a bug of this package: the client gets status 500, and the server continues
             logger.exception("request %s failed", call.request_id)
             failed = BackendError("the server failed.", hint=f"See request {call.request_id} in the log of the server.")
             response = refusal(failed, protocol, call.request_id)
@@ -197,12 +202,12 @@ class Endpoint:
         await response(scope, _never, send)
 
 
-async def _never() -> Any:  # the disconnection is watched for already
+async def _never() -> Any:  # `until_disconnected` watches for the disconnection already
     await asyncio.Event().wait()
 
 
 def request_id_of(request: Request) -> str:
-    """A request's `X-Request-Id`, or a fresh one."""
+    """Value of a request's `X-Request-Id`, or a new id if the header is missing or invalid."""
     given = request.headers.get("x-request-id", "")
     return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else random_id()
 
@@ -212,18 +217,18 @@ def _header_safe(name: str) -> str:
 
 
 class Gate:
-    """Keys that a server demands, and how many requests may be open, of all and of one."""
+    """Keys that a server requires, and limits of the number of open requests, in total and for each key."""
 
     def __init__(self, keys: tuple[str, ...], admin: str | None, most: int, most_per_key: int) -> None:
         self._keys, self._admin, self._most, self._most_per_key = keys, admin, most, most_per_key
         self.open: Counter[str] = Counter()
 
     def key_of(self, request: Request, access: str) -> str:
-        """The key of a request.
+        """API key of a request; "" if none is required.
 
         Raises:
-            AuthenticationError: it is missing, or no valid one.
-            OriginError: no key is demanded, and a page in a browser asks.
+            AuthenticationError: the key is missing or wrong.
+            OriginError: no key is required, and a web page sent the request.
         """
         if access == "open":
             return ""
@@ -234,7 +239,7 @@ class Gate:
         if access == "key":
             taken = [*self._keys, *admin] if self._keys else []
         if not taken:
-            if "origin" in request.headers:  # any page that somebody looks at on this machine could
+            if "origin" in request.headers:  # otherwise, any page open in a browser on this machine could
                 raise OriginError(
                     "requests from web pages need a key.",
                     hint="Start the server with --api-key, or send the request from a program.",
@@ -250,7 +255,7 @@ class Gate:
         return valid[0]
 
     def opened(self, key: str, works: bool) -> _Opened:
-        """Counts a request as open for as long as the context lasts. Raises RateLimitError: there are too many."""
+        """Context in which a request counts as open. Raises RateLimitError if too many are open."""
         if works and self.open.total() >= self._most:
             raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
         if works and self.open[key] >= self._most_per_key:

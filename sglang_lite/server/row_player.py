@@ -1,6 +1,7 @@
-"""Programs of a batch on an engine, for an event loop: a window of them under way, told when they have ended.
+"""Programs of a batch, played for an event loop: a limited number (window) runs at once, and each is reported when it
+has ended.
 
-No row has a task of its own: the engine's thread puts events away, and wakes one reader once for all of a step.
+No row has a task of its own: the engine's thread stores events, and wakes one reader once for all events of a step.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from sglang_lite.runtime.core.open_requests import Ticket
 from sglang_lite.runtime.core.submission import ProgramRequest
 
 RowEvent: TypeAlias = "Played | ProgramResult | SglError"
-_AT_ONCE = 32  # rows that are begun before the loop has a turn
+_AT_ONCE = 32  # rows that are submitted before the event loop runs other tasks
 
 
 class RowPlayer:
-    """
+    """Player of a batch of programs.
+
     Args:
-        asked: of the engine for each row, by its number; or why that can't be.
-        window: how many may be under way, or have ended and not been read.
-        timeout_s: after which each ends with RequestTimeoutError.
+        core: core of the engine.
+        asked: number of each row, with its request or the error that the row ends with.
+        window: most rows that are running, or have ended and not been read.
+        timeout_s: seconds after which each program ends with RequestTimeoutError.
     """
 
     def __init__(
@@ -45,18 +48,18 @@ class RowPlayer:
     ) -> None:
         self._core, self._asked, self._window, self._timeout = core, asked, window, timeout_s
         self._loop = asyncio.get_running_loop()
-        self._put_off: tuple[int, ProgramRequest | SglError] | None = None  # there was no room for it
-        self._events: dict[int, list[RowEvent]] = {}  # of the window's
-        self._tickets: dict[int, Ticket] = {}  # of those of them that have begun
+        self._put_off: tuple[int, ProgramRequest | SglError] | None = None  # row that waits for room in the engine
+        self._events: dict[int, list[RowEvent]] = {}  # of the rows of the window
+        self._tickets: dict[int, Ticket] = {}  # of the rows of the window that were submitted
         self._ended: deque[int] = deque()  # appended to on any thread
         self._come = asyncio.Event()
-        self._flush = self._wake_soon  # one object: the engine calls it once for all that a step tells
-        self._due: deque[tuple[float, int]] = deque()  # when rows are late, the first one first
+        self._flush = self._wake_soon  # one object, so that the engine calls it once a step
+        self._due: deque[tuple[float, int]] = deque()  # deadlines of rows, the earliest first
         self._late: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     async def ended(self) -> AsyncGenerator[list[tuple[int, list[RowEvent]]], None]:
-        """Rows with all their events, as they end: those that have ended meanwhile at a time."""
+        """Yields batches of ended rows, each with all its events, in order of completion."""
         await self._begin()
         while self._events:
             while not self._ended:
@@ -67,16 +70,16 @@ class RowPlayer:
             await self._begin()
 
     def abort(self) -> None:
-        """Ends what is under way."""
+        """Aborts the rows that are running."""
         if self._timer is not None:
             self._timer.cancel()
         for ticket in self._tickets.values():
             ticket.abort()
 
-    # --------------------------------------------------------------------------------------------- beginning
+    # -------------------------------------------------------------------------------------------- submission
 
     async def _begin(self) -> None:
-        """Begins rows while there is room."""
+        """Submits rows while the window and the engine have room."""
         begun = 0
         while len(self._events) < self._window:
             following = self._put_off or next(self._asked, None)
@@ -88,7 +91,7 @@ class RowPlayer:
                 await asyncio.sleep(0)
 
     async def _begin_one(self, number: int, asked: ProgramRequest | SglError) -> bool:
-        """Begins a row. False: there is no room at the engine, and some will come when another row has ended."""
+        """Submits a row. Returns False if the engine has no room before another row has ended."""
         sink = self._core.flushed(self._sink(number), self._flush)
         try:
             if isinstance(asked, SglError):
@@ -121,7 +124,7 @@ class RowPlayer:
 
         return put
 
-    # -------------------------------------------------------------------------------------------------- time
+    # ---------------------------------------------------------------------------------------------- timeouts
 
     def _set_timer(self) -> None:
         while self._due and self._due[0][1] not in self._tickets:
@@ -136,12 +139,12 @@ class RowPlayer:
                 self._tickets[number].abort()
         self._set_timer()
 
-    # ------------------------------------------------------------------------------------------------ ending
+    # -------------------------------------------------------------------------------------------- completion
 
     def _wake_soon(self) -> None:
-        """Wakes the reader, on any thread."""
+        """Wakes the reader. Called on any thread."""
         if self._ended:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for rows
                 self._loop.call_soon_threadsafe(self._come.set)
 
     def _take(self) -> list[tuple[int, list[RowEvent]]]:

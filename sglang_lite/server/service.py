@@ -1,4 +1,4 @@
-"""Service that the handlers of all protocols answer with: the engine, its model's format, its health."""
+"""Service that the handlers of all protocols use: the engine, the chat format of its model, its health."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from sglang_lite.server.settings import ServerSettings
 T = TypeVar("T")
 logger = logging.getLogger("sglang_lite.server")
 _BEAT_S = 1.0
-_SHORT = 4096  # bytes of a request, up to which reading it takes less than a change of threads
+_SHORT = 4096  # bytes of a request; reading a shorter one takes less time than a change of threads
 
 
 class Service:
-    """
+    """Engine with everything that request handlers share.
+
     Args:
-        engine: that runs what is asked for.
-        settings: of the server.
+        engine: engine that runs the requests.
+        settings: settings of the server.
 
     Attributes:
-        running: the engine, for the event loop on which this was made.
-        started: Unix time.
-        stored: responses.
-        programs: that grow, by their ids; the file of their protocol knows what they are.
+        running: asynchronous form of the engine, on the event loop that created the service.
+        started: Unix time of the start.
+        stored: stored responses.
+        programs: open programs by id; their type is private to programs/program.py.
     """
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
@@ -47,7 +48,7 @@ class Service:
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
-        self._beat = self._warm = 0.0  # when the loop's last sign came, and when the first token had come
+        self._beat = self._warm = 0.0  # times of the event loop's latest reply from the engine, and of its first token
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -55,7 +56,7 @@ class Service:
         return self.settings.served_model_name or self.engine.model_name
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFoundError: a request is for another model."""
+        """Raises NotFoundError if a request names a model that isn't served."""
         if name is not None and name not in (self.model_name, self.engine.model_name, self.engine.config.model, ""):
             raise NotFoundError(
                 f"the model {name[:200]!r} is not served.", hint=f"This server serves {self.model_name!r}."
@@ -63,23 +64,23 @@ class Service:
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """The format in which the model converses. Raises TemplateError: its template is not valid."""
+        """Format of the model's conversations. Raises TemplateError if the chat template is invalid."""
         engine, settings = self.engine, self.settings
         control = engine.tokenizer.control_texts
         return ChatFormat(engine.chat_template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
     async def prepare(self, conversation: Conversation, size: int) -> PreparedConversation:
-        """A conversation, ready to be continued: `ChatFormat.prepare`, on another thread where it is long.
+        """Renders a conversation (`ChatFormat.prepare`), on another thread if the request is long.
 
         Args:
-            size: of the request, in bytes.
+            size: size of the request in bytes.
         """
         if size <= _SHORT:
             return self.chat_format.prepare(conversation)
         return await asyncio.to_thread(self.chat_format.prepare, conversation)
 
     async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
-        """The token ids of a prompt."""
+        """Token ids of a prompt."""
         encode = self.engine.tokenizer.encode_spans
         if len(prompt.text) <= _SHORT:
             return encode(prompt.spans)
@@ -92,7 +93,7 @@ class Service:
 
     @cached_property
     def tokenizer_path(self) -> str:
-        """A folder that has the tokenizer as `tokenizer.json`: the model's own, or one that is written."""
+        """Folder with the tokenizer as `tokenizer.json`: the model's own, or one written to the cache."""
         config = self.engine.config
         folder = resolve(config.model, config.revision)
         if (folder / "tokenizer.json").is_file():
@@ -104,15 +105,16 @@ class Service:
         return str(written)
 
     async def ask(self, call: Callable[[], T], *, at_most_s: float | None = None) -> T:
-        """Result of a call that waits for the engine's loop. It is made on a thread of its own, that no end of this
-        process waits for: the loop may give no sign.
+        """Result of a call that waits for the engine's loop. The call runs on a daemon thread, because it may never
+        return, and must not keep this process from exiting.
 
         Args:
-            at_most_s: that it may take; None for as long as the loop may give no sign.
+            call: function to run.
+            at_most_s: longest time of the call in seconds; None for `health_timeout_s`.
 
         Raises:
-            RequestTimeoutError: it took longer.
-            SglError: as the call.
+            RequestTimeoutError: the call takes longer.
+            SglError: the error of the call.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -125,14 +127,14 @@ class Service:
             try:
                 done, result = future.set_result, call()
             except BaseException as error:
-                done, result = future.set_exception, error  # type: ignore[assignment] # one of both
+                done, result = future.set_exception, error  # type: ignore[assignment] # a matching pair
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(settle, done, result)
 
         threading.Thread(target=make, name="sglang_lite-ask", daemon=True).start()
         seconds = self.settings.health_timeout_s if at_most_s is None else at_most_s
         try:
-            async with asyncio.timeout(seconds):  # wait_for forgets that it was cancelled when both come at once
+            async with asyncio.timeout(seconds):  # `wait_for` can lose a cancellation that coincides with the result
                 return await future
         except TimeoutError:
             raise RequestTimeoutError(f"the engine has not responded for {seconds:g} seconds.") from None
@@ -140,15 +142,15 @@ class Service:
     # ----------------------------------------------------------------------------------------------- health
 
     async def start(self) -> None:
-        """Begins to watch the engine, and makes a first token."""
-        self._beat = time.monotonic()  # it is silent from now on
+        """Starts to watch the engine, and generates a first token."""
+        self._beat = time.monotonic()  # without a reply from the engine, the timeout counts from now
         for work in (self._watch(), self._warm_up()):
             task = asyncio.ensure_future(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends what `start` began."""
+        """Ends the tasks that `start` began."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,14 +174,14 @@ class Service:
             self._warm = time.monotonic()
 
     def check_health(self) -> None:
-        """Raises EngineClosedError: the engine has died, or its loop gives no sign."""
+        """Raises EngineClosedError if the engine has died, or its loop doesn't respond."""
         self.engine.core.check_open()
         silent = time.monotonic() - self._beat
         if silent > self.settings.health_timeout_s:
             raise EngineClosedError("the engine does not respond.")
 
     def check_ready(self) -> None:
-        """Raises EngineClosedError: as `check_health`, or no token was made yet."""
+        """Raises EngineClosedError if the engine is unhealthy, or hasn't generated its first token."""
         self.check_health()
         if not self._warm:
             raise EngineClosedError("the engine has generated no token yet.", hint="It is starting. Try again later.")

@@ -1,4 +1,4 @@
-"""Settings of a server, and of several."""
+"""Settings of a server, and of several behind a gateway."""
 
 from __future__ import annotations
 
@@ -16,34 +16,39 @@ logger = logging.getLogger("sglang_lite.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """
+    """Settings of a server.
+
     Attributes:
-        host: address to listen on; every other machine is shut out by the default.
-        port: to listen on; 0 takes a free one.
-        served_model_name: the model's name in answers and requests; None for the engine's.
-        api_key: demanded of every request but those for health; several may be given. None demands none.
-        admin_api_key: demanded instead of those for what changes the server: the cache, weights, profiles.
-        tool_call_parser: the format in which the model writes calls of tools, by SGLang's name; None finds it in the
-            model's chat template.
-        reasoning_parser: the same of its reasoning.
+        host: address to listen on; with the default, only this machine can connect.
+        port: port to listen on; 0 takes a free one.
+        served_model_name: name of the model in answers and requests; None for the engine's.
+        api_key: key that requests must have, except for health, metrics and the OpenAPI document; several may be
+            given. None requires no key.
+        admin_api_key: key required, in place of `api_key`, by requests that change the server: the cache, weights,
+            profiles.
+        tool_call_parser: format in which the model writes tool calls, by SGLang's name; None finds it in the model's
+            chat template.
+        reasoning_parser: format in which the model writes reasoning, by SGLang's name; None finds it in the model's
+            chat template.
         unknown_fields: "refuse" answers 400 to a field that no protocol has; "report" serves the request without it,
             and names it in a header and the log.
-        incremental_streaming_output: pieces of a native stream have what is new, not all so far.
-        stream_interval_ms: least time between two times that the engine tells of new text; what comes meanwhile is
-            joined.
-        max_body_mb: most of a request's body.
-        max_depth: of lists and objects in a body, one in another.
-        max_open: requests open at the same time.
-        max_open_per_key: and of one key.
-        program_max_tokens: tokens that all generations of a program may make.
-        program_max_nodes: nodes of a program, those of its branches included.
-        program_max_branches: of a program.
-        program_max_s: how long a program may take.
-        max_stored_responses: responses of `/v1/responses` that can be asked for again.
-        max_stored_mb: of those, in all.
-        health_timeout_s: how long the engine's loop may give no sign before `/health` is 503.
-        drain_s: how long requests that are open may run on after SIGTERM.
-        log_level: of the server's messages: a line a request, without prompts or keys, is "info".
+        incremental_streaming_output: whether chunks of a native stream have only what is new, instead of everything so
+            far.
+        stream_interval_ms: least time between two chunks of new text from the engine, in milliseconds; text in between
+            is joined.
+        max_body_mb: largest body of a request, in MiB.
+        max_depth: deepest nesting of lists and objects in a body.
+        max_open: most requests open at the same time.
+        max_open_per_key: most requests of one key open at the same time.
+        program_max_tokens: most tokens that all generations of a program may produce.
+        program_max_nodes: most nodes of a program, including the nodes of its branches.
+        program_max_branches: most branches of a program.
+        program_max_s: longest time that a program may take, in seconds.
+        max_stored_responses: most responses of `/v1/responses` that are kept for later requests.
+        max_stored_mb: largest total size of stored responses, in MiB.
+        health_timeout_s: seconds that the engine's loop may be silent before `/health` answers 503.
+        drain_s: seconds that open requests may continue after SIGTERM.
+        log_level: lowest level of logged messages; each request logs one line at "info", without prompts or keys.
     """
 
     host: str = "127.0.0.1"
@@ -94,10 +99,10 @@ class ServerSettings:
 
 
 def warn_of_strangers(settings: ServerSettings) -> None:
-    """Logs a warning where other machines may reach the server, and no key is demanded of them."""
+    """Logs a warning if other machines may reach the server and no key is required."""
     try:
         alone = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         alone = False
     if not alone and not settings.api_key:
         logger.warning(
@@ -108,15 +113,16 @@ def warn_of_strangers(settings: ServerSettings) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
-    """
+    """Settings of several servers behind a gateway.
+
     Attributes:
-        replicas: servers of the model to start behind a gateway, one a GPU; 0 for none: without `workers`, one server
-            answers by itself.
-        workers: addresses of servers, of other machines say, that are to be behind the gateway, too: separated by
-            commas, or said several times.
-        policy: which server the gateway gives a request to: "cache_aware", the default, takes one that has seen its
-            prefix.
-        gateway: the package that is the gateway; "auto" takes the first that is installed.
+        replicas: number of servers of the model to start behind a gateway, one for each GPU; 0, without `workers`,
+            starts a single server without gateway.
+        workers: addresses of further servers behind the gateway, for example on other machines: separated by commas, or
+            in several flags.
+        policy: rule by which the gateway chooses a server for a request: "cache_aware", the default, prefers one that
+            has seen the prefix.
+        gateway: package of the gateway; "auto" takes the first that is installed.
     """
 
     replicas: int = 0

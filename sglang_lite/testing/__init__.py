@@ -1,6 +1,6 @@
-"""For tests of programs: a server that answers as providers do, recordings, and a guard against the network.
+"""Helpers for tests of programs: a server that answers like providers, recordings, and a guard against network access.
 
-Nothing of the package imports it, and it imports an SDK only for its types, when the first request comes.
+No other module of the package imports this one. An SDK is imported only for its types, at the first request.
 """
 
 from sglang_lite.testing.answers import Buffered, Cut, Fail, Html, Say, Slow, ToolCall, overload, rate_limit

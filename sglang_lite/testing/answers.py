@@ -1,4 +1,5 @@
-"""Answers to script, whatever the provider; and an answer as it goes out, within what the request asks for."""
+"""Scripted answers, independent of the provider, and their form when they are sent, within the limits of the
+request."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Finish: TypeAlias = Literal["stop", "length", "filter", "pause"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool. `input` is a text for a custom tool of OpenAI's, else an object."""
+    """Call of a tool. `input` is text for a custom tool of OpenAI's, otherwise an object."""
 
     name: str
     input: Mapping[str, Any] | str
@@ -31,20 +32,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """An answer of the model. A plain text stands for `Say(text)`; anything JSON is its text.
+    """Answer of the model. Plain text stands for `Say(text)`; other JSON data is converted to text.
 
     Attributes:
-        text: of the answer. It is cut at the request's stop strings and after its limit of tokens (words, here). Where
-            the request has a schema or a grammar, it is put into the form that is asked for: `Paris` answers a schema
-            of one text property. None: a text that the constraint allows.
-        thinking: reasoning before it, as far as the API shows it; its tokens are counted in any case.
-        refusal: the model declines instead.
-        calls: of tools. Where the request demands a tool and there are none, the text is its input.
-        finish: how it ends, where that is not by itself: "length", "filter" (a content filter), "pause" (Anthropic's
+        text: text of the answer. It is cut at the request's stop strings and token limit (words count as tokens). If
+            the request has a schema or grammar, the text is converted to the required form: `Paris` answers a schema
+            with one text property. None stands for "ok", or a random text that the constraint allows.
+        thinking: reasoning before the text, as far as the API returns it; its tokens are counted in any case.
+        refusal: refusal of the model, instead of text.
+        calls: calls of tools. If the request forces a tool and `calls` is empty, the text becomes the tool's input.
+        finish: finish reason, unless "stop": "length", "filter" (content filter), or "pause" (Anthropic's
             `pause_turn`).
-        cached, written: tokens of the prompt that are read from the provider's cache, or written to it.
-        exactly: the text goes out as it is, whatever the request asks for.
-        headers: of the answer.
+        cached, written: number of prompt tokens that are read from the provider's cache, or written to it.
+        exactly: True to send the text unchanged, whatever the request requires.
+        headers: headers of the answer.
     """
 
     text: str | None = None
@@ -61,13 +62,17 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """An error of the provider, in its words.
+    """Error of the provider.
 
     Attributes:
-        kind: the provider's name of it; "": the one that goes with the status.
-        code, parameter: as OpenAI tells them.
-        after: of a stream: so many events come before it (a stream that has begun has no status any more).
-        answer: that was begun then.
+        status: HTTP status.
+        message: text of the error.
+        kind: provider's name of the error's type; "" for the type that belongs to the status.
+        code, parameter: further fields of OpenAI's errors.
+        headers: headers of the response.
+        after: for a stream, number of events before the error, which then has no HTTP status; None for an error instead
+            of a response.
+        answer: answer that is begun before the error, if `after` is set.
     """
 
     status: int
@@ -82,12 +87,12 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An answer that breaks off.
+    """Answer that breaks off.
 
     Attributes:
-        after: so many events of a stream; an answer in one piece breaks off in its middle.
-        how: the connection is closed ("drop"), nothing comes any more ("hold"), or what comes next is no JSON
-            ("garbage").
+        after: number of events before the break; an answer in one piece breaks off in its middle.
+        how: "drop" closes the connection, "hold" sends nothing more, "garbage" sends invalid JSON.
+        answer: answer that breaks off.
     """
 
     after: int = 1
@@ -97,7 +102,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """An answer that takes its time: so many seconds before each event of a stream, or before the whole."""
+    """Answer with a delay of `seconds` before each event of a stream, or before an answer in one piece."""
 
     seconds: float
     answer: Answer = None
@@ -105,14 +110,14 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """A stream that comes all at once, as through a proxy that buffers."""
+    """Stream whose events arrive all at once, as through a proxy that buffers."""
 
     answer: Answer = None
 
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """A page where an answer should be, as proxies and wrong addresses give."""
+    """HTML page instead of an answer, as proxies and wrong addresses return."""
 
     status: int = 200
     text: str = "<html><head><title>502 Bad Gateway</title></head><body>nginx</body></html>"
@@ -122,33 +127,34 @@ Answer: TypeAlias = "str | Mapping[str, Any] | Say | Fail | Cut | Slow | Buffere
 
 
 def rate_limit(retry_after: float | None = None, message: str = "Rate limit reached. Try again later.") -> Fail:
-    """HTTP 429. `retry_after`: seconds that the provider says to wait; None: it says nothing."""
+    """Error with HTTP status 429. `retry_after`: seconds in the `retry-after` header; None omits the header."""
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     return Fail(429, message, code="rate_limit_exceeded", headers=headers)
 
 
 def overload(after: int | None = None) -> Fail:
-    """The provider has too much to do: 503 or 529, or in the middle of a stream, after so many events."""
+    """Error of an overloaded provider, with HTTP status 529, or within a stream after `after` events."""
     return Fail(529, "Overloaded", kind="overloaded_error", after=after)
 
 
-# ------------------------------------------------------------------------------------------------ as it goes out
+# --------------------------------------------------------------------------------------- rendering for a request
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Contents of a request, whatever its API.
+    """Contents of a request, independent of the API.
 
     Attributes:
-        prompt: all of its text.
-        stream: in events.
-        n: samples.
-        limit: tokens of each.
+        model: name of the model.
+        prompt: all text of the request.
+        stream: True if the answer is to be streamed.
+        n: number of samples.
+        limit: most tokens of each sample.
         stops: stop strings.
-        constraint: of the answer, or of the input of the tool that is demanded.
-        tool: that has to be called.
-        custom: it is one with a text as input.
-        logprobs: how many alternatives of each token; None: no log-probabilities.
+        constraint: constraint of the answer, or of the forced tool's input.
+        tool: name of the tool that must be called, or None.
+        custom: True if the input of that tool is text.
+        logprobs: number of alternatives for each token; None for no log-probabilities.
     """
 
     model: str
@@ -165,12 +171,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """An answer as it goes out.
+    """Answer in the form in which it is sent.
 
     Attributes:
-        pieces: of the text, as a stream has them.
-        stop: the stop string that ended it.
-        prompt_tokens, completion_tokens, reasoning_tokens: words of all of it.
+        text: text after cuts and conversion.
+        say: scripted answer.
+        calls: calls of tools.
+        finish: finish reason.
+        pieces: parts of the text, as a stream sends them.
+        stop: stop string that ended the text, or None.
+        prompt_tokens, completion_tokens, reasoning_tokens: token counts (in words); completion includes reasoning.
     """
 
     text: str
@@ -192,7 +202,7 @@ class ServedAnswer:
 
 
 def words(text: str) -> list[str]:
-    """A text in pieces: what counts as its tokens here."""
+    """Text in pieces, which count as tokens here."""
     return _TOKEN.findall(text)
 
 
@@ -201,17 +211,17 @@ def count(text: str) -> int:
 
 
 def as_say(answer: Answer) -> Say:
-    """A scripted answer, as what the model says."""
+    """Scripted answer as a `Say`."""
     if isinstance(answer, Say):
         return answer
     return Say(text=answer if answer is None or isinstance(answer, str) else json.dumps(answer))
 
 
 def served(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
-    """An answer within what a request asks for.
+    """Answer to a request, within its limits and constraint.
 
     Raises:
-        ValueValidationError: the text that was scripted can't be an answer to this request.
+        ValueValidationError: the scripted text can't be an answer to this request.
     """
     text = "" if say.refusal or say.calls else _fitted(say, wanted, random)
     stop, finish = None, say.finish
@@ -230,13 +240,13 @@ def served(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
 
 
 def _fitted(say: Say, wanted: Wanted, random: Random) -> str:
-    """The text in the form that is asked for."""
+    """Text of an answer in the form that the request requires."""
     text, constraint = say.text, wanted.constraint
     if constraint is None or say.exactly:
         return "ok" if text is None else text
     if text is None:
         return sample(constraint, random)
-    if wanted.limit is not None and count(text) > wanted.limit:  # it will be cut
+    if wanted.limit is not None and count(text) > wanted.limit:  # the text will be cut
         return text
     for form in (text, *_wrapped(text, constraint)):
         try:
@@ -254,7 +264,8 @@ def _fitted(say: Say, wanted: Wanted, random: Random) -> str:
 
 
 def _wrapped(text: str, constraint: Constraint) -> list[str]:
-    """The text as the only property of an object, where the schema is of one."""
+    """Candidates of JSON for a text: as the only property of an object, if the schema has one property, and as a
+    string."""
     if not isinstance(constraint, JsonSchema):
         return []
     schema = json.loads(constraint.schema)

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, in the types of its SDK."""
+"""Anthropic's Messages API, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class Messages:
-    """`/v1/messages`."""
+    """API of `/v1/messages`."""
 
     def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, constraint = _forced(body)
@@ -80,7 +80,7 @@ class Messages:
 
 
 def counted(body: Mapping[str, Json]) -> Json:
-    """The answer of `/v1/messages/count_tokens`."""
+    """Answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 
     prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
@@ -100,7 +100,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
 
 
 def _end(told: ServedAnswer) -> tuple[Any, str | None, Any]:
-    """End of a message: the reason, the stop string, and details of a refusal."""
+    """End of a message: stop reason, stop sequence, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 
     if told.say.refusal or told.finish == "filter":
@@ -128,7 +128,7 @@ def _blocks(told: ServedAnswer, number: int) -> list[Any]:
 
 
 def _deltas(block: Any, told: ServedAnswer) -> tuple[Any, list[Any]]:
-    """A block with nothing in it yet, and what comes into it."""
+    """Block without content, and the deltas of its content."""
     from anthropic import types
 
     if block.type == "thinking":

@@ -1,4 +1,4 @@
-"""The interface between the server and what it speaks, and how a request is held against an SDK's types."""
+"""Interface between the test server and its providers' APIs, and checks of requests against an SDK's types."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted
 
 
 class Api(Protocol):
-    """An API of a provider. Its functions are pure: a request's body and answers in, models of the SDK out."""
+    """API of a provider. Its methods are pure functions from a request's body and scripted answers to objects of the
+    SDK."""
 
     def read(self, body: Mapping[str, Json]) -> Wanted:
-        """Reads a request."""
+        """Contents of a request's body."""
         ...
 
     def refusal(self, body: Mapping[str, Json], *, compatible: bool) -> Fail | None:
-        """The error that the provider would answer with; None: it takes the request."""
+        """Error that the provider would answer with, or None if it accepts the request."""
         ...
 
     def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
-        """An answer in one piece.
+        """Answer in one piece.
 
         Args:
-            told: a sample each.
-            number: of the request, for the ids.
+            told: samples of the answer.
+            number: number of the request, for ids.
         """
         ...
 
     def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
-        """The same as a stream."""
+        """Answer as a list of stream events."""
         ...
 
     def error(self, fail: Fail, number: int) -> Json:
-        """An error as a body."""
+        """Error as the body of a response."""
         ...
 
     def error_event(self, fail: Fail, number: int) -> Json:
-        """An error in a stream."""
+        """Error as an event of a stream."""
         ...
 
 
 @cache
 def adapter(kind: Foreign) -> Foreign:
-    """pydantic's adapter of an SDK's type of requests, which takes no member that it does not have."""
+    """pydantic's adapter for an SDK's request type, which refuses unknown members."""
     from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a union, so that the config goes inside
+    return TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))  # a union, so that the config applies inside
 
 
 def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
-    """The place and kind of what is wrong with a body by an SDK's type; None: nothing is."""
+    """Path and message of the first error of a body, by an SDK's type; None if the body is valid."""
     from pydantic import ValidationError
 
     try:
@@ -62,14 +63,14 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     if found is None:
         return None
     path, wrong = found
-    first = max(wrong.errors(), key=lambda each: len(each["loc"]))  # of a union's, the one that came furthest
+    first = max(wrong.errors(), key=lambda each: len(each["loc"]))  # the deepest error of a union
     names = _names(body)
     place = [str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names]
     return ".".join(place) or str(first["loc"][-1]), first["msg"]
 
 
 def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any] | None:
-    """The place and error of what pydantic looks at only when it is asked for: items of an `Iterable`."""
+    """Path and error of a value that pydantic validates lazily (items of an `Iterable`), or None if all are valid."""
     from pydantic import ValidationError
 
     if not isinstance(value, Mapping | list | tuple | Iterator):
@@ -84,7 +85,7 @@ def _later(value: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], Any
 
 
 def _names(body: object) -> set[str]:
-    """All names in a body."""
+    """All member names in a body."""
     if isinstance(body, Mapping):
         return {*map(str, body), *(name for value in body.values() for name in _names(value))}
     if isinstance(body, list):
@@ -93,7 +94,7 @@ def _names(body: object) -> set[str]:
 
 
 def texts(value: object) -> list[str]:
-    """All texts of a conversation's items, in order: what rules are looked for in."""
+    """All texts of a conversation's items, in order, in which rules are searched."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -11,15 +11,16 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.testing.network import no_network
 
-_RECORD = "SGLANG_LITE_RECORD"  # set to record anew
+_RECORD = "SGLANG_LITE_RECORD"  # if set, tests record
 
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], sgl.BaseBackend]], sgl.BaseBackend]]:
-    """A function that gives the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
+    """Function that returns the backend of a test: `recorded(lambda: sgl.OpenAI("gpt-4o"))`.
 
-    It replays `recordings/TEST.jsonl` beside the test's file, without a network, and without making the backend. With
-    SGLANG_LITE_RECORD=1 in the environment it makes the backend and records the file.
+    The backend replays `recordings/TEST.jsonl` next to the test's file; network access is forbidden, and the lambda
+    isn't called. With SGLANG_LITE_RECORD=1 in the environment, the lambda is called, and the file is recorded with its
+    backend.
     """
     folder = request.path.parent / "recordings"
     file = folder / f"{request.path.stem}.{_plain(request.node.name)}.jsonl"

@@ -1,4 +1,4 @@
-"""A local HTTP server whose answers are made by a function. It knows no provider."""
+"""Local HTTP server that answers with the results of a function. Independent of providers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_lite.protocol.anything import Json
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a client. `path` includes the query."""
+    """Request of a client. `path` includes the query."""
 
     path: str
     headers: Mapping[str, str]
@@ -25,18 +25,19 @@ class Request:
 
 
 class HttpAnswer(Protocol):
-    """Anything that can be sent."""
+    """Answer that can be sent."""
 
     def send(self, handler: Handler) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer in one piece: a model of an SDK, or anything JSON; text goes out as it is.
+    """Answer in one piece: an object of an SDK, JSON data, or text, which is sent unchanged.
 
     Attributes:
-        cut: the connection is closed in the middle of the body.
-        pause: seconds before it.
+        body: content of the answer.
+        cut: True to close the connection in the middle of the body.
+        pause: seconds before the answer.
     """
 
     body: Any = ""
@@ -59,13 +60,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """A stream of server-sent events.
+    """Stream of server-sent events.
 
     Attributes:
-        events: models of an SDK, anything JSON, or text, which goes out as it is.
-        end: "done" ends it as it should, "drop" closes the connection in the middle, "hold" waits for the client to go.
+        events: objects of an SDK, JSON data, or text, which is sent unchanged.
+        end: "done" ends the stream properly, "drop" closes the connection in the middle, "hold" waits until the client
+            disconnects.
+        headers: headers of the response.
         pause: seconds before each event.
-        at_once: nothing is sent before all of it is there, as by a proxy that buffers.
+        at_once: True to send all events together at the end, as a proxy that buffers does.
     """
 
     events: Iterable[Any]
@@ -101,29 +104,29 @@ class Events:
 
 
 class Hold:
-    """No answer, until the client goes."""
+    """Answer that never comes: waits until the client disconnects."""
 
     def send(self, handler: Handler) -> None:
         handler.server_for_tests.wait_for_hang_up(handler)
 
 
 class Drop:
-    """The connection is closed without an answer."""
+    """Answer that closes the connection without a response."""
 
     def send(self, handler: Handler) -> None:
         handler.close_connection = True
 
 
 class _Listener(ThreadingHTTPServer):
-    request_queue_size = 1024  # as many programs may come at once
+    request_queue_size = 1024  # as many programs may connect at once
 
 
 class LocalServer:
-    """A server on a free port of this machine, for as long as its `with` lasts.
+    """Server on a free port of this machine, which runs inside its `with` block.
 
     Attributes:
-        requests: every request, in order.
-        hung_up: set when a client has gone from an answer that holds.
+        requests: all requests, in order.
+        hung_up: event, set when a client has disconnected from an answer that holds.
     """
 
     def __init__(self) -> None:
@@ -149,28 +152,28 @@ class LocalServer:
 
     @property
     def last(self) -> Json:
-        """The body of the last request."""
+        """Body of the last request."""
         return self.requests[-1].body
 
     def take(self, request: Request) -> HttpAnswer:
-        """The answer to a request, which is kept."""
+        """Answer to a request, which is appended to `requests`."""
         with self.lock:
             self.requests.append(request)
             return self.answer(request)
 
     def answer(self, request: Request) -> HttpAnswer:
-        """The answer to a request: for subclasses to say."""
+        """Answer to a request, 404 by default. Subclasses override this method."""
         return Reply("", 404)
 
     def wait_for_hang_up(self, handler: Handler) -> None:
-        with contextlib.suppress(ConnectionResetError):  # a client that has not read everything resets
+        with contextlib.suppress(ConnectionResetError):  # a client with unread data resets the connection
             handler.connection.recv(1)
         handler.close_connection = True
         self.hung_up.set()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """Handler of one connection."""
 
     protocol_version = "HTTP/1.1"
     server_for_tests: LocalServer
@@ -187,15 +190,15 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(Request(self.path, dict(self.headers), None, "GET"))
 
     def _answer(self, request: Request) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has gone
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has disconnected
             self.server_for_tests.take(request).send(self)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+        """Discards log messages."""
 
 
 def encoded(body: Json) -> bytes:
-    """A body as bytes."""
+    """Body as bytes."""
     if isinstance(body, str):
         return body.encode()
     return (body.to_json(indent=None) if hasattr(body, "to_json") else json.dumps(body)).encode()

@@ -1,4 +1,4 @@
-"""A guard against the network, for tests that must not need one."""
+"""Guard against network access, for tests that must not need it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang_lite.protocol import ProgramError
 
 @contextlib.contextmanager
 def no_network() -> Iterator[None]:
-    """Forbids sockets to connect, listen or send, and names to be looked up, in this process while its `with` lasts.
+    """Context in which sockets of this process can't connect, listen or send, and names can't be looked up.
 
     Raises:
-        ProgramError: inside, where something tries.
+        ProgramError: inside the block, code tries to use the network.
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions, in the types of its SDK."""
+"""OpenAI's chat completions and completions, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 class OpenAiErrors:
-    """Errors of all of OpenAI's APIs."""
+    """Error responses that all of OpenAI's APIs share."""
 
     def error(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
@@ -38,7 +38,7 @@ class OpenAiErrors:
 
 
 class Chat(OpenAiErrors):
-    """`/chat/completions`."""
+    """API of `/chat/completions`."""
 
     def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, custom, constraint = _forced(body)
@@ -112,7 +112,7 @@ class Chat(OpenAiErrors):
 
 
 class Completions(OpenAiErrors):
-    """`/completions`."""
+    """API of `/completions`."""
 
     def read(self, body: Mapping[str, Json]) -> Wanted:
         return Wanted(
@@ -166,7 +166,8 @@ def usage_of(told: Sequence[ServedAnswer]) -> Json:
 
 
 def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | None]:
-    """The tool that has to be called: its name, whether its input is a text, and what that must be."""
+    """Tool that must be called: its name (None if no tool is forced), True if its input is text, and the input's
+    constraint."""
     choice = body.get("tool_choice")
     if not isinstance(choice, Mapping) or choice.get("type") not in ("function", "custom"):
         return None, False, None
@@ -179,7 +180,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
 
 
 def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
-    """The constraint of a custom tool's input."""
+    """Constraint of a custom tool's input, or None."""
     if grammar is None:
         return None
     definition = grammar["definition"]
@@ -187,7 +188,7 @@ def grammar_of(grammar: Mapping[str, Json] | None) -> Constraint | None:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A character of Rust's regexes, as ours write it."""
+    """Character escape of Rust's regex syntax, in the syntax of this package."""
     code = int(found[1], 16)
     return f"\\u{code:04x}" if code < 2**16 else chr(code)
 
@@ -222,7 +223,7 @@ def _chunk(wanted: Wanted, number: int, choices: list[Any], usage: Any = None) -
 
 
 def _logprobs(told: ServedAnswer, wanted: Wanted, pieces: Sequence[str] | None = None) -> Any:
-    """Log-probabilities: each word is almost certain, and beside it there are made-up ones."""
+    """Log-probabilities: each word is almost certain, and its alternatives are made up."""
     if wanted.logprobs is None or told.calls:
         return None
     from openai.types.chat.chat_completion import ChoiceLogprobs

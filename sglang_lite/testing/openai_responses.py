@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, in the types of its SDK."""
+"""OpenAI's Responses API, with the types of its SDK."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 
 
 class Responses(OpenAiErrors):
-    """`/responses`."""
+    """API of `/responses`."""
 
     def read(self, body: Mapping[str, Json]) -> Wanted:
         tool, custom, constraint = _forced(body)
@@ -90,7 +90,7 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
 
 
 def _items(told: ServedAnswer, number: int) -> list[Any]:
-    """Items of a response."""
+    """Output items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
 
@@ -149,7 +149,7 @@ def _response(told: ServedAnswer, wanted: Wanted, number: int, items: list[Any],
 
 
 def _item_events(item: Any, at: int, told: ServedAnswer, numbers: Any) -> list[Any]:
-    """An item as a stream has it."""
+    """Events of an item in a stream."""
     from openai.types import responses as types
 
     def step(kind: Any, name: str, /, **said: Any) -> Any:
@@ -182,7 +182,7 @@ def _item_events(item: Any, at: int, told: ServedAnswer, numbers: Any) -> list[A
 
 
 def _begun(item: Any) -> Any:
-    """An item of which nothing is said yet."""
+    """Copy of an item without content."""
     empty = {"message": {"content": []}, "custom_tool_call": {"input": ""}, "function_call": {"arguments": ""}}
     return item.model_copy(update=empty.get(item.type, {}))
 

@@ -1,10 +1,10 @@
-"""Requests that a provider answers with 400, by the model's generation, in the provider's words.
+"""Requests that a provider answers with 400, by generation of the model, with the provider's messages.
 
-Read on 2026-11-22: which Claude models take sampling parameters and begun turns, and which OpenAI models can do without
-reasoning, in LiteLLM 1.109.1 (`supports_sampling_params`, `supports_assistant_prefill`,
-`supports_none_reasoning_effort` of its model_prices_and_context_window_backup.json); the words in reports of users
-(johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585, dottxt-ai/outlines#1666). Models that no
-pattern knows are refused nothing.
+Sources, read on 2026-11-22. LiteLLM 1.109.1 (`supports_sampling_params`, `supports_assistant_prefill`,
+`supports_none_reasoning_effort` in its model_prices_and_context_window_backup.json): which Claude models accept
+sampling parameters and prefilled turns, and which OpenAI models can run without reasoning. Reports of users
+(johny-b/llmcomp#69, danielmiessler/Fabric#2109, langchain-ai/deepagents#1585, dottxt-ai/outlines#1666): the messages.
+Models that match no pattern are refused nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing.answers import Fail
 
-SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models that the SDK's types know no more
+SAMPLERS = ("temperature", "top_p", "top_k")  # of Claude models; the SDK's types don't have them any more
 
 _REASONS = re.compile(r"o\d|gpt-([5-9]|\d\d)(?!.*chat)")
-_MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")  # that do not unless they are told to
-_NEWER_LIMIT = re.compile(r"o\d|gpt-([5-9]|\d\d)")  # `max_completion_tokens` alone
+_MAY_NOT_REASON = re.compile(r"gpt-5\.[1-4](?!.*(codex|pro|chat))")  # models that reason only on request
+_NEWER_LIMIT = re.compile(r"o\d|gpt-([5-9]|\d\d)")  # models that accept `max_completion_tokens` only
 _NO_SCHEMA = re.compile(r"gpt-(4|4-.*|4o-2024-05-13|3\.5.*)$")
 _SAMPLING = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}  # with their defaults
 _NEVER_WHILE_REASONING = ("logprobs", "top_logprobs", "logit_bias", "stop")
@@ -33,7 +33,7 @@ _NO_OUTPUT_FORMAT = re.compile(r"claude-(instant|2|3)|claude-(opus|sonnet)-4-(0|
 
 
 def of_openai(problem: tuple[str, str] | None) -> Fail | None:
-    """The error for a body that is none of the SDK's type."""
+    """Error for a body that doesn't match the SDK's type."""
     if problem is None:
         return None
     place, why = problem
@@ -82,7 +82,7 @@ def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
 
 
 def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
-    """The error for a body that is none of the SDK's type."""
+    """Error for a body that doesn't match the SDK's type."""
     if problem is None:
         return None
     place, why = problem
@@ -114,13 +114,13 @@ def of_messages(body: Mapping[str, Json]) -> Fail | None:
 
 
 def base_name(model: str) -> str:
-    """A model's name without what hosts and fine-tuning put before it."""
+    """Name of a model without the prefixes of hosts and fine-tuning."""
     return model.rpartition("/")[2].removeprefix("ft:")
 
 
 def not_strict(schema: Json, context: tuple[str, ...] = ()) -> Iterator[str]:
-    """Faults of a schema for OpenAI's strict structured outputs: objects that are open, or whose properties are not all
-    required."""
+    """Yields the faults of a schema for OpenAI's strict structured outputs: objects that allow additional properties,
+    or that don't require all their properties."""
     if not isinstance(schema, Mapping):
         return
     if not context and schema.get("type") != "object":

@@ -1,4 +1,4 @@
-"""A local server that speaks the providers' APIs."""
+"""Local server with the APIs of providers, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer
 from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiErrors
 from sglang_lite.testing.openai_responses import Responses
 
-_APIS: Final[dict[str, Api]] = {  # by the ends of paths, the first that fits
+_APIS: Final[dict[str, Api]] = {  # by path suffix; the first match counts
     "/chat/completions": Chat(),
     "/completions": Completions(),
     "/responses": Responses(),
@@ -30,16 +30,16 @@ _RAW: Final = (Reply, Events, Hold, Drop)
 
 
 class ServerForTests(LocalServer):
-    """A local server that speaks OpenAI's and Anthropic's APIs. Made by `sgl.server_for_tests`.
+    """Local server with OpenAI's and Anthropic's APIs. Created by `sgl.server_for_tests`.
 
     Attributes:
-        answers: as `server_for_tests` takes them; they may be set anew between requests.
-        requests: every request, in order: `path`, `headers`, `body`.
-        last: the body of the last one.
-        url: of the server.
-        openai, anthropic: arguments of the SDKs' clients, and so of `sgl.OpenAI` and `sgl.Anthropic`: base_url and
-            api_key.
-        hung_up: set when a client has gone from an answer that holds.
+        answers: scripted answers, as for `server_for_tests`; may be replaced between requests.
+        requests: all requests, in order: `path`, `headers`, `body`.
+        last: body of the last request.
+        url: base address of the server.
+        openai, anthropic: `base_url` and `api_key` as keyword arguments of the SDKs' clients, `sgl.OpenAI` and
+            `sgl.Anthropic`.
+        hung_up: event, set when a client has disconnected from an answer that holds.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ServerForTests(LocalServer):
         return self
 
     def answer(self, request: Request) -> HttpAnswer:
-        """The answer to a request."""
+        """Answer to a request."""
         path, number = request.path.partition("?")[0].rstrip("/"), next(self._numbers)
         api = next((api for end, api in _APIS.items() if path.endswith(end)), None)
         if request.method == "GET" and "/models" in path:
@@ -94,7 +94,7 @@ class ServerForTests(LocalServer):
             return _failed(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
     def _refused(self, request: Request, api: Api) -> Fail | None:
-        """The error for a key, a model or a body that the provider would not take."""
+        """Error for a key, a model or a body that the provider would refuse, or None."""
         if (wrong := self._wrong_key(request)) is not None:
             return wrong
         model = request.body.get("model")
@@ -114,7 +114,7 @@ class ServerForTests(LocalServer):
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
     def _made(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
-        """A scripted answer as it goes out."""
+        """Scripted answer in the form in which it is sent."""
         match given:
             case Html(status, text):
                 return Reply(text, status, {"Content-Type": "text/html"})
@@ -137,7 +137,7 @@ class ServerForTests(LocalServer):
     def _said(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
         wanted = api.read(request.body)
         answers = [given]
-        while len(answers) < wanted.n:  # each sample takes the next of a list
+        while len(answers) < wanted.n:  # each sample takes the next answer of a list
             answers.append(self._rules.answer(wanted.prompt, request))
         said: list[ServedAnswer] = [served(as_say(answer), wanted, self._random) for answer in answers]
         headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **said[0].say.headers}
@@ -172,7 +172,7 @@ def _changed(sent: HttpAnswer, **how: Any) -> HttpAnswer:
 
 
 def _prompt(api: Api, body: Mapping[str, Any]) -> str:
-    """The text that rules are looked for in; "" of a body that is none of the API's."""
+    """Text in which rules are searched; "" if the API can't read the body."""
     try:
         return api.read(body).prompt
     except (KeyError, TypeError, AttributeError, StopIteration, SglError):
@@ -195,7 +195,7 @@ def _failed(api: Api, fail: Fail, number: int) -> Reply:
 
 
 def _api_of(request: Request) -> Api:
-    """The provider that a request is meant for, where its path does not tell."""
+    """API of the provider that a request is for, if its path doesn't identify the API."""
     anthropic = any(name.lower() == "anthropic-version" for name in request.headers)
     return _APIS["/messages" if anthropic else "/chat/completions"]
 
@@ -221,19 +221,19 @@ def server_for_tests(
     compatible: bool = False,
     seed: int = 0,
 ) -> ServerForTests:
-    """A local server that answers as OpenAI (chat, responses, completions, models) and Anthropic (messages,
-    count_tokens, models) do, for tests of programs and of how they take errors (docs/testing.md). Use it with `with`.
+    """Local server that answers like OpenAI (chat, responses, completions, models) and Anthropic (messages,
+    count_tokens, models), for tests of programs and their error handling (docs/testing.md). Use it with `with`.
 
     Args:
-        answers: what to say: a text, `Say`, `Fail` and the others of `sglang_lite.testing`; a list, which is gone
-            through (its last item stays); a mapping from texts or compiled patterns to answers: of those found in the
-            prompt, the one found last answers; or a function of the request. None: "ok", or where the request has a
-            schema or grammar, a random text that it allows.
-        models: that there are; others are answered with 404. None: all.
-        api_key: that requests must have; others are answered with 401. None: any.
-        compatible: it stands for a compatible server: fields that the SDKs' types don't have are taken, and no model
-            refuses anything. Otherwise a request is held against the SDK's types and against what the model's
-            generation takes, and refused with 400 in the provider's words.
-        seed: of random texts.
+        answers: scripted answers: a text, `Say`, `Fail` or another class of `sglang_lite.testing`; a list, whose items
+            answer one request each (the last item repeats); a mapping from texts or compiled patterns to answers, of
+            which the key found last in the prompt decides; or a function of the request. None answers "ok", or a random
+            text that the request's schema or grammar allows.
+        models: names of the available models; requests for other models are answered with 404. None accepts any model.
+        api_key: key that requests must have; other requests are answered with 401. None accepts any key.
+        compatible: whether to act as a server that is only compatible: unknown fields are accepted, and no model
+            refuses anything. Otherwise a request that doesn't match the SDK's types, or that the model's generation
+            doesn't support, is refused with status 400 and the provider's message.
+        seed: seed of random texts.
     """
     return ServerForTests(answers, models, api_key, seed, compatible=compatible)

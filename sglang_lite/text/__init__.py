@@ -1,1 +1,3 @@
-"""Text that is not the user's: chat templates and stop matching. Knows no tokens and no model."""
+"""Text around the user's own: chat templates, reasoning marks, tool calls, and stop matching. Independent of tokens and
+models.
+"""

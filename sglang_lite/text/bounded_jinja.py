@@ -1,20 +1,20 @@
-"""Jinja for templates that nobody here wrote: work and size are counted, and end at a limit.
+"""Jinja environment for untrusted templates: work and size are counted, and rendering fails at a limit.
 
-A step is about a node of the template that is evaluated, a character one that is written, wherever to. What can loop
-or allocate, and where it is counted:
+A step is roughly the evaluation of one node of the template; a character is counted wherever it is written. Everything
+that can loop or allocate is counted:
 
 - loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the size of its body;
-- output, `{% set %}…{% endset %}`, `{% filter %}`, macros' texts: each `{{ … }}`, by its characters;
-- `+`, `*`, `%`, `**` and the other arithmetic, `~`: before anything is computed; integers have a largest size, too;
-- lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all that is in them, which sharing makes
-  exponential (`[x, x]`); so writing, comparing, sorting and hashing them is bounded;
+- output, `{% set %}…{% endset %}`, `{% filter %}`, texts of macros: each `{{ … }}`, by its characters;
+- `+`, `*`, `%`, `**` and the other arithmetic, `~`: before the result is computed; integers also have a maximum size;
+- lists, tuples and dictionaries, `dict(…)`, `namespace(…)`: their size with all nested values, which sharing makes
+  exponential (`[x, x]`); this also bounds writing, comparing, sorting and hashing them;
 - comparisons, `in`, tests and slices: by the size of their operands;
-- calls: methods of texts, lists and dictionaries are those of a list here, and those that allocate are asked for
-  the size of their result first (`center`, `replace`, `join`, `format` …);
-- filters: those that iterate take a bounded number of items; those that allocate, as above. There is no `lipsum`, and
-  none of the filters that are of no use to a prompt and have no bound (`pprint`, `striptags`, `urlize`, `wordwrap`,
-  `xmlattr`, `filesizeformat`);
-- constants are not folded, so nothing of this happens while a template is compiled.
+- calls: only listed methods of texts, lists and dictionaries are available, and the size of the result is checked
+  before methods that allocate are called (`center`, `replace`, `join`, `format` …);
+- filters: those that iterate accept a limited number of items; those that allocate are checked like methods. `lipsum`
+  is removed, as are the filters that no prompt needs and that have no bound (`pprint`, `striptags`, `urlize`,
+  `wordwrap`, `xmlattr`, `filesizeformat`);
+- constant folding is off, so that all of this is counted during rendering, not during compilation.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from jinja2.visitor import NodeTransformer
 from sglang_lite.protocol.anything import UserValue
 
 MAX_STEPS = 10_000_000
-MAX_CHARS = 10_000_000  # written by a template, and of one value
-MAX_ITEMS = 100_000  # of one value, and of all that is in it
-MAX_BITS = 4_096  # of an integer
-MAX_WIDTH = 10_000  # of a formatted field
+MAX_CHARS = 10_000_000  # written by one rendering; also in one value
+MAX_ITEMS = 100_000  # of one value, nested values included
+MAX_BITS = 4_096  # size of an integer
+MAX_WIDTH = 10_000  # width of a formatted field
 
-_TURN = 10  # steps of a turn of a loop beside its body, of a call and of a filter
-_PER_STEP = 64  # characters that are copied or compared in about a step
+_TURN = 10  # steps of a loop turn in addition to its body, of a call, and of a filter
+_PER_STEP = 64  # characters that are copied or compared in roughly one step
 _CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 _FORMAT = re.compile(r"%(?:\([^()]*\))?[#0 +-]*(\*|\d*)(?:\.(\*|\d*))?")
 
 
 class LimitError(Exception):
-    """A template does or writes too much."""
+    """Raised if a template exceeds a limit on work or size."""
 
 
 class _Meter:
@@ -64,7 +64,7 @@ _meter: ContextVar[_Meter] = ContextVar("_meter")
 
 @contextmanager
 def metered() -> Iterator[None]:
-    """Counts everything inside as one rendering, with the limits for one."""
+    """Counts everything in the block as one rendering, with fresh limits."""
     before = _meter.set(_Meter())
     try:
         yield
@@ -87,7 +87,7 @@ def _write(count: int) -> None:
 
 
 def _allow(chars: int) -> None:
-    """Counts a text of so many characters. Refuses one that is too long."""
+    """Counts a text of `chars` characters as work. Raises LimitError if it is too long."""
     if chars > MAX_CHARS:
         raise LimitError(f"it makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
     _step(1 + chars // _PER_STEP)
@@ -98,7 +98,7 @@ def _too_many(items: int) -> NoReturn:
 
 
 def _measure(value: Any) -> int:
-    """Counts a value with all that is in it. Returns its characters."""
+    """Counts a value and everything nested in it. Returns its number of characters."""
     if type(value) is str:
         _allow(len(value))
         return len(value)
@@ -127,7 +127,7 @@ def _measure(value: Any) -> int:
 
 
 def _touch(value: Any) -> Any:
-    """Counts what it costs to read all of a value."""
+    """Counts the cost of reading all of a value, and returns the value."""
     if not isinstance(value, bool | float | types.NoneType):
         _measure(value)
     return value
@@ -140,7 +140,7 @@ def _text(value: Any) -> str:
 
 
 def _items(value: Any) -> list[Any]:
-    """Items that a value gives when it is iterated, counted."""
+    """Items of an iterable as a list, counted."""
     found = []
     for item in value:
         _step(1)
@@ -173,7 +173,7 @@ def _indented(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
 
 
 def _printed(text: str, values: Any) -> None:
-    """Checks the size of `text % values`."""
+    """Checks the size of `text % values` before it is computed."""
     if len(text) > MAX_WIDTH:
         raise LimitError(f"it formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
     fields = 0
@@ -188,7 +188,7 @@ def _printed(text: str, values: Any) -> None:
 
 
 class _Formatter(SandboxedFormatter):
-    """Formatter of `text.format(…)`, with limits."""
+    """Formatter of `text.format(…)` with limits."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         _touch(value)
@@ -228,7 +228,9 @@ _METHODS: dict[type, frozenset[str]] = {
 
 
 def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Refuses a method that has no bound, or would do too much. Returns its arguments."""
+    """Checks a method call before it is made; returns its positional arguments. Raises LimitError if the method is not
+    allowed or would exceed a limit.
+    """
     if isinstance(owner, str):
         if name == "join" and len(args) == 1:
             args = (_items(args[0]),)
@@ -282,7 +284,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-# The filters there are: whether the value is iterated, is text, or neither; and what is asked first.
+# Available filters with the check that runs first, by their value: an iterable, a text, or neither.
 _ITERATED: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _nothing),
     **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _touch(value)),
@@ -291,7 +293,7 @@ _ITERATED: dict[str, Callable[..., None]] = {
 }
 _TEXTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(
-        (  # they read it all
+        (  # these read the whole text
             "capitalize",
             "e",
             "escape",
@@ -320,7 +322,7 @@ _OTHERS: dict[str, Callable[..., None]] = {
     "round": _rounded,
     "tojson": lambda value, indent=None, *_, **__: _json(value, indent),
 }
-_COMPARING = (  # of the tests
+_COMPARING = (  # tests that compare
     "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",
     "upper", "lower",
 )  # fmt: skip
@@ -345,7 +347,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             value = _items(value)
         check(value, *rest, **kwargs)
         result = function(*before, value, *rest, **kwargs)
-        # Generators are run here, so that what they do is counted to the filter.
+        # Generators run here, so that their work is counted to the filter.
         return _result(_items(result) if isinstance(result, types.GeneratorType) else result)
 
     return run
@@ -367,10 +369,11 @@ def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates are to be rendered within `metered()`. They raise LimitError.
+    """Sandbox for templates with limits. Templates must be rendered within `metered()`; they raise LimitError at a
+    limit.
 
     Args:
-        filters, functions: beside Jinja's.
+        filters, functions: additions to Jinja's own filters and global functions, by name.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -413,7 +416,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     # ------------------------------------------------------------------------------------- jinja2's hooks
 
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # whatever a template calls
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # any callable and value
         owner = getattr(function, "__self__", None)
         if owner is self:
             return function(*args)
@@ -447,7 +450,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
         return _result(super().call_binop(context, operator, left, right))
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # whatever a template calls
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
         if super().wrap_str_format(value) is None:
             return None
         text = str(value.__self__)
@@ -461,7 +464,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _is_helper(owner: Any) -> bool:
-    """Tells whether an object is one of Jinja's own (a loop, a cycler), whose methods are in Python and small."""
+    """Returns True if an object is one of Jinja's own (a loop, a cycler), whose methods are small Python
+    functions.
+    """
     return type(owner).__module__.startswith("jinja2.")
 
 
@@ -474,7 +479,7 @@ def _written(context: Context, value: Any) -> str:
 
 
 class _Counting(NodeTransformer):
-    """Rewrites a template so that it counts what it does."""
+    """Transformer that makes a template count its work."""
 
     def _in_body(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -528,7 +533,7 @@ def _measured(node: nodes.Expr) -> nodes.Expr:
 
 
 def _weight(body: Iterable[nodes.Node]) -> int:
-    """Steps of a body: its nodes, and its text."""
+    """Number of steps of a body: its nodes, and its literal text."""
     weight, stack = 0, list(body)
     while stack:
         node = stack.pop()

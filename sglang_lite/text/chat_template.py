@@ -1,8 +1,8 @@
-"""Chat templates: the one place that turns roles into text.
+"""Chat templates: the only place that turns roles into text.
 
-A program is rendered turn by turn, before the content of the turns is known. So a template is asked for what stands
-before and after a turn's content (`get_prefix_and_suffix`), and a Jinja template is rendered with marks in place of
-contents to find that out.
+A program is rendered turn by turn, before the content of the turns is known. A template therefore returns the text
+before and after a turn's content (`get_prefix_and_suffix`); to find it, a Jinja template is rendered with marks in
+place of contents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_TEMPLATE_CHARS = 200_000
 
 
 class TurnTemplate(Protocol):
-    """Interface of what writes the turns of a chat: a model's own JinjaTemplate, or a ChatTemplate of fixed texts."""
+    """Interface of chat templates: a model's own JinjaTemplate, or a ChatTemplate of fixed texts."""
 
     @property
     def name(self) -> str: ...
@@ -32,23 +32,23 @@ class TurnTemplate(Protocol):
     def stop_str(self) -> Sequence[str]: ...
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
-        """The text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
+        """Text before and after the content of a turn of `role` that follows the turns `hist_messages`."""
         ...
 
 
 class JinjaTemplate:
-    """A model's own template, rendered in jinja2's sandbox, within the limits of bounded_jinja.py.
+    """Chat template of a model, rendered in jinja2's sandbox within the limits of bounded_jinja.py.
 
     Args:
-        source: the Jinja text, as `tokenizer.chat_template` holds it.
-        special_tokens: names the template may use: `bos_token`, `eos_token` …
-        name: for messages.
+        source: Jinja text, as in `tokenizer.chat_template`.
+        special_tokens: texts that the template may use, by name: `bos_token`, `eos_token` …
+        name: name of the template for error messages.
 
     Attributes:
         source, special_tokens: as given.
 
     Raises:
-        TemplateError: the text is no valid template.
+        TemplateError: the source is not a valid template, or is too long.
     """
 
     default_system_prompt: str | None = None  # the template inserts its own
@@ -72,8 +72,8 @@ class JinjaTemplate:
         self._metered = metered
         try:
             self._template = environment.from_string(source)
-            self._template.globals = dict(self._template.globals)  # a ChainMap, which each rendering copies slowly
-        except Exception as error:  # jinja2's own, and Python's of what is nested too deeply
+            self._template.globals = dict(self._template.globals)  # not a ChainMap, which renderings copy slowly
+        except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_said(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
 
@@ -84,14 +84,15 @@ class JinjaTemplate:
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
-        """The whole conversation as text.
+        """Text of a whole conversation.
 
         Args:
-            add_generation_prompt: with the beginning of an answer.
-            variables: that the template may read: `tools`, `enable_thinking` …
+            messages: messages of the conversation.
+            add_generation_prompt: whether to append the beginning of an assistant's answer.
+            variables: further variables that the template may read: `tools`, `enable_thinking` …
 
         Raises:
-            TemplateError: the template refused these messages, failed, or does or writes too much.
+            TemplateError: the template refused these messages, failed, or exceeded a limit.
         """
         try:
             with self._metered():
@@ -100,13 +101,13 @@ class JinjaTemplate:
                     messages=list(messages),
                     add_generation_prompt=add_generation_prompt,
                 )
-        except Exception as error:  # templates are foreign code: whatever they raise is a template's failure
+        except Exception as error:  # templates are foreign code: any exception is the template's failure
             roles = [m["role"] for m in messages]
             more = f" and {len(roles) - 8} more" if len(roles) > 8 else ""
             raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
-        """The text before and after the content of a turn, as in TurnTemplate.
+        """Text before and after the content of a turn, as in TurnTemplate.
 
         Raises:
             TemplateError: the template does not render this sequence of roles turn by turn.
@@ -124,7 +125,7 @@ class JinjaTemplate:
                 raise self._unstable(roles)
             return between[len(previous_suffix) :], suffix
         if roles[-1] == "assistant":
-            # What the model is prompted with, which may differ from how a finished answer is shown.
+            # Generation prompt, which may differ from the beginning of a finished answer.
             history = self.render(messages[:-1]) if last else ""
             prompted = self.render(messages[:-1], add_generation_prompt=True) if last else before
             if not prompted.startswith(history):

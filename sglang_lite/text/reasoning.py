@@ -1,4 +1,4 @@
-"""Splitting what a model thinks from what it answers, as the text arrives."""
+"""Separation of a model's reasoning from its answer, as the text arrives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang_lite.text.stop import overlap
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Marks of a family of models around its reasoning.
+    """Marks of a model family around its reasoning.
 
     Attributes:
-        start, end: around it.
-        open: the text starts inside it: the template has written the start mark already.
-        dropped: marks of the answer that are no part of it; one ends reasoning that is not ended.
+        start, end: marks before and after reasoning.
+        open: True if the text starts inside reasoning because the template has already written the start mark.
+        dropped: marks around the answer that are not part of it; one of them also ends open reasoning.
     """
 
     start: str
@@ -32,7 +32,7 @@ _HARMONY = Format(
     dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
 )  # fmt: skip
 
-# By the names that SGLang gives them.
+# Formats by SGLang's names.
 FORMATS = {
     "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
     "glm45": _THINK, "ling3": _THINK, "kimi": Format("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
@@ -62,7 +62,7 @@ FORMATS = {
 
 
 def format_of(model_type: str) -> Format:
-    """Raises ParameterError: an unknown model type."""
+    """Format of a model type. Raises ParameterError if the model type is unknown."""
     known = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
     if known is None:
         raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
@@ -70,7 +70,7 @@ def format_of(model_type: str) -> Format:
 
 
 def model_type_of(template: str) -> str | None:
-    """The key of FORMATS for a model's chat template; None where it shows no reasoning."""
+    """Key of FORMATS for a model's chat template, or None if the template shows no reasoning."""
     if "<think>" in template and "</think>" in template:
         return "qwen3"
     others = (name for name, known in FORMATS.items() if known.start != _THINK.start)
@@ -78,13 +78,15 @@ def model_type_of(template: str) -> str | None:
 
 
 def reasoned(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
-    """Reasoning as a model marks it, then an answer that is constrained.
+    """Constraint of reasoning in a model's marks, followed by a constrained answer.
 
     Args:
-        between: what stands between them; None: one of the marks of answers, where the model has any.
+        model_type: key of FORMATS.
+        answer: constraint of the answer.
+        between: text between reasoning and answer; if None, one of the model's answer marks, if it has any.
 
     Raises:
-        ParameterError: an unknown model type.
+        ParameterError: the model type is unknown.
     """
     known = format_of(model_type)
     until = StructuralTag((Tag(known.end, Choices(("",)), ""),), (known.end,), at_least_one=True, stop_after_first=True)
@@ -96,26 +98,27 @@ def reasoned(model_type: str, answer: Constraint, between: str | None = None) ->
 
 
 class ReasoningParser:
-    """
+    """Incremental splitter of a model's output into reasoning and answer.
+
     Args:
-        model_type: a key of FORMATS.
-        once: reasoning comes before the answer, in which the marks then are text like any other. Else there may be
-            more of it later.
+        model_type: key of FORMATS.
+        once: whether reasoning only comes before the answer, in which the marks are then ordinary text. If False,
+            reasoning may recur later.
 
     Raises:
-        ParameterError: an unknown model type.
+        ParameterError: the model type is unknown.
     """
 
     def __init__(self, model_type: str, *, once: bool = False) -> None:
         known = self._format = format_of(model_type)
         self._once, self._answered = once, False
         self._inside = known.open
-        self._opening = known.open  # the text may repeat the start mark that the template has written
-        self._begun = {True: False, False: False}  # whether reasoning and answer have begun: blanks before are dropped
+        self._opening = known.open  # the model may repeat the start mark that the template has written
+        self._begun = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str]:
-        """Takes the next text; returns what of the reasoning and of the answer is certain."""
+        """Appends a piece of text; returns the (reasoning, answer) text that has become certain."""
         text = self._held + piece
         self._held = ""
         if self._opening:
@@ -153,7 +156,7 @@ class ReasoningParser:
         return found[True], found[False]
 
     def flush(self) -> tuple[str, str]:
-        """Returns what is still held back, at the end."""
+        """Returns the (reasoning, answer) text that is still held back at the end of the output."""
         held, self._held = self._trimmed(self._held), ""
         return (held, "") if self._inside else ("", held)
 
@@ -165,7 +168,7 @@ class ReasoningParser:
 
     @staticmethod
     def split(model_type: str, text: str, *, once: bool = False) -> tuple[str, str]:
-        """Reasoning and answer of a whole text."""
+        """Reasoning and answer of a complete text."""
         parser = ReasoningParser(model_type, once=once)
         (thought, answer), (more_thought, more_answer) = parser.push(text), parser.flush()
         return thought + more_thought, answer + more_answer

@@ -1,4 +1,4 @@
-"""Stop strings and patterns, matched on text as it arrives in pieces of any size."""
+"""Stop strings and stop patterns, matched on text that arrives in pieces of any size."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ from sglang_lite.protocol import ParameterError
 
 MAX_PATTERN_BYTES = 256
 MAX_REPEATS = 100_000
-# The longest that patterns may look at one piece, in the thread's processor time: a busy machine gives none up. Only
-# one that backtracks without end takes so long.
+# Time limit of all patterns for one piece, as CPU time of the thread, so that no pattern fails because the machine is
+# busy. Only patterns with catastrophic backtracking reach it.
 _SECONDS = 0.1
 
 
 class StopMatcher:
-    """Ends a growing text where a stop matches, and holds back only what may still become a match.
+    """Matcher that cuts a growing text at the first stop, and holds back only text that may still become part of a
+    match.
 
-    A text ends at its first prefix that contains a stop string, or a match of a pattern that is not empty (the end of
-    the prefix being the end of the text, for `$` and the like). The match that begins first counts. So the outcome
-    does not depend on how the text is cut into pieces.
+    A text ends at its shortest prefix that contains a stop string or a non-empty match of a pattern (for `$` and the
+    like, the end of the prefix is the end of the text). Among matches there, the one that begins first counts. The
+    result therefore does not depend on how the text is cut into pieces.
 
     Args:
-        stops: strings, none empty.
-        patterns: by source, compiled by the `regex` package, which can tell whether a match is still possible.
+        stops: non-empty stop strings.
+        patterns: stop patterns by source, compiled by the `regex` package, which can report partial matches.
 
     Attributes:
-        matched: the string, or the pattern's source; None before a match.
-        matched_text: what it matched.
+        matched: stop string or source of the pattern that matched, or None before a match.
+        matched_text: text of the match.
     """
 
     def __init__(self, stops: tuple[str, ...], patterns: Mapping[str, regex.Pattern[str]] | None = None) -> None:
         self._stops, self._patterns = stops, patterns or {}
         self._firsts = frozenset(stop[0] for stop in stops)
-        self._text = ""  # all of it where there are patterns, which may look behind; else what is held back
-        self._held = 0  # where what is held back begins
+        self._text = ""  # whole text if patterns, which may look behind, exist; else the part held back
+        self._held = 0  # offset of the part that is held back
         self.matched: str | None = None
         self.matched_text = ""
 
     def skip(self, piece: str) -> str:
-        """Takes a piece that no match may begin in, and returns it. Comes before every `push`."""
+        """Appends a piece in which no match may begin, and returns the piece. All calls must precede the
+        first `push`.
+        """
         if self._patterns:
             self._text += piece
             self._held = len(self._text)
         return piece
 
     def push(self, piece: str) -> str:
-        """Takes the next piece and returns text that belongs to the result for certain. After a match, what follows
-        is dropped.
+        """Appends a piece and returns the text that is now certain to belong to the result. Text after a match is
+        dropped.
 
         Raises:
             ParameterError: a pattern takes too long.
@@ -60,7 +63,7 @@ class StopMatcher:
         if self.matched is not None:
             return ""
         if not self._patterns and not self._text and self._firsts.isdisjoint(piece):
-            return piece  # mostly no stop begins in it
+            return piece  # common case: no stop can begin in the piece
         known = len(self._text)
         self._text += piece
         deadline = time.thread_time() + _SECONDS
@@ -79,12 +82,14 @@ class StopMatcher:
         return certain
 
     def flush(self) -> str:
-        """The text still held back, at the end of the generation."""
+        """Returns the text that is still held back at the end of the generation."""
         rest, self._held = self._text[self._held :], len(self._text)
         return rest
 
     def _find(self, known: int, deadline: float) -> tuple[int, int, int, str] | None:
-        """The first prefix that matches, longer than `known`: its end, and the match's start, end and name."""
+        """Shortest prefix longer than `known` that contains a match, as (end of the prefix, start of the match, end of
+        the match, stop string or pattern source), or None.
+        """
         text = self._text
         found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._held)) >= 0]
         first = min(found, default=None)
@@ -106,7 +111,9 @@ class StopMatcher:
         return None
 
     def _possible(self, pattern: regex.Pattern[str], deadline: float) -> int:
-        """Possible start of a match that the text has only a part of, given that it has no whole one."""
+        """Start of a possible match of which the text so far is only a part, given that the text contains no complete
+        match; the length of the text if there is none.
+        """
         match = self._timed(pattern, self._held, len(self._text), deadline, partial=True)
         if match is None:
             return len(self._text)
@@ -117,7 +124,7 @@ class StopMatcher:
     ) -> regex.Match[str] | None:
         left = max(deadline - time.thread_time(), 1e-6)
         try:
-            # `pos` rather than a slice: what is before it can be looked at.
+            # `pos` rather than a slice, because patterns may look behind it.
             return pattern.search(self._text, start, end, partial=partial, timeout=left)
         except TimeoutError:
             raise ParameterError(
@@ -128,7 +135,9 @@ class StopMatcher:
 
 
 def overlap(text: str, start: int, stop: str) -> int:
-    """Start of the first prefix of `stop`, from `start` on, that reaches to the end of `text`; its end for none."""
+    """Start of the first prefix of `stop`, at or after `start`, that reaches to the end of `text`, or the length of
+    `text` if there is none.
+    """
     at = text.find(stop[0], start)
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -137,12 +146,14 @@ def overlap(text: str, start: int, stop: str) -> int:
 
 @lru_cache(maxsize=256)
 def compiled_stop(pattern: str) -> regex.Pattern[str]:
-    """A pattern of Python's `re`, compiled by the `regex` package for its partial matches. What that takes for more
-    than `re` does (fuzzy matches in braces, further flags) keeps `re`'s meaning or is refused by `re`."""
+    """Pattern in the syntax of Python's `re`, compiled by the `regex` package for its partial matches. Syntax that has
+    more meaning in `regex` than in `re` (fuzzy matches in braces, further flags) keeps the meaning of `re` or is
+    refused by `re`.
+    """
     if (size := len(pattern.encode())) > MAX_PATTERN_BYTES:
         raise ParameterError("stop_regex", f"a pattern of {size:,} bytes, the limit is {MAX_PATTERN_BYTES}.")
     counts = (max(map(int, re.findall(r"\d+", braces))) for braces in re.findall(r"\{\d*,?\d+,?\}", pattern))
-    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # written out, they take memory
+    if (repeats := math.prod(count or 1 for count in counts)) > MAX_REPEATS:  # unrolled repeats take memory
         raise ParameterError("stop_regex", f"{pattern!r} repeats {repeats:,} times, the limit is {MAX_REPEATS:,}.")
     try:
         re.compile(pattern)
@@ -151,5 +162,5 @@ def compiled_stop(pattern: str) -> regex.Pattern[str]:
         raise ParameterError("stop_regex", f"{pattern!r} is no regular expression: {error}.") from None
 
 
-# An escape, or a brace that opens no repeat.
+# An escape, or a brace that does not open a repeat.
 _BRACE = re.compile(r"(?s)\\N\{[^}]*\}|\\.|\{(?!\d*,?\d*\}|,?\})")

@@ -1,4 +1,4 @@
-"""The arguments of a call as text: written, and read back piece by piece as JSON. As JSON, or between tags."""
+"""Arguments of a call as text, in JSON or between tags: writers, and incremental readers that return JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from sglang_lite.protocol import JsonSchema, Tags
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.stop import overlap
 
-_NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # of Tags.types
+_NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # indexes in Tags.types
 
 
 def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
-    """Arguments as they are written.
+    """Text of a call's arguments.
 
     Args:
-        tags: None: as a JSON object.
+        tags: tags around the members, or None for a JSON object.
+        arguments: arguments by name.
     """
     if tags is None:
         return json.dumps(arguments, ensure_ascii=False)
@@ -54,25 +55,26 @@ def _type(value: Any) -> int:
 
 @lru_cache(maxsize=256)
 def pattern(text: str, *, blanks: bool) -> regex.Pattern[str]:
-    """Pattern of a text in which a # is a number.
+    """Pattern that matches a text in which # stands for a number.
 
     Args:
-        blanks: where the text has blanks there may be any up to a hundred, or none.
+        text: text to match.
+        blanks: whether whitespace in the text matches any whitespace of up to 100 characters, or none.
     """
     return regex.compile(expression(text, blanks=blanks))
 
 
 def expression(text: str, *, blanks: bool) -> str:
-    """The source of that pattern."""
+    """Source of the regular expression for `pattern`."""
     found = re.escape(text).replace(r"\#", "[0-9]+")
     return re.sub(r"(\\\s)+", lambda _: r"\s{0,100}", found) if blanks else found
 
 
 class JsonArguments:
-    """Finds the end of a JSON object that comes in pieces. What is no object ends at once.
+    """Incremental search for the end of a JSON object. Text that does not begin with a brace or bracket ends at once.
 
     Attributes:
-        done: it has ended.
+        done: True once the object has ended.
     """
 
     def __init__(self) -> None:
@@ -81,7 +83,7 @@ class JsonArguments:
         self._in_string = self._escaped = False
 
     def push(self, text: str) -> tuple[int, str]:
-        """Reads the next text. Returns how many of its characters belong to the object, and those."""
+        """Reads the next text. Returns the number of characters that belong to the object, and those characters."""
         length = self.length(text)
         return length, text[:length]
 
@@ -106,13 +108,13 @@ class JsonArguments:
 
 @dataclass(slots=True)
 class _Open:
-    """An object or array that has begun.
+    """Object or array that has begun.
 
     Attributes:
-        allowed: what it may be.
-        array: it is an array.
-        close: what ends it, nothing for the arguments as a whole.
-        count: members that have begun.
+        allowed: values allowed there.
+        array: True for an array, False for an object.
+        close: closing tag, or "" for the arguments as a whole.
+        count: number of members or items that have begun.
     """
 
     allowed: AllowedValues
@@ -124,21 +126,21 @@ class _Open:
         return "[]" if self.array else "{}"
 
     def ended(self) -> str:
-        """The JSON text of its end."""
+        """JSON text of its end."""
         return self.brackets()[1:] if self.count else self.brackets()
 
 
 @dataclass(slots=True)
 class _Value:
-    """A value that has begun.
+    """Value that has begun.
 
     Attributes:
-        allowed: what it may be.
-        types: those that its tag leaves.
-        before, after: its tags.
-        started: some of its text has been read, which is a string.
-        scan: finds the end of JSON.
-        seen: how far its text has been looked at.
+        allowed: values allowed there.
+        types: indexes of the types that the opening tag allows.
+        before, after: tags around the value.
+        started: True once part of a string's text has been read.
+        scan: search for the end of a JSON array or object.
+        seen: length of the text that has been examined.
     """
 
     allowed: AllowedValues
@@ -154,19 +156,20 @@ class _Value:
         return self.after.strip()
 
     def is_json(self) -> bool:
-        """Tells whether a text that begins like an array or object is one."""
+        """Returns True if a text that begins like an array or object is one."""
         return _STRING not in self.types or (self.allowed.schema is not None and self.allowed.containers)
 
 
 class TaggedArguments:
-    """Reads the members of an object between tags as JSON.
+    """Incremental reader of an object's members between tags, which returns JSON text.
 
     Args:
-        tags: of the format.
-        schema: says which values are no strings; None: those that are JSON are none.
+        tags: tags of the format.
+        schema: schema of the arguments, which determines the values that are strings. If None, text that is valid JSON
+            is not a string.
 
     Attributes:
-        done: what follows is no member.
+        done: True once the following text is not a member.
     """
 
     def __init__(self, tags: Tags, schema: JsonSchema | None) -> None:
@@ -178,7 +181,7 @@ class TaggedArguments:
         self._value: _Value | None = None
 
     def push(self, text: str) -> tuple[int, str]:
-        """Reads the next text as far as it can. Returns how many characters those are, and what they say."""
+        """Reads as much of the text as possible. Returns the number of characters read, and their JSON text."""
         at, found = 0, ""
         while not self.done:
             step = self._between(text[at:]) if self._value is None else self._inside(self._value, text[at:])
@@ -188,10 +191,11 @@ class TaggedArguments:
             found += step[1]
         return at, found
 
-    # Each of these reads what it can: how many characters, and what they say; None: it needs more.
+    # Each of the following methods reads what it can and returns (characters read, their JSON text), or None if more
+    # text is needed.
 
     def _between(self, text: str) -> tuple[int, str] | None:
-        """Reads between members, where the next one begins, or they end."""
+        """Reads between members: the head of the next member, or the end."""
         blank = len(text) - len(text.lstrip())
         text = text[blank:]
         inner = self._stack[-1]
@@ -201,7 +205,7 @@ class TaggedArguments:
         head = (self._item if inner.array else self._member).match(text, partial=True)
         if (head and head.partial) or (inner.close and inner.close.startswith(text)):
             return None
-        if head is None:  # the end, or that of an object that has none
+        if head is None:  # the end of the arguments, or of an object without a closing tag
             self._stack.pop()
             self.done = not self._stack
             return blank, inner.ended()
@@ -235,7 +239,9 @@ class TaggedArguments:
         return 0, ""
 
     def _looks(self, value: _Value, text: str) -> str | None:
-        """Kind of a value whose tag does not say it, by what it begins with: "scalar", "array", "object" or "empty"."""
+        """Kind of a value whose tag does not state its type, judged by its beginning: "scalar", "array", "object" or
+        "empty"; None if more text is needed.
+        """
         stripped = text.lstrip()
         if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
             return "empty"
@@ -251,7 +257,7 @@ class TaggedArguments:
         return "scalar"
 
     def _string(self, value: _Value, text: str) -> tuple[int, str] | None:
-        """A string, as far as it has come. A line end that is part of its tags is not part of it."""
+        """Reads a string as far as it has arrived, without line ends that belong to its tags."""
         skipped = 0
         found = ""
         if not value.started:
@@ -272,11 +278,11 @@ class TaggedArguments:
         return last, found + _escaped(text[skipped:last])
 
     def _whole(self, value: _Value, text: str) -> tuple[int, str] | None:
-        """Reads any other value, once it is there."""
+        """Reads any other value once it is complete."""
         start = len(text) - len(text.lstrip())
         if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
             value.scan, value.seen = JsonArguments(), start
-        if value.scan and not value.scan.done:  # in whose strings the tag may stand
+        if value.scan and not value.scan.done:  # strings inside may contain the closing tag
             value.seen += value.scan.length(text[value.seen :])
             if not value.scan.done:
                 return None

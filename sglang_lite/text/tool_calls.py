@@ -1,5 +1,6 @@
-"""Calls of tools as families of models write them (tool_formats.py): the constraint that holds a model to that, and
-reading the calls back."""
+"""Tool calls in the formats of model families (tool_formats.py): constraints that enforce a format, and parsers of
+calls.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from sglang_lite.text.tool_arguments import (
 )
 from sglang_lite.text.tool_formats import ToolFormat, tool_format
 
-_NAME = r"[\w.:-]{1,256}"  # of a tool
+_NAME = r"[\w.:-]{1,256}"  # name of a tool
 
 
 def calls_constraint(
@@ -46,18 +47,18 @@ def calls_constraint(
     reasoning: str | None = None,
     parallel: bool = True,
 ) -> Constraint:
-    """Constraint of a model's whole answer, from what its template ends with on: reasoning, text, calls.
+    """Constraint of a model's whole answer after the prompt: reasoning, text, calls.
 
     Args:
-        family: a name of text.tool_formats.
-        tools: the schema of its arguments by a tool's name. To ask for one of several, give that one alone.
-        choice: "auto": text, and calls in it; "required": calls and nothing else; "none": no calls.
-        reasoning: how the model marks its reasoning: a key of text.reasoning.FORMATS.
-        parallel: several calls are allowed.
+        family: name in text.tool_formats.
+        tools: schema of the arguments by tool name. To force one of several tools, pass that tool alone.
+        choice: "auto" for text that may contain calls, "required" for calls only, "none" for no calls.
+        reasoning: key of text.reasoning.FORMATS for the model's reasoning marks, or None for no reasoning.
+        parallel: whether several calls are allowed.
 
     Raises:
-        ParameterError: an unknown family, model type or choice; "required" without tools; a name that can't be read
-            back.
+        ParameterError: the family, model type or choice is unknown, "required" has no tools, or a tool's name could not
+            be parsed back.
     """
     spelled = tool_format(family)
     if choice not in ("auto", "required", "none"):
@@ -73,7 +74,7 @@ def calls_constraint(
         calls = InOrder((calls, Repeated(InOrder((Choices((spelled.separator,)), calls)))))
     excluded = () if reasoning is None else (format_of(reasoning).start, format_of(reasoning).end)
     if choice == "required":
-        before = spelled.text[1] if not spelled.text[0] else ""  # text that has no beginning is there, though empty
+        before = spelled.text[1] if not spelled.text[0] else ""  # text without a start mark is present, though empty
         answer: Constraint = InOrder((Choices((before + spelled.opening,)), calls, Choices((spelled.closing,))))
     elif spelled.final != ("", ""):
         answer = _in_channels(spelled, calls if choice == "auto" and tools else None, excluded)
@@ -89,10 +90,10 @@ def calls_constraint(
 
 
 def _in_channels(spelled: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]) -> Constraint:
-    """Text and calls where each kind of text has marks of its own."""
+    """Constraint of text and calls in a format with separate marks for text before calls and text without calls."""
     (first, last), (begin, end) = spelled.text, spelled.final
     nothing = Choices(("",))
-    if end:  # both begin alike, and how text ends tells them apart
+    if end:  # both kinds of text begin alike; their ends differ
         tags = (
             Tag(end, nothing, ""),
             *(() if calls is None else (Tag(last + spelled.opening, calls, spelled.closing),)),
@@ -120,7 +121,7 @@ def _call(tag: Tag) -> Constraint:
 
 
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
-    """A call as the family writes it."""
+    """Text of a call in the family's format."""
     spelled = tool_format(family)
     begin, middle = (part.replace("#", "0") for part in spelled.heads[0])
     call = f"{begin}{name}{middle}{arguments_text(spelled.arguments, arguments)}{spelled.end}"
@@ -132,11 +133,11 @@ def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call as it is written.
+    """Call as written by the model.
 
     Attributes:
-        name: of the tool.
-        arguments: JSON text of an object.
+        name: name of the tool.
+        arguments: JSON text of the arguments object.
     """
 
     name: str
@@ -145,7 +146,13 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """New part of a call; the first one has the name."""
+    """New part of a call. Only the first part of a call has the name.
+
+    Attributes:
+        index: number of the call in the answer.
+        name: name of the tool, or "" after the first part.
+        arguments: new part of the arguments' JSON text.
+    """
 
     index: int
     name: str
@@ -154,7 +161,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Parts of an answer that new text has brought for certain."""
+    """Parts of an answer that have become certain with the latest text."""
 
     reasoning: str
     content: str
@@ -163,10 +170,10 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A whole answer.
+    """Whole answer, parsed.
 
     Attributes:
-        complete: no call was cut short; else the last of `calls` is, or the end of `content` is its beginning.
+        complete: False if a call was cut short: either the last of `calls`, or one whose beginning ends `content`.
     """
 
     reasoning: str
@@ -176,19 +183,19 @@ class ParsedAnswer:
 
 
 class ToolParser:
-    """Reads an answer as it arrives. Text that only looks like a call is content.
+    """Incremental parser of an answer with tool calls. Text that only looks like a call is content.
 
     Args:
-        family: a name of text.tool_formats.
-        reasoning: a key of text.reasoning.FORMATS; None: nothing is split off.
-        tools: the schema of its arguments by a tool's name, for formats that write strings as they are: where it says
-            nothing, what is JSON is no string.
+        family: name in text.tool_formats.
+        reasoning: key of text.reasoning.FORMATS, or None to split off no reasoning.
+        tools: schema of the arguments by tool name, for formats with unquoted strings. Without a schema, text that is
+            valid JSON is not read as a string.
 
     Attributes:
-        open: a call has begun and has not ended.
+        open: True if a call has begun and not ended.
 
     Raises:
-        ParameterError: an unknown family or model type.
+        ParameterError: the family or model type is unknown.
     """
 
     def __init__(
@@ -202,7 +209,7 @@ class ToolParser:
         self._stops = tuple(dict.fromkeys((found.trigger, *variants, *found.marks)))
         self._held = ""
         self._read = self._text
-        self._inside = False  # of opening and closing
+        self._inside = False  # between the format's `opening` and `closing`
         self._count = 0
         self._scan: JsonArguments | TaggedArguments = JsonArguments()
         self._content: list[str] = []
@@ -213,12 +220,12 @@ class ToolParser:
         return self._read in (self._begin, self._arguments, self._end)
 
     def push(self, piece: str) -> Pieces:
-        """Takes the next text."""
+        """Appends a piece of text; returns the parts that have become certain."""
         reasoning, answer = ("", piece) if self._reasoning is None else self._reasoning.push(piece)
         return self._pieces(reasoning, answer)
 
     def flush(self) -> Pieces:
-        """Ends the text."""
+        """Ends the text; returns the remaining parts."""
         reasoning, answer = ("", "") if self._reasoning is None else self._reasoning.flush()
         pieces = self._pieces(reasoning, answer)
         cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
@@ -238,7 +245,7 @@ class ToolParser:
         self._calls.clear()
         return Pieces(reasoning, content, calls)
 
-    # Each of these reads what it can of the text held, and says whether there may be more to read.
+    # Each of the following states reads what it can of the held text, and returns True if another state may read more.
 
     def _text(self) -> bool:
         hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -249,7 +256,7 @@ class ToolParser:
         return False
 
     def _begin(self) -> bool:
-        """Reads on at a call, at what is before the first one, or at a mark."""
+        """Reads the beginning of a call, with the text before the first one, or a mark."""
         opening = "" if self._inside else self._format.opening
         if opening and self._format.any_blanks:
             opening = f"{opening.rstrip()}\n"
@@ -284,13 +291,13 @@ class ToolParser:
         if end and end.partial:
             return False
         self._count += 1
-        if end is None:  # no model that is held to it writes this
+        if end is None:  # impossible under the format's constraint
             return self._to(self._text, inside=False)
         self._taken(end.end())
         return self._to(self._after, inside=self._inside)
 
     def _after(self) -> bool:
-        """Reads on behind a call: another one, or what is after the last one."""
+        """Reads after a call: either the beginning of another call or the end of all calls."""
         separator, closing = self._format.separator, self._format.closing if self._inside else ""
         if self._inside and self._format.any_blanks:
             self._held = self._held.lstrip()
@@ -331,7 +338,7 @@ def _head(spelled: ToolFormat) -> regex.Pattern[str]:
 def parse_answer(
     family: str, text: str, reasoning: str | None = None, tools: Mapping[str, JsonSchema] | None = None
 ) -> ParsedAnswer:
-    """A whole answer, read. Arguments and errors as of ToolParser."""
+    """Parses a whole answer. For arguments and errors, see ToolParser."""
     parser = ToolParser(family, reasoning, tools)
     pieces = (parser.push(text), parser.flush())
     calls: list[WrittenCall] = []

@@ -1,7 +1,7 @@
-"""Formats in which families of models write calls of tools. tool_calls.py holds a model to them and reads calls back.
+"""Formats of tool calls by model family. tool_calls.py enforces them and parses calls.
 
-Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; for Mistral's, mistral-common; for
-gpt-oss, OpenAI's description of Harmony.
+Sources: the models' chat templates; xgrammar 0.2.8, `builtin_structural_tag`; mistral-common for Mistral's; OpenAI's
+description of Harmony for gpt-oss.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from sglang_lite.protocol import ParameterError, Tags
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A call is `begin`, the name of the tool, `middle`, its arguments, and `end`. A # in them is a number.
+    """Format of tool calls. A call is `begin`, the name of the tool, `middle`, its arguments, and `end`; a # in them
+    stands for a number.
 
     Attributes:
-        trigger: what begins calls, and stands in no other text of an answer.
-        opening, closing: around all calls.
-        separator: between two of them.
-        arguments: the tags around each of them; None: they are a JSON object.
-        variants: other beginnings and middles that models write, too.
-        marks: what stands around text and is no part of it.
-        text: the marks around text that comes before calls.
-        final: the marks around text without calls.
-        excluded: what such text has not in it.
-        between: what stands between reasoning and answer; None: what the model's reasoning says.
+        trigger: text that begins calls and occurs in no other text of an answer.
+        opening, closing: text before and after all calls.
+        separator: text between two calls.
+        arguments: tags around each argument, or None if the arguments are a JSON object.
+        variants: other (begin, middle) pairs that models write.
+        marks: marks around text that are not part of the text.
+        text: marks around text that precedes calls.
+        final: marks around text without calls.
+        excluded: strings that this text must not contain.
+        between: text between reasoning and answer, or None for the model's reasoning marks.
     """
 
     trigger: str
@@ -46,12 +47,12 @@ class ToolFormat:
 
     @property
     def any_blanks(self) -> bool:
-        """True if models write other blanks between the parts, too."""
+        """True if models may write other whitespace between the parts."""
         return self.arguments is not None or bool(self.variants)
 
     @property
     def heads(self) -> tuple[tuple[str, str], ...]:
-        """The beginnings and middles of calls."""
+        """All (begin, middle) pairs of calls."""
         return (self.begin, self.middle), *self.variants
 
 
@@ -62,7 +63,7 @@ _HARMONY_MARKS = ("<|channel|>final<|message|>", "<|channel|>commentary<|message
 
 
 def _dsml(calls: str, blank: str = "") -> ToolFormat:
-    """The format of DeepSeek's models since V3.2."""
+    """Format of DeepSeek's models since V3.2."""
     opening, closing = f"<｜DSML｜{calls}>\n", f"</｜DSML｜{calls}>"
     end = f"</｜DSML｜{blank}parameter>"
     types = ("false", "false", "false", "true", "false", "false")
@@ -73,7 +74,7 @@ def _dsml(calls: str, blank: str = "") -> ToolFormat:
     )  # fmt: skip
 
 
-# By the names that SGLang gives them; "cohere", which it does not know, by xgrammar's.
+# Formats by SGLang's names; "cohere" is xgrammar's name, because SGLang has no such format.
 FORMATS = {
     "qwen": ToolFormat(
         "<tool_call>", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
@@ -156,7 +157,7 @@ FORMATS = {
         ),
         marks=("<|START_TEXT|>", "<|END_TEXT|>"), between="",
     ),
-    # Its <|call|> and <|return|> end the sequence, so no grammar asks for them.
+    # <|call|> and <|return|> end the sequence, so no grammar demands them.
     "gpt-oss": ToolFormat(
         _HARMONY, _HARMONY, " <|constrain|>json<|message|>", "", separator="<|call|><|start|>assistant",
         variants=(
@@ -173,9 +174,9 @@ FORMATS = {
 _OTHER_NAMES = {
     "qwen25": "qwen", "hermes": "qwen", "glm": "glm45", "step3p5": "qwen3_coder", "nanbeige": "qwen3_coder",
 }  # fmt: skip
-DEFAULT = "qwen"  # of models of other families: most that were trained without a format of their own were with this one
+DEFAULT = "qwen"  # for other families: most models without their own format were trained with this one
 
-# Tokens of these texts are part of what a model says, though its tokenizer may call them special.
+# Tokens with these texts are part of a model's output text, even if its tokenizer marks them as special.
 MARKS = frozenset({
     "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]",
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
@@ -186,20 +187,20 @@ MARKS = frozenset({
     "<|START_THINKING|>", "<|END_THINKING|>", "<cofl:tool_calls>", "</cofl:tool_calls>",
 })  # fmt: skip
 
-# Of these, those that say nothing about whose turn it is, in text of any kind, as long as a tokenizer does not call
-# them special.
+# Subset of MARKS that never separates turns. If a tokenizer does not mark these tokens as special, they are ordinary
+# text.
 SPOKEN = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
 
 
 def marks_among(tokens: Iterable[str]) -> frozenset[str]:
-    """The special tokens of a tokenizer that are part of what its model says."""
+    """Texts of a tokenizer's special tokens that are part of the model's output text."""
     found = frozenset(tokens)
     return found & (MARKS | _HARMONY_TOKENS if "<|constrain|>" in found else MARKS)  # <|end|> ends turns elsewhere
 
 
-# What a chat template says that shows calls in a format, None for one that is not known here; the first one counts.
+# Strings by which a chat template reveals its format of calls (None for an unsupported format). The first match counts.
 _SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
@@ -229,13 +230,15 @@ _SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
 
 
 def family_of(template: str | None) -> str | None:
-    """The key of FORMATS for a model's chat template; None where it shows no calls, or in another format."""
+    """Key of FORMATS for a model's chat template, or None if the template shows no calls or an unsupported
+    format.
+    """
     source = (template or "").replace("\\n", "\n").replace('\\"', '"')
     return next((family for family, signs in _SIGNS if all(sign in source for sign in signs)), None)
 
 
 def tool_format(family: str) -> ToolFormat:
-    """Raises ParameterError: an unknown family."""
+    """Format of a family. Raises ParameterError if the family is unknown."""
     found = FORMATS.get(_OTHER_NAMES.get(family, family))
     if found is None:
         known = ", ".join((*FORMATS, *_OTHER_NAMES))

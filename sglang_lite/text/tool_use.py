@@ -1,6 +1,8 @@
-"""Calls of tools as one JSON object: `{"tool": name, "arguments": {…}}`, several as `{"calls": [{…}, {…}]}`, or
-`{"answer": text}`. The schema of such texts carries a mark, so that a provider with tools of its own can be asked for
-calls instead. And results of calls as text of a turn."""
+"""Tool calls as one JSON object: `{"tool": name, "arguments": {…}}`, several as `{"calls": [{…}, {…}]}`, or `{"answer":
+text}`; and results of calls as text of a turn.
+
+The schema of these texts carries a mark, so that a provider with its own tool protocol can be asked for calls instead.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ _RESULT = "Result of {}: "
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that a model may call.
+    """Function that a model may call.
 
     Attributes:
-        parameters: JSON Schema of its arguments, an object.
+        parameters: JSON Schema of the arguments object.
     """
 
     name: str
@@ -36,8 +38,8 @@ class ToolUse:
     """Tools of a generation.
 
     Attributes:
-        required: one of them is called, else there may be an answer instead.
-        parallel: several calls may come at once.
+        required: True if a tool must be called; otherwise an answer is allowed instead.
+        parallel: True if several calls may be made at once.
     """
 
     functions: tuple[Function, ...]
@@ -48,11 +50,13 @@ class ToolUse:
 def tool_use_schema(
     functions: Sequence[Function], shared: Mapping[str, Json], *, required: bool, parallel: bool = False
 ) -> JsonSchema:
-    """The schema of a call or an answer.
+    """Schema of a call or an answer.
 
     Args:
+        functions: functions that may be called.
         shared: definitions that the parameters refer to.
-        parallel: of several calls, in a list.
+        required: whether a function must be called.
+        parallel: whether to allow several calls, as a list.
     """
     options = [
         {"description": each.description, **_exactly(tool={"const": each.name}, arguments=each.parameters)}
@@ -67,7 +71,7 @@ def tool_use_schema(
 
 @lru_cache(maxsize=256)
 def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
-    """The tools that a constraint was made of by `tool_use_schema`; None: it was not."""
+    """Tools that `tool_use_schema` made a constraint from, or None for any other constraint."""
     if not isinstance(constraint, JsonSchema) or _MARK not in constraint.schema:
         return None
     schema = json.loads(constraint.schema)
@@ -90,7 +94,9 @@ def tool_use_of(constraint: Constraint | None) -> ToolUse | None:
 
 
 def _object(parameters: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as the schema of an object, which a provider wants to see at the root; with what it refers to."""
+    """Parameters as a self-contained object schema at the root, as providers require, with the definitions that it
+    uses.
+    """
     definitions = shared.get("$defs", {})
     name = str(parameters.get("$ref", "")).removeprefix("#/$defs/")
     if name not in definitions:
@@ -101,26 +107,29 @@ def _object(parameters: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, 
 
 
 def call_object(name: str, arguments: str) -> str:
-    """The text of a call. `arguments`: JSON text, kept as it is where it is none, so that its reader says so."""
+    """JSON text of a call. `arguments` is JSON text; invalid text is inserted unchanged, so that the reader
+    reports it.
+    """
     return f'{{"tool": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments.strip() or "{}"}}}'
 
 
 def calls_object(calls: Sequence[tuple[str, str]]) -> str:
-    """The text of several calls, of each its name and arguments as `call_object` takes them."""
+    """JSON text of several calls, given as (name, arguments) as for `call_object`."""
     return f'{{"calls": [{", ".join(call_object(name, arguments) for name, arguments in calls)}]}}'
 
 
 def result_text(name: str, result: str) -> str:
-    """The text that tells a model the result of a call."""
+    """Text that reports the result of a call to the model."""
     return _RESULT.format(name) + result
 
 
 def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
-    """The results of calls in a user's turn, in the order of the calls. Of content that is no text, or does not tell
-    them one after another, as `result_text` does, each call has all.
+    """Results of calls in a user's turn, in the order of the calls. Each call is given the whole content if it is not
+    text or does not list the results one after another in the form of `result_text`.
 
     Args:
-        names: of the tools that were called.
+        names: names of the tools that were called.
+        text: content of the turn.
     """
     if not isinstance(text, str):
         return [text] * len(names)
@@ -135,10 +144,10 @@ def results_of(names: Sequence[str], text: str | Json) -> list[str | Json]:
 
 
 def answer_object(text: str) -> str:
-    """The text of an answer without a call."""
+    """JSON text of an answer without a call."""
     return json.dumps({"answer": text}, ensure_ascii=False)
 
 
 def _exactly(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with these properties and no others."""
+    """Schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

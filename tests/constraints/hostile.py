@@ -167,11 +167,11 @@ BROKEN = {
     "a number of 5,000 digits": (lambda: g.json_schema(f'{{"const": {"1" * 5_000}}}'), "not JSON"),
     "no number at all": (lambda: g.json_schema('{"const": 1e400, "minimum": -Infinity}'), "no number"),
     "a circle of Python's": (lambda: g.json_schema(circle()), "not a JSON document"),
-    "no pattern": (lambda: Regex(None), "`pattern` is a text"),  # type: ignore[arg-type]  # wrong on purpose
+    "no pattern": (lambda: Regex(None), "`pattern` must be a string"),  # type: ignore[arg-type]  # wrong on purpose
     "no grammar": (lambda: g.Grammar(None), "is not a text"),  # type: ignore[arg-type]  # wrong on purpose
-    "a list of numbers": (lambda: Choices([1, 2]), "not a list of texts"),  # type: ignore[arg-type]  # wrong on purpose
+    "a list of numbers": (lambda: Choices([1, 2]), "not a list of strings"),  # type: ignore[arg-type]  # wrong on purpose
     "nothing in order": (lambda: InOrder(None), "`parts`"),  # type: ignore[arg-type]  # wrong on purpose
-    "texts in order": (lambda: InOrder(("a", Regex("b"))), "no constraint"),  # type: ignore[arg-type]  # wrong on purpose
+    "texts in order": (lambda: InOrder(("a", Regex("b"))), "not a constraint"),  # type: ignore[arg-type]  # wrong on purpose
     "counts that are none": (lambda: Repeated(Regex("a"), 1.5), "whole number"),  # type: ignore[arg-type]  # wrong on purpose
     "a type that pydantic refuses": (lambda: g.check(Annotated[str, Field(pattern="(")]), "no type that can be generated"),
 }  # fmt: skip

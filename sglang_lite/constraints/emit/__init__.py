@@ -1,1 +1,1 @@
-"""Languages as texts for engines: Lark, GBNF, regexes. Knows neither where a language is from nor any engine's API."""
+"""Serialisers from languages to the text that engines read: Lark, GBNF, regexes. Independent of any engine's API."""

@@ -1,4 +1,4 @@
-"""Languages as text in xgrammar's variant of EBNF, every derivation of which counts."""
+"""Serialiser to xgrammar's variant of EBNF, in which every derivation counts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.protocol import ConstraintError
 
-MAX_RULES = 20_000  # of which the states of automata are part
+MAX_RULES = 20_000  # rules, including those for states of automata
 
 
 def to_gbnf(language: Language) -> str:
-    """The grammar, whose start is the rule `root`. It has no intersections and complements: those are written as the
-    states of their automata.
+    """Grammar text whose start is the rule `root`. The notation has no intersections and complements; they are written
+    as the states of their automata.
 
     Raises:
-        ConstraintError: too complex.
+        ConstraintError: the language is nested too deeply, or needs too many rules or states.
     """
     try:
         return _Speller(language).text()
@@ -78,7 +78,7 @@ class _Speller:
         raise ConstraintError("a set without characters can't be written.")
 
     def _states(self, node: Node) -> str:
-        """A rule for each state of an automaton; the name of the first."""
+        """Adds a rule for each state of a node's automaton; returns the name of the start state's rule."""
         found = Automaton(node)
         prefix = f"a{len(self._automata)}s"
         useful = found.useful(found.start)

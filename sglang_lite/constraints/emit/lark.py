@@ -1,4 +1,4 @@
-"""Languages as text in llguidance's variant of Lark."""
+"""Serialiser to llguidance's variant of Lark."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sglang_lite.constraints.formal.nodes import (
 )
 from sglang_lite.protocol import ConstraintError
 
-_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder each time
-MAX_DEPTH = 2_000  # of rules within rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
+_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
+MAX_DEPTH = 2_000  # nesting of rules; llguidance 1.9.1 overflows its stack between 4,000 and 8,000
 
 
 def to_lark(language: Language) -> str:
-    """The grammar, whose lexemes are the language's (see `Language`).
+    """Grammar text, whose lexemes are those of the language (see `Language`).
 
     Raises:
-        ConstraintError: rules lead to rules too deeply.
+        ConstraintError: the rules are nested too deeply, or a lexeme is longer than `MAX_LEAST` characters.
     """
     if _depth(language) > MAX_DEPTH:
         raise ConstraintError("the rules of the grammar lead to each other too deeply.", hint="Use repeats: x* or x+.")
@@ -39,7 +39,7 @@ def to_lark(language: Language) -> str:
 
 
 def _depth(language: Language) -> int:
-    """Depth of the grammar, each rule expanded where it is first used, as the engine does."""
+    """Nesting depth of the grammar with each rule expanded at its first use, as llguidance does."""
     deepest, seen = 0, {language.start}
     stack: list[tuple[Node, int]] = [(language.rules[language.start], 1)]
     while stack:
@@ -58,7 +58,7 @@ class _Speller:
     def __init__(self, language: Language) -> None:
         self._language = language
         self._rules = {name: f"r{i}" for i, name in enumerate(language.rules)}
-        self._terminals: dict[str, str] = {}  # their names by what they say
+        self._terminals: dict[str, str] = {}  # names of terminals by definition
         self._lexemes: dict[Node, str] = {}
 
     def text(self) -> str:
@@ -73,7 +73,7 @@ class _Speller:
         return self._lexeme(node) if structure is None else structure
 
     def _structure(self, node: Node) -> str | None:
-        """Text of a node with references; None for one without, which is part of a lexeme."""
+        """Text of a node with references, or None for a node without references, which is part of a lexeme."""
         if not node.refers:
             return None
         match node:
@@ -100,10 +100,12 @@ class _Speller:
 
 
 def _terminal(node: Node) -> str:
-    """Text of a terminal's definition. Operators bind as in `~a`, `a*`, `a b`, `a & b`, `a | b`; all are grouped."""
+    """Text of a terminal's definition. Operators bind in the order `~a`, `a*`, `a b`, `a & b`, `a | b`; every group is
+    in parentheses.
+    """
     if node == EMPTY:
         return '""'
-    with contextlib.suppress(ConstraintError):  # where it has what is written with operators
+    with contextlib.suppress(ConstraintError):  # intersections and complements, which need operators
         return f"/{to_rust(node)}/"
     match node:
         case Concat(parts):
@@ -116,7 +118,8 @@ def _terminal(node: Node) -> str:
             inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
             outside = [part.node for part in parts if isinstance(part, Complement)]
             without = [f"~{_terminal(alternation(outside))}"] if outside else []
-            # A complement is one of bytes. In this form, a & ~b, the engine has a short cut.
+            # llguidance's complement is over bytes, so a text is demanded as well. The form a & ~b takes a shortcut in
+            # the engine.
             return "(" + " & ".join([*(inside or ["/(?s:.*)/"]), *without]) + ")"
         case Complement():
             return _terminal(Intersection((node,)))

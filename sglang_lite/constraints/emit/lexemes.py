@@ -1,9 +1,10 @@
-"""Cutting a context-free language into lexemes that may be read greedily, as engines with a lexer do (llguidance).
+"""Division of a context-free language into lexemes that may be read greedily, for engines with a lexer (llguidance).
 
-The parts of rules that are regular are made lexemes as large as they come. Then all places of the grammar are walked
-through, as far as a finite automaton can tell them apart (a rule may return to any place that uses it). Where a lexeme
-could end although another one that is possible there could continue with what comes next, reading greedily would lose
-texts: both are taken apart into characters, whose lexemes can't collide. That costs speed, never correctness.
+The regular parts of rules become lexemes, as large as possible. Then all positions of the grammar are visited, as far
+as a finite automaton can distinguish them (a rule may return to any position that uses it). If a lexeme can end while
+another lexeme possible at the same position could continue with the next character, greedy reading would lose texts:
+the larger of the two is split into its parts, down to characters, whose lexemes can't collide. Splitting costs speed,
+never correctness.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
-MAX_HEIGHT = 20  # how deep it nests
-MAX_PLACES = 300  # sets of places that are told apart
-MAX_PAIRS = 5_000  # states of two lexemes at once
-MAX_WORK = 2_000_000  # in all, counted as places, pairs of symbols, and transitions of automata
+MAX_HEIGHT = 20  # nesting depth of a lexeme
+MAX_PLACES = 300  # distinct sets of positions
+MAX_PAIRS = 5_000  # pairs of states of two lexemes
+MAX_WORK = 2_000_000  # total of positions, pairs of symbols, and transitions of automata
 
 _Place = tuple[str, State]
 _DIGITS = charsets.singles("0123456789")
@@ -53,10 +54,10 @@ _NUMBER_GOES_ON = charsets.singles("0123456789.eE")
 
 
 def lexed(language: Language) -> Language:
-    """Cut a language into lexemes: its rules are then lexemes, or made of names only.
+    """Language divided into lexemes: each of its rules is a lexeme or consists of references only.
 
     Raises:
-        ConstraintError: too complex.
+        ConstraintError: the language is too complex or nested too deeply.
     """
     if language.start in language.sealed or not language.rules[language.start].refers:
         return language
@@ -72,7 +73,7 @@ def _lexed(language: Language) -> Language:
     while True:
         cut = _Cut(language, apart)
         larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
-        if not larger and not language.sealed:  # characters don't collide
+        if not larger and not language.sealed:  # lexemes of single characters don't collide
             return cut.language
         places = _Places(cut, left)
         try:
@@ -85,16 +86,16 @@ def _lexed(language: Language) -> Language:
         together = {larger[name] for name in collisions & larger.keys()}
         if together and collisions <= cut.nodes.keys():
             apart |= together
-        else:  # with the value of a schema, whose lexemes know only each other
+        else:  # collision with a schema's value, whose lexemes are exact only among themselves
             language = _inlined(Language(language.start, language.rules))
 
 
 class _TooMany(Exception):  # noqa: N818 # never leaves this module
-    """Raised where there are more places than are looked at."""
+    """Raised if the grammar has more positions, or needs more work, than the limits allow."""
 
 
 def _inlined(language: Language) -> Language:
-    """Inline the regular rules of a language, as far as that does not make it much larger."""
+    """Language with its regular rules inlined, up to the limits of size and depth of a lexeme."""
     uses = {name: references(body) for name, body in language.rules.items()}
     using = users(language.rules)
     inlined: dict[str, Node] = {}
@@ -113,7 +114,7 @@ def _inlined(language: Language) -> Language:
 
 
 def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
-    """A node with the bodies of rules in place of their names."""
+    """Node with references replaced by the bodies of rules."""
     return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_put_in, rules=rules))
 
 
@@ -126,7 +127,7 @@ def _measure(node: Node) -> tuple[int, int]:
 
 
 def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
-    """Names of some rules and of all that they need, in order."""
+    """Names of some rules and of all rules that they need, in order (a dict used as an ordered set)."""
     found = dict.fromkeys(names)
     for name in (queue := list(found)):
         for each in sorted(references(language.rules[name])):
@@ -137,17 +138,19 @@ def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
 
 
 class _Cut:
-    """A language cut into lexemes.
+    """Language divided into lexemes.
 
     Args:
-        language: all of whose regular rules are inlined.
-        apart: lexemes to take apart into characters.
+        language: language whose regular rules are inlined.
+        apart: lexemes to split into their parts.
 
     Attributes:
-        language: whose rules, but for those of sealed ones, are lexemes or have nothing but names in them.
-        nodes: what is cut into lexemes, by the lexemes' names.
-        lexemes: their languages, which are nodes without the empty text.
-        symbols: lexemes, and sealed rules.
+        language: language whose rules, except the sealed ones and those below them, are lexemes or consist of
+            references only.
+        nodes: nodes that became lexemes, by the lexeme's name.
+        lexemes: `nodes` without the empty text, by name.
+        symbols: names of lexemes and sealed rules.
+        sealed_rules: names of the sealed rules and of all rules below them.
     """
 
     def __init__(self, language: Language, apart: set[Node]) -> None:
@@ -184,7 +187,7 @@ class _Cut:
         return node
 
     def _lexeme(self, node: Node) -> Node:
-        """Reference to the lexeme of a regular part, or its parts if it is taken apart."""
+        """Reference to the lexeme of a regular part, or the structure of its parts if it is to be split."""
         if node in (EMPTY, NOTHING):
             return node
         if node in self._apart:
@@ -206,7 +209,7 @@ class _Cut:
         return self._states(node)
 
     def _states(self, node: Node) -> Node:
-        """A rule for each state of an automaton."""
+        """Adds a rule for each state of a node's automaton; returns a reference to the start state's rule."""
         found = Automaton(node)
         prefix = f"state of {len(self._rules)}."
         states = found.useful(found.start)
@@ -219,7 +222,7 @@ class _Cut:
 
 
 def _not_empty(node: Node) -> Node:
-    """The regular node without the empty text."""
+    """Regular node without the empty text."""
     match node:
         case Repeat(inner, 0, most) if not accepts(inner, ""):
             return Repeat(inner, 1, most)
@@ -231,10 +234,14 @@ def _not_empty(node: Node) -> Node:
 
 
 class _Places:
-    """The places of a language that has been cut, and what may come at each.
+    """Positions of a divided language, and the symbols that may follow each.
 
     Args:
-        left: work that may be done.
+        cut: divided language.
+        left: maximum amount of work.
+
+    Attributes:
+        left: remaining amount of work.
     """
 
     def __init__(self, cut: _Cut, left: int) -> None:
@@ -249,7 +256,7 @@ class _Places:
         self._moves: dict[_Place, set[_Place]] = {}
 
     def collisions(self) -> set[str]:
-        """The symbols that reading greedily would go wrong with."""
+        """Names of the symbols that greedy reading would get wrong."""
         start = self._closed({(self._cut.language.start, self._starts[self._cut.language.start])})
         seen = {start}
         found: set[str] = set()
@@ -277,7 +284,7 @@ class _Places:
     # ---------------------------------------------------------------------------------------------- places
 
     def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
-        """Closure of places under moves that read nothing."""
+        """Closure of positions under moves that read nothing."""
         found = set(places)
         queue = list(found)
         for place in queue:
@@ -293,7 +300,9 @@ class _Places:
             raise _TooMany
 
     def _without_reading(self, place: _Place) -> set[_Place]:
-        """Into rules, past those that may be empty, and back from a rule that may end."""
+        """Positions reachable without reading: into rules, past rules that may be empty, and back from a rule that may
+        end.
+        """
         if place not in self._moves:
             rule, state = place
             moves = set(self._returns[rule]) if self._automaton.accepting(state) else set()
@@ -309,7 +318,7 @@ class _Places:
         return sorted(names & self._cut.symbols)
 
     def _after(self, places: Iterable[_Place]) -> dict[str, set[_Place]]:
-        """Places after each symbol that may come next."""
+        """Positions after each symbol that may come next."""
         found: dict[str, set[_Place]] = {name: set() for name in self._symbols(places)}
         for rule, state in places:
             for name in self._automaton.references(state) & found.keys():
@@ -359,7 +368,7 @@ class _Places:
     # --------------------------------------------------------------------------------------------- symbols
 
     def _first(self, symbol: str) -> Ranges:
-        """The characters that a symbol's texts begin with."""
+        """Characters that a symbol's texts may begin with."""
         rules = self._cut.language.rules
         found: list[tuple[int, int]] = []
         for name in (queue := [symbol]):
@@ -371,7 +380,7 @@ class _Places:
         return charsets.union(found)
 
     def _overlap(self, name: str, other: str) -> bool:
-        """Tells whether two symbols share a text."""
+        """Returns True if two symbols may share a text."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
             lexemes = self._cut.lexemes
@@ -386,8 +395,8 @@ class _Places:
         return self._overlaps[key]
 
     def _larger(self, name: str, other: str) -> set[str]:
-        """Choose which of two colliding lexemes to take apart: the larger, as most are too large and the other a part
-        of them.
+        """Chooses which of two colliding lexemes to split: the larger one, because most collisions come from a lexeme
+        that is too large, with the other as a part of it.
         """
         nodes = self._cut.nodes
         if name not in nodes or other not in nodes:
@@ -396,7 +405,7 @@ class _Places:
         return {each for each, size in sizes.items() if size == max(sizes.values())}
 
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
-        """Tells whether `other` can continue, where `name` has ended, with a character that may follow `name`."""
+        """Returns True if `other` can continue after a text of `name` with a character that may follow `name`."""
         lexemes = self._cut.lexemes
         if name not in lexemes and other not in lexemes:
             return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
@@ -411,14 +420,14 @@ class _Places:
         return goes_on
 
 
-@memoized  # as most are asked about again when a few have been taken apart
+@memoized  # most pairs are checked again after a few lexemes have been split
 def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
-    """Tells whether `other` can continue with a character of `following` where a text of `lexeme` has ended; and
-    the work spent.
+    """Returns True if `other` can continue with a character of `following` after a text of `lexeme`, and the work spent
+    on the decision.
     """
     if not following:
         return False, 1
-    wide, other_wide = _widened(lexeme), _widened(other)  # where these don't, which have few states, neither do those
+    wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these suffices
     goes_on, work = _pair_goes_on(wide, other_wide, following)
     if not goes_on or (wide, other_wide) == (lexeme, other):
         return goes_on, work
@@ -427,9 +436,9 @@ def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
 
 
 def _widened(node: Node) -> Node:
-    """The texts of a regular node, and those that repeat its parts more often, or less."""
+    """Superset of a regular node's texts, with fewer states: parts may repeat any number of times."""
     match node:
-        case Complement():  # of more texts it would have less
+        case Complement():  # widening the inside would narrow the complement
             return node
         case Repeat(inner, least, most):
             counted = least > 1 or (most is not None and most > 1)

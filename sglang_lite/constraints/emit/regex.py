@@ -1,4 +1,4 @@
-"""Regular languages in the syntax of regex engines."""
+"""Serialiser of regular languages to the syntax of regex engines."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _SPECIAL = re.compile("[^a-zA-Z0-9]")
 
 
 def to_rust(node: Node) -> str:
-    """Spell a regular node in the syntax of Rust's `regex` (llguidance), with nothing left to flags.
+    """Pattern of a regular node in the syntax of Rust's `regex` (llguidance), independent of flags.
 
     Raises:
-        ConstraintError: it has intersections or complements in it.
+        ConstraintError: the node contains intersections, complements or references.
     """
     return _spell(node, _rust_escape)
 
 
 def to_python(node: Node) -> str:
-    """Spell a regular node in the syntax of Python's `re`.
+    """Pattern of a regular node in the syntax of Python's `re`.
 
     Raises:
-        ConstraintError: as `to_rust`.
+        ConstraintError: the node contains intersections, complements or references.
     """
     return _spell(node, _python_escape)
 
 
 def counts(least: int, most: int | None) -> str:
-    """The sign of a repetition, the same in every syntax written here."""
+    """Repetition sign, which is the same in every syntax written here."""
     signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
 
@@ -47,7 +47,7 @@ def _python_escape(code: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _set(ranges: Ranges, escape: Callable[[int], str]) -> str:
-    """Spell a set of characters."""
+    """Pattern of a character set."""
 
     def character(code: int) -> str:
         return chr(code) if code < 128 and chr(code).isalnum() else escape(code)

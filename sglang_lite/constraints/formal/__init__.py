@@ -1,1 +1,1 @@
-"""Formal languages: character sets, nodes, grammars, automata, an Earley parser. Knows no syntax and no engine."""
+"""Formal languages: character sets, nodes, grammars, automata, an Earley parser. Independent of syntax and engines."""

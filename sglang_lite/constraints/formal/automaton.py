@@ -1,7 +1,8 @@
-"""Deterministic automata of regular nodes, built state by state by Brzozowski's derivatives.
+"""Deterministic automata of regular nodes, built state by state from Brzozowski derivatives.
 
-A state is the language of what may still come. Names of rules are symbols like characters are, so that the body of a
-rule of a context-free grammar has an automaton too (earley.py). States are bounded: what needs more is refused.
+A state is the language of possible continuations. Names of rules are symbols like characters, so that the body of a
+rule of a context-free grammar also has an automaton (earley.py). The number of states is bounded; larger automata are
+refused.
 
 Source: S. Owens, J. Reppy, A. Turon, Regular-expression derivatives re-examined, JFP 19(2), 2009.
 """
@@ -33,23 +34,27 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_STATES = 20_000
 MAX_TRANSITIONS = 100_000
-MAX_WRITTEN = 200_000  # states of the nodes as they are written
+MAX_WRITTEN = 200_000  # states for the nodes as written, before any derivative
 
 State: TypeAlias = int
-Symbol: TypeAlias = "int | str"  # a class of characters, or a rule
+Symbol: TypeAlias = "int | str"  # number of a character class, or name of a rule
 
-DEAD, DONE = 0, 1  # nothing can follow any more; only the end can
-_NO_CLASS = -1  # of surrogates
+DEAD, DONE = 0, 1  # no continuation; only the empty continuation
+_NO_CLASS = -1  # class of surrogates
 _ADDING = threading.Lock()  # held while a state is added to any automaton
 
 
 class Automaton:
-    """The automata of some nodes that share their states.
+    """Automata of one or several nodes that share their states.
 
     Args:
         *nodes: regular nodes, or bodies of rules.
-        rules: what names stand for: then characters lead into rules, and the automaton of a context-free language has
-            a state for each stack of open rules. Left recursion ends in a RecursionError.
+        rules: bodies of rules by name. If given, characters lead into rules, and the automaton of a context-free
+            language has one state for each stack of open rules. Left recursion then ends in a RecursionError.
+
+    Attributes:
+        classes: numbers of the character classes, surrogates excluded.
+        starts: start state of each node.
     """
 
     def __init__(self, *nodes: Node, rules: Mapping[str, Node] | None = None) -> None:
@@ -79,19 +84,19 @@ class Automaton:
 
     @property
     def work(self) -> int:
-        """Work done so far: states made, and transitions."""
+        """Work done so far: number of states and transitions."""
         return len(self._terms) + len(self._steps)
 
     @property
     def size(self) -> int:
-        """Memory in bytes, roughly."""
+        """Approximate memory in bytes."""
         return 300 * len(self._terms) + 200 * len(self._steps)
 
     def class_of(self, char: str) -> Symbol:
         return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
 
     def characters(self, symbol: Symbol) -> CharSet:
-        """The characters of a class."""
+        """Characters of a class."""
         ends = [*self._bounds[1:], LAST + 1]
         pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
         return CharSet(tuple(pieces))
@@ -115,7 +120,7 @@ class Automaton:
         return state
 
     def reachable(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """States reachable from one, with their transitions on classes of characters to states that are not dead."""
+        """Reachable states, each with its transitions on character classes to states other than DEAD."""
         found: dict[State, dict[Symbol, State]] = {state: {}}
         for each in (queue := [state]):
             for symbol in self.classes:
@@ -128,7 +133,7 @@ class Automaton:
         return found
 
     def useful(self, state: State) -> dict[State, dict[Symbol, State]]:
-        """`reachable`, of it only the states from which some text is accepted: any other would lead astray."""
+        """States of `reachable` from which some text is accepted, with the transitions among them."""
         found = self.reachable(state)
         before: dict[State, list[State]] = {each: [] for each in found}
         for each, after in found.items():
@@ -145,7 +150,9 @@ class Automaton:
         }
 
     def nonempty(self, state: State) -> bool:
-        """Tells whether some text is in the language. Rules count as nothing."""
+        """Returns True if some text of characters alone is accepted from a state; references to rules are
+        not followed.
+        """
         if state not in self._nonempty:
             seen = {state}
             for each in (queue := [state]):
@@ -162,7 +169,7 @@ class Automaton:
         return self._nonempty[state]
 
     def way_out(self, state: State) -> list[int]:
-        """The classes of a shortest text from a state from which some text is accepted."""
+        """Character classes of a shortest accepted text from a state; the state must accept some text."""
         ways: dict[State, list[int]] = {state: []}
         for each in (queue := [state]):
             if self._nullable[each]:
@@ -175,7 +182,7 @@ class Automaton:
         raise AssertionError("no text is accepted from here")
 
     def references(self, state: State) -> frozenset[str]:
-        """The rules that may come next."""
+        """Names of the rules that may come next."""
         if state not in self._references:
             self._references[state] = self._next_rules(state)
         return self._references[state]
@@ -231,7 +238,9 @@ class Automaton:
         return self._added(term, nullable) if known is None else known
 
     def _added(self, term: tuple[Any, ...], nullable: bool) -> State:
-        """A term's state. Other threads, which may know it by now, find its number last of all that is known of it."""
+        """State of a term. The entry in `_ids` is written last, because other threads may look the term up
+        at any time.
+        """
         with _ADDING:
             known = self._ids.get(term)
             if known is None:
@@ -254,7 +263,7 @@ class Automaton:
         if second == DONE:
             return first
         kind, *rest = self._terms[first]
-        if kind == ".":  # to the right, so that equal languages are equal terms more often
+        if kind == ".":  # nested to the right, so that equal languages become equal terms more often
             return self._concat(rest[0], self._concat(rest[1], second))
         return self._term(".", first, second, nullable=self._nullable[first] and self._nullable[second])
 
@@ -316,7 +325,7 @@ class Automaton:
                 return DONE if rest[0] == symbol else DEAD
             case ".":
                 options = []
-                while True:  # along the parts that may be empty
+                while True:  # along the leading parts that may be empty
                     head, tail = rest
                     options.append(self._concat(self.step(head, symbol), tail))
                     if not self._nullable[head]:
@@ -330,7 +339,7 @@ class Automaton:
                 return self._union([self.step(each, symbol) for each in rest])
             case "&":
                 return self._intersect([self.step(each, symbol) for each in rest])
-            case "~" if isinstance(symbol, int):  # its texts are of characters: no rule can follow
+            case "~" if isinstance(symbol, int):  # a complement is a set of character texts: no rule can follow
                 return self._complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
@@ -340,7 +349,7 @@ class Automaton:
 
 
 def _empty_rules(rules: Mapping[str, Node]) -> set[str]:
-    """Names of the rules that the empty text is in."""
+    """Names of the rules that match the empty text."""
     empty: set[str] = set()
 
     def may_be(node: Node) -> bool:
@@ -374,8 +383,9 @@ def _single(char: str) -> CharSet:
 
 
 def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet, int]]:
-    """Characters that no set tells apart: where each stretch of code points begins, the class of each stretch, and
-    the classes in each set as bits."""
+    """Classes of characters that no set in the nodes distinguishes: first code point of each stretch, class of each
+    stretch, and the classes in each set as a bit mask.
+    """
     sets: dict[CharSet, None] = {ANY_CHAR: None}
     stack = list(nodes)
     while stack:
@@ -402,7 +412,7 @@ def _classes(nodes: Iterable[Node]) -> tuple[list[int], list[int], dict[CharSet,
 
 @memoized
 def automaton(node: Node) -> Automaton:
-    """The automaton of a regular node."""
+    """Automaton of a regular node, cached."""
     return Automaton(node)
 
 
@@ -413,7 +423,7 @@ def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
 
 
 def accepts(node: Node, text: str) -> bool:
-    """Tells whether a text is in a regular language."""
+    """Returns True if a text is in a regular language."""
     if isinstance(node, Text):
         return text == node.text
     if isinstance(node, Alternation) and (texts := _listed(node.options)) is not None:
@@ -423,18 +433,18 @@ def accepts(node: Node, text: str) -> bool:
 
 
 def shortest(node: Node) -> str:
-    """A shortest text of a regular language that is not empty."""
+    """Shortest text of a regular language, which must not be empty."""
     found = automaton(node)
     return "".join(chr(found.characters(symbol).ranges[0][0]) for symbol in found.way_out(found.start))
 
 
 def is_empty(node: Node) -> bool:
-    """Tells whether a regular language is empty."""
+    """Returns True if a regular language is empty."""
     return emptiness(node)[0]
 
 
 @memoized
 def emptiness(node: Node) -> tuple[bool, int]:
-    """Tells whether a regular language is empty, and the work spent on telling."""
+    """Emptiness of a regular language (True if empty), and the work spent on the decision."""
     found = Automaton(node)
     return not found.nonempty(found.start), found.work

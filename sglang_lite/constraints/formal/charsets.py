@@ -1,4 +1,4 @@
-"""Sets of characters as ranges of code points. Surrogates are no characters and are in none."""
+"""Sets of characters as ranges of code points. Surrogates are not characters and are in no set."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeAlias
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]  # sorted, disjoint, not adjacent, inclusive
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points, inclusive; sorted, disjoint, not adjacent
 
 ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Union of ranges."""
+    """Union of ranges, normalised."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -55,7 +55,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def without_surrogates(low: int, high: int) -> list[tuple[int, int]]:
-    """The characters from `low` to `high`, neither of them a surrogate."""
+    """Ranges of the characters from `low` to `high`, neither of which is a surrogate."""
     if low < SURROGATES[0] and high > SURROGATES[1]:
         return [(low, SURROGATES[0] - 1), (SURROGATES[1] + 1, high)]
     return [(low, high)]
@@ -68,7 +68,9 @@ def _every_character() -> str:
 
 @lru_cache(maxsize=16)
 def python_class(expression: str) -> Ranges:
-    """The code points that Python's own `re` puts into a one-character expression: the dialect's definition."""
+    """Characters that Python's own `re` matches with a one-character expression; `re` is the dialect's
+    definition.
+    """
     found = re.finditer(f"(?:{expression})+", _every_character())
     return union([piece for match in found for piece in without_surrogates(ord(match[0][0]), ord(match[0][-1]))])
 
@@ -83,7 +85,9 @@ _LONG_NAMES = {
 
 @lru_cache(maxsize=64)
 def unicode_category(name: str) -> Ranges:
-    """The characters of a general category (`Lu`, `Uppercase_Letter`) or of all that begin so (`L`); else none."""
+    """Characters of a general category (`Lu`, `Uppercase_Letter`) or of all categories with a common prefix (`L`); no
+    ranges if the name is unknown.
+    """
     name = _LONG_NAMES.get(name, name)
     codes = [ord(c) for c in _every_character() if unicodedata.category(c).startswith(name)]
     return union((code, code) for code in codes)
@@ -91,25 +95,25 @@ def unicode_category(name: str) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _cased() -> str:
-    """The characters that have other cases. Scripts above the first two planes have none."""
+    """Characters that have other cases. Only the first two planes are searched: scripts above them have no case."""
     forms = ((c, c.lower(), c.upper()) for c in map(chr, range(0x20000)))
     return "".join(sorted({each for some in forms if len(set(some)) > 1 for each in some if len(each) == 1}))
 
 
 @lru_cache(maxsize=256)
 def ignoring_case(ranges: Ranges) -> Ranges:
-    """Closure of a set under case, as Python's `re.IGNORECASE` sees it."""
+    """Closure of a set under case, as defined by Python's `re.IGNORECASE`."""
     inside = "".join(re.escape(c) for c in _cased() if any(low <= ord(c) <= high for low, high in ranges))
     found = re.finditer(f"[{inside}]", _cased(), re.IGNORECASE) if inside else ()
     return union([*ranges, *((ord(match[0]), ord(match[0])) for match in found)])
 
 
 def singles(text: str) -> Ranges:
-    """The characters of a text."""
+    """Set of the characters of a text."""
     return union((ord(c), ord(c)) for c in text)
 
 
-# What ECMA-262 (with the u flag) means by its class escapes, 22.2.2.9; the dialect of JSON Schema's `pattern`.
+# Class escapes of ECMA-262 (with the u flag), 22.2.2.9: the dialect of JSON Schema's `pattern`.
 ECMA = {
     "d": union([(48, 57)]),
     "w": union([(48, 57), (65, 90), (95, 95), (97, 122)]),

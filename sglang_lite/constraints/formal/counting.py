@@ -1,4 +1,4 @@
-"""Counts of the texts of a regular language that are left behind a beginning."""
+"""Counts of the texts of a regular language that begin with a given prefix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sglang_lite.constraints.formal.automaton import Automaton, State
 from sglang_lite.constraints.formal.nodes import Alternation, Concat, Node, Text
 from sglang_lite.constraints.memo import memoized, size_of
 
-MAX_LISTED = 10_000  # combinations of literals that are listed
+MAX_LISTED = 10_000  # maximum number of texts listed for a concatenation
 
 
 class CountedTexts(Protocol):
-    """Texts of a regular language, counted behind each beginning.
+    """Texts of a regular language, counted by prefix.
 
     Attributes:
-        count: of all its texts; None: without end.
-        size: bytes in memory, roughly.
+        count: number of all texts, or None if infinite.
+        size: approximate memory in bytes.
     """
 
     @property
@@ -29,37 +29,39 @@ class CountedTexts(Protocol):
     def size(self) -> int: ...
 
     def count_behind(self, beginning: str) -> int | None:
-        """Number of texts that begin so; None: without end."""
+        """Number of texts with a prefix, or None if infinite."""
         ...
 
     def counts_along(self, text: str) -> list[int | None]:
-        """Number of texts behind each beginning of a text, the empty one first; None: without end."""
+        """Number of texts with each prefix of `text`, from the empty one to `text` itself; None for infinite."""
         ...
 
     def has(self, text: str) -> bool:
-        """Tells whether a text is one of them."""
+        """Returns True if a text is in the language."""
         ...
 
 
 @memoized
 def counted(node: Node) -> CountedTexts:
-    """Count the texts of a regular language.
+    """Counter of the texts of a regular language.
 
     Raises:
-        ConstraintError: its automaton is too large.
+        ConstraintError: the language's automaton is too large.
     """
     texts = _texts(node)
     return _ByAutomaton(node) if texts is None else _Listed(sorted(texts))
 
 
 def any_left(texts: CountedTexts, beginning: str, used: Collection[str]) -> bool:
-    """Tells whether some text begins so and is none of those that are used."""
+    """Returns True if the language has a text with this prefix that is not in `used`."""
     count = texts.count_behind(beginning)
     return count is None or count > sum(text.startswith(beginning) for text in used)
 
 
 def _texts(node: Node) -> Collection[str] | None:
-    """The texts of a language of literals, one after the other or alternatives; None of others, or of too many."""
+    """Texts of concatenations and alternations of literals, or None for other nodes or more than `MAX_LISTED`
+    combinations.
+    """
     match node:
         case Text(text):
             return (text,)
@@ -78,7 +80,7 @@ def _texts(node: Node) -> Collection[str] | None:
 
 
 class _Listed:
-    """A list of texts in order, of which an automaton would have a state for each character."""
+    """Sorted list of texts; their automaton would have a state for each character."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
@@ -120,14 +122,14 @@ class _ByAutomaton:
 
 
 def _counts(machine: Automaton) -> dict[State, int | None]:
-    """Number of texts from each state of which some text is accepted."""
+    """Number of texts accepted from each useful state, or None if infinite."""
     useful = machine.useful(machine.start)
     before: dict[State, list[State]] = {state: [] for state in useful}
     for state, after in useful.items():
         for to in after.values():
             before[to].append(state)
     open_steps = {state: len(after) for state, after in useful.items()}
-    counts: dict[State, int | None] = dict.fromkeys(useful)  # states on the way to a circle stay without end
+    counts: dict[State, int | None] = dict.fromkeys(useful)  # states that lead to a cycle keep None
     for state in (queue := [state for state, steps in open_steps.items() if not steps]):
         ways = (_size(machine, symbol) * (counts[to] or 0) for symbol, to in useful[state].items())
         counts[state] = machine.accepting(state) + sum(ways)

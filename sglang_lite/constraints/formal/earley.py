@@ -1,4 +1,4 @@
-"""Earley recognition of texts in context-free languages, exact and without an engine.
+"""Earley recognition of texts in context-free languages, exact and without a grammar engine.
 
 Source: J. Earley, An efficient context-free parsing algorithm, CACM 13(2), 1970, over automata of the rules' bodies.
 """
@@ -9,16 +9,16 @@ from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.protocol import ConstraintError
 
-MAX_WORK = 3_000_000  # items that are come to; six a character where a text is read in one way
+MAX_WORK = 3_000_000  # items processed; about six per character of an unambiguous text
 
-_Item = tuple[State, str, int]  # what may still come of a rule, the rule, and where it began
+_Item = tuple[State, str, int]  # state in the body of a rule, name of the rule, and offset where it began
 
 
 def recognises(language: Language, text: str) -> bool:
-    """Tells whether a text is in a language, in time up to the cube of its length.
+    """Returns True if a text is in a language, in time up to the cube of its length.
 
     Raises:
-        ConstraintError: it can be read in too many ways to tell.
+        ConstraintError: the text is too ambiguous for the work limit.
     """
     return _Recogniser(language).run(text)
 
@@ -31,7 +31,7 @@ class _Recogniser:
 
     def run(self, text: str) -> bool:
         automaton = self._automaton
-        self._waiting: list[dict[str, list[_Item]]] = []  # at each place, the items that need a rule from there
+        self._waiting: list[dict[str, list[_Item]]] = []  # per offset: items waiting for a rule that starts there
         self._work = 0
         items: list[_Item] = [(self._starts[self._start], self._start, 0)]
         for at in range(len(text) + 1):
@@ -46,7 +46,9 @@ class _Recogniser:
         raise AssertionError("the loop returns")
 
     def _complete(self, items: list[_Item], at: int) -> set[tuple[str, int]]:
-        """Add the items that follow without reading to those at a place; return the rules that end there."""
+        """Adds to the items at an offset those that follow without reading a character; returns the (rule, origin)
+        pairs that end there.
+        """
         automaton = self._automaton
         waiting: dict[str, list[_Item]] = {}
         self._waiting.append(waiting)
@@ -58,7 +60,7 @@ class _Recogniser:
                 seen.add(item)
                 items.append(item)
 
-        for item in items:  # which grows
+        for item in items:  # the list grows during the loop
             if self._work > MAX_WORK:
                 raise ConstraintError(
                     "the text can be read in too many ways to tell whether the grammar allows it.",
@@ -71,7 +73,7 @@ class _Recogniser:
                     waiting[name] = []
                     add((self._starts[name], name, at))
                 waiting[name].append(item)
-                if (name, at) in done:  # it was found empty before this item came
+                if (name, at) in done:  # the rule matched the empty text before this item was added
                     add((automaton.step(state, name), rule, origin))
             if automaton.accepting(state) and (rule, origin) not in done:
                 done.add((rule, origin))

@@ -1,4 +1,4 @@
-"""Algebra of grammars: pruning, renaming, inlining of rules."""
+"""Operations on grammars: pruning, renaming, inlining of rules."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sglang_lite.protocol import ConstraintError
 
 
 def pruned(language: Language) -> Language:
-    """Drop the rules of a language that make no text or that nothing needs.
+    """Language without the rules that match no text or are not reachable from the start.
 
     Raises:
-        ConstraintError: no text is in it.
+        ConstraintError: the language is empty.
     """
     productive = _productive(language.rules)
     if language.start not in productive:
@@ -46,7 +46,9 @@ def pruned(language: Language) -> Language:
 
 
 def contradiction(language: Language) -> list[str]:
-    """Names of the rules that leave a language without a text: from its start, for as long as one alone is to blame."""
+    """Names of the rules that explain why a language is empty: a path from its start, followed while exactly one
+    unproductive rule is to blame.
+    """
     rules, productive = language.rules, _productive(language.rules)
     path = [language.start]
     while True:
@@ -57,11 +59,11 @@ def contradiction(language: Language) -> list[str]:
         path += to_blame
 
 
-MAX_REGULAR = 20_000  # characters and sets
+MAX_REGULAR = 20_000  # characters and sets of the result
 
 
 def regular(language: Language) -> Node | None:
-    """The language as one node without rules; None where a rule needs itself, or that would be very large."""
+    """Language as one node without rules, or None if a rule is recursive or the node would exceed `MAX_REGULAR`."""
     known: dict[str, tuple[Node, int]] = {}
 
     def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
@@ -98,11 +100,11 @@ def regular(language: Language) -> Node | None:
 
 
 class _NotRegular(Exception):  # noqa: N818 # never leaves this module
-    """Raised where a rule needs itself, or the whole is too large."""
+    """Raised inside `regular` if a rule is recursive or the node is too large."""
 
 
 def renamed(language: Language, prefix: str) -> Language:
-    """Prefix the names of a language's rules."""
+    """Language with a prefix added to the names of its rules."""
 
     def name(node: Node) -> Node:
         return Ref(prefix + node.name) if isinstance(node, Ref) else mapped(node, name)
@@ -112,7 +114,7 @@ def renamed(language: Language, prefix: str) -> Language:
 
 
 def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
-    """Rules that refer to a rule, by its name."""
+    """Names of the rules that refer to each rule, by the name of the rule referred to."""
     found: dict[str, list[str]] = {name: [] for name in rules}
     for name, body in rules.items():
         for each in references(body):
@@ -121,7 +123,7 @@ def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
 
 
 def _productive(rules: Mapping[str, Node]) -> set[str]:
-    """The rules that make some text. Intersections and complements are taken to do."""
+    """Names of the rules that match some text. Intersections and complements are assumed to be non-empty."""
     using = users(rules)
     productive: set[str] = set()
     queue = list(rules)[::-1]

@@ -1,4 +1,6 @@
-"""Lengths of the texts of regular nodes, and cuts to a length without an intersection, which engines pay for."""
+"""Lengths of the texts of regular nodes, and restriction to a range of lengths without an intersection, which is
+expensive for engines.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 
-MAX_LEAST = 100_000  # characters of a shortest text: more than anyone generates, and engines write out what is forced
+MAX_LEAST = 100_000  # characters of a shortest text: more than is ever generated; engines expand forced text
 
-Lengths = tuple[int, int | None]  # from … to, None for without end
+Lengths = tuple[int, int | None]  # least and greatest length in characters; None for no upper limit
 
 
 def lengths(node: Node) -> Lengths:
-    """The shortest and the longest that a text may be; there may be none of these lengths."""
+    """Bounds of the lengths of a node's texts; the node need not have a text of every length between them,
+    or any text.
+    """
     match node:
         case CharSet():
             return 1, 1
@@ -36,7 +40,7 @@ def lengths(node: Node) -> Lengths:
             each = [lengths(part) for part in parts]
             return sum([low for low, _ in each]), _highest(each, sum)
         case Alternation(options):
-            # Of which there may be thousands.
+            # An alternation may have thousands of options.
             each = [(len(o.text), len(o.text)) if isinstance(o, Text) else lengths(o) for o in options]
             return min([low for low, _ in each]), _highest(each, max)
         case Repeat(inner, least, most):
@@ -55,11 +59,13 @@ def _highest(each: list[Lengths], of: Callable[[list[int]], int]) -> int | None:
 
 
 def longest_forced(language: Language) -> int:
-    """Characters of the longest text that the language may leave no choice about. References count as one."""
+    """Length in characters of the longest text that the language may force, that is, leave no choice about. References
+    count as one character.
+    """
     longest = 0
 
     def least(node: Node) -> int:
-        """Characters of a text of the node that are no choice among characters."""
+        """Least number of literal characters in a text of the node. References count as one character."""
         nonlocal longest
         match node:
             case Text(text):
@@ -84,7 +90,7 @@ def longest_forced(language: Language) -> int:
 
 
 def limited(node: Node, least: int, most: int | None) -> Node | None:
-    """The texts of a node that are from `least` to `most` long; None where it takes an intersection to say so."""
+    """Node restricted to texts of `least` to `most` characters, or None if the restriction needs an intersection."""
     low, high = lengths(node)
     if low >= least and (most is None or (high is not None and high <= most)):
         return node

@@ -1,7 +1,7 @@
 """Nodes of languages: a small tree of character sets, regular operations and names of rules.
 
-A tree without `Ref` is a regular language; `Language` gives the names their meaning and is context-free. Everything
-that constrains output (regexes, schemas, grammars) becomes one `Language`, and engines are handed that.
+A tree without `Ref` is a regular language; `Language` defines the rules that names refer to and is context-free. Every
+constraint on output (regex, schema, grammar) becomes one `Language`, and engines are given its text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from sglang_lite.protocol import ConstraintError
 
 
 class Facts(NamedTuple):
-    """Facts of a node with all below it: its hash, whether it refers to rules, and its bytes, roughly."""
+    """Facts about a node and its descendants: its hash, whether it refers to rules, and its approximate
+    size in bytes.
+    """
 
     hash: int
     refers: bool
@@ -24,7 +26,7 @@ class Facts(NamedTuple):
 
 
 class _Known:
-    """Node whose facts are worked out once: large ones are keys, and are asked again and again."""
+    """Node whose facts are computed once and kept: large nodes are used as keys many times."""
 
     __slots__ = ("facts",)
     facts: Facts
@@ -50,7 +52,9 @@ class _Known:
             return self._worked_out().size
 
     def _worked_out(self) -> Facts:
-        """Facts of a node, after those of what is below it: without recursion, however deep that is."""
+        """Computes the facts of a node after those of its descendants, without recursion, so that depth is
+        not limited.
+        """
         stack: list[Any] = [self]
         while stack:
             each = stack[-1]
@@ -71,7 +75,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class CharSet(_Known):
-    """Any one character of `ranges`; no ranges match nothing."""
+    """Any single character of `ranges`; without ranges, nothing matches."""
 
     ranges: Ranges
     __hash__ = _Known.__hash__
@@ -91,7 +95,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Concat(_Known):
-    """A text of each of the parts, one after the other."""
+    """One text of each part, in order."""
 
     parts: tuple[Node, ...]
     __hash__ = _Known.__hash__
@@ -99,7 +103,7 @@ class Concat(_Known):
 
 @dataclass(frozen=True, slots=True)
 class Alternation(_Known):
-    """A text of any of the options."""
+    """Texts of any of the options."""
 
     options: tuple[Node, ...]
     __hash__ = _Known.__hash__
@@ -107,7 +111,7 @@ class Alternation(_Known):
 
 @dataclass(frozen=True, slots=True)
 class Repeat(_Known):
-    """`least` to `most` texts of `node`, one after the other; None: without end."""
+    """`least` to `most` texts of `node` in a row; without an upper limit if `most` is None."""
 
     node: Node
     least: int
@@ -117,7 +121,7 @@ class Repeat(_Known):
 
 @dataclass(frozen=True, slots=True)
 class Intersection(_Known):
-    """Texts that are in all of them, which are regular."""
+    """Texts that are in all parts, which are regular."""
 
     parts: tuple[Node, ...]
     __hash__ = _Known.__hash__
@@ -133,7 +137,7 @@ class Complement(_Known):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Reference to the rule of this name."""
+    """Reference to the rule called `name`."""
 
     name: str
     refers: ClassVar[bool] = True
@@ -142,7 +146,7 @@ class Ref:
 
 Node: TypeAlias = "CharSet | Text | Concat | Alternation | Repeat | Intersection | Complement | Ref"
 
-MAX_COUNT = 1_000_000  # of repeats that are multiplied out
+MAX_COUNT = 1_000_000  # maximum count of a repeat that is merged from two
 
 EMPTY = Concat(())
 NOTHING = CharSet(())
@@ -152,14 +156,14 @@ ANY_TEXT = Repeat(ANY_CHAR, 0, None)
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A context-free language.
+    """Context-free language.
 
     Attributes:
-        start: the rule that the text is made by.
-        rules: their bodies by name. In a body with references, each greatest part without one is one lexeme: where
-            engines read lexemes greedily, emit/lexemes.py sees to it that this changes nothing.
-        sealed: rules whose lexemes, and those of all rules below, end in the same way wherever they stand, so that
-            greedy reading is exact among them (JSON values).
+        start: name of the rule for the whole text.
+        rules: bodies of the rules by name. In a body with references, each largest part without references is one
+            lexeme. emit/lexemes.py ensures that greedy reading of lexemes by engines does not change the language.
+        sealed: names of rules whose lexemes, and those of all rules below them, end at the same place in every context,
+            so that greedy reading is exact among them (JSON values).
     """
 
     start: str
@@ -168,10 +172,10 @@ class Language:
 
 
 def literal(text: str) -> Node:
-    """A node that matches exactly `text`.
+    """Node that matches exactly `text`.
 
     Raises:
-        ConstraintError: it has half a character in it.
+        ConstraintError: the text contains a lone surrogate.
     """
     if not text.isascii() and charsets.has_surrogates(text):
         raise ConstraintError(f"{text!r} has a lone surrogate in it, which is no character.")
@@ -179,7 +183,9 @@ def literal(text: str) -> Node:
 
 
 def concat(*parts: Node) -> Node:
-    """Concatenation of `parts`, without empty ones."""
+    """Concatenation of `parts`, simplified: empty parts are dropped, and a part without texts makes the
+    result NOTHING.
+    """
     kept = []
     for part in parts:
         if isinstance(part, CharSet) and not part.ranges:
@@ -190,7 +196,7 @@ def concat(*parts: Node) -> Node:
 
 
 def alternation(options: Iterable[Node]) -> Node:
-    """Alternation of `options`, each once; NOTHING without any."""
+    """Alternation of `options` without duplicates, or NOTHING if no option is left."""
     kept = [option for option in options if not isinstance(option, CharSet) or option.ranges]
     if len(kept) < 2:
         return kept[0] if kept else NOTHING
@@ -202,11 +208,11 @@ def alternation(options: Iterable[Node]) -> Node:
 
 
 def repeat(node: Node, least: int, most: int | None) -> Node:
-    """Repetition of a node, `least` to `most` times (None: without end)."""
+    """Repetition of a node, `least` to `most` times, or without an upper limit if `most` is None."""
     if node == NOTHING:
         return NOTHING if least else EMPTY
     if isinstance(node, Repeat):
-        # a{1,9}{1,9} is a{1,81}: as long as one more of the inner ones leaves no gap between counts.
+        # a{1,9}{1,9} is a{1,81}, provided that one more round of the inner repeat leaves no gap between counts.
         inner, low, high = node.node, node.least, node.most
         if least == most or high is None or least * high + 1 >= (least + 1) * low:
             counts = low * least, None if high is None or most is None else high * most
@@ -241,7 +247,7 @@ def complement(node: Node) -> Node:
 
 
 def text_of(node: Node) -> str | None:
-    """The text of a literal node; None for others."""
+    """Text of a node that matches exactly one literal, or None for any other node."""
     match node:
         case Text(text):
             return text
@@ -258,7 +264,7 @@ def text_of(node: Node) -> str | None:
 
 
 def texts_of(node: Node) -> tuple[str, ...] | None:
-    """The texts of an alternation of literals; None for others."""
+    """Texts of a literal or an alternation of literals, or None for any other node."""
     if node == NOTHING:
         return ()
     texts = [text_of(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
@@ -275,12 +281,12 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
-    """The node with `change` of each child in its place; a node without children as it is."""
+    """Returns a node with `change` applied to each child; a node without children is returned unchanged."""
     match node:
         case Concat(parts):
             return concat(*map(change, parts))
         case Alternation(options):
-            return alternation(list(map(change, options)))  # so that it does not take more of the stack
+            return alternation(list(map(change, options)))  # as a list, which takes less of the stack than a generator
         case Repeat(inner, least, most):
             return Repeat(change(inner), least, most)
         case Intersection(parts):
@@ -291,7 +297,7 @@ def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
 
 
 def references(node: Node) -> set[str]:
-    """The names of rules in a node."""
+    """Names of the rules that a node refers to."""
     found: set[str] = set()
     stack = [node] if node.refers else []
     while stack:
@@ -304,5 +310,5 @@ def references(node: Node) -> set[str]:
 
 
 def is_plain(node: Node) -> bool:
-    """Tells whether a node is free of intersections and complements, which few engines know."""
+    """Returns True if a node contains no intersections and no complements, which few engines support."""
     return not isinstance(node, Intersection | Complement) and all(map(is_plain, children(node)))

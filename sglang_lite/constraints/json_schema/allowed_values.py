@@ -1,4 +1,4 @@
-"""Values that a schema allows in a place, for reading texts that spell a string like another value."""
+"""Values that a schema allows at a place, for reading texts in which strings and other values look alike."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sglang_lite.protocol import ConstraintError, JsonSchema
 
 @dataclass(frozen=True, slots=True)
 class AllowedValues:
-    """The values in a place. Where nothing is known, or the schema is not understood, any.
+    """Values allowed at a place of a schema; any value if there is no schema or the schema is not supported.
 
     Attributes:
-        schema: None if there is none.
-        formula: of the place.
+        schema: the schema, or None.
+        formula: formula of the place.
     """
 
     schema: JsonSchema | None
@@ -70,16 +70,18 @@ class AllowedValues:
         return self.strings and not (found.null or found.booleans or found.numbers or self.containers)
 
     def empty(self) -> str:
-        """The JSON text of what is written as nothing."""
+        """JSON text of the value that an empty text stands for."""
         if accepts(self._values.strings, ""):
             return '""'
         return "[]" if self.arrays else "{}" if self.containers else '""'
 
     def json(self, text: str, *, bare: bool) -> str:
-        """The JSON text of what a text spells: a string if it is no JSON.
+        """JSON text of the value that a text spells; a text that is not JSON is a string.
 
         Args:
-            bare: strings stand without quotes: what is JSON of a value that is not allowed is one too, where they are.
+            text: text to read.
+            bare: whether strings are written without quotes. JSON of a value that is not allowed is then read as a
+                string, if strings are allowed.
         """
         try:
             value = json.loads(text, parse_constant=no_number)
@@ -87,13 +89,13 @@ class AllowedValues:
                 return text.strip()
         except (ValueError, RecursionError):
             pass
-        if self.choices and not accepts(self._values.strings, text):  # models put blanks around
+        if self.choices and not accepts(self._values.strings, text):  # models may add blanks around a choice
             text = text.strip()
         return json.dumps(text, ensure_ascii=False)
 
     def _has(self, value: Any) -> bool:
-        """Tells whether a value is allowed, as far as it can be told without looking into it. As a string it would be
-        in quotes.
+        """Returns True if a value other than a string is allowed, judged by its type and, for scalars, its value.
+        Strings return False: as JSON they would be in quotes.
         """
         values = self._values
         match value:

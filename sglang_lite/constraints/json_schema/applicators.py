@@ -1,4 +1,4 @@
-"""Keywords that apply other schemas: each narrows the values that the keywords before it have left.
+"""Keywords that apply other schemas. Each narrows the set of values left by the keywords before it.
 
 Source: JSON Schema draft 2020-12, core, 10.
 """
@@ -16,7 +16,7 @@ from sglang_lite.constraints.json_schema.keywords import Context, Schema
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, NO_VALUE, Member, ObjectShape, ValueSet
 from sglang_lite.protocol import ConstraintError
 
-MAX_TOGETHER = 6  # branches of an anyOf whose evaluated members are told apart
+MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated members are distinguished
 
 
 def _ref(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
@@ -37,7 +37,7 @@ def _any_of(context: Context, values: ValueSet, schema: Schema, place: Place, ke
         return context.algebra.unite(branches)
     if len(branches) > MAX_TOGETHER:
         raise ConstraintError(f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items.")
-    together = []  # what fits several branches is evaluated by all of them
+    together = []  # a value that fits several branches is evaluated by all of them
     for count in range(1, len(branches) + 1):
         together += [reduce(context.algebra.intersect, some) for some in combinations(branches, count)]
     return context.algebra.unite(together)
@@ -47,7 +47,7 @@ def _one_of(context: Context, values: ValueSet, schema: Schema, place: Place, ke
     branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
     if (
         context.pointer_unless_ignored(place, keyword) is None
-    ):  # at least one has to fit, whatever is said of the others
+    ):  # ignored: at least one branch has to fit, others may as well
         return context.algebra.unite(branches)
     plain = _branches(context, schema, place, keyword, False)
     alone = []

@@ -1,4 +1,4 @@
-"""Keywords of a document by whether they assert something of a value or only annotate it."""
+"""Classification of a document's keywords: assertions about a value, or mere annotations."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from sglang_lite.constraints.json_schema.keywords import GROUPS
 ASSERTING = {
     *GROUPS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
-_NO_ASSERTIONS = {  # of which nobody expects that they demand something
+_NO_ASSERTIONS = {  # keywords that obviously assert nothing
     "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
     "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly",
 }  # fmt: skip
 
 
 def assertions_and_annotations(document: Document, *, assert_format: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """JSON Pointers of the keywords that demand something, and of those that don't although they might seem to: formats
-    and keywords that are not known, those of other drafts, and those about content."""
+    """JSON Pointers of the keywords that assert something, and of those that don't although they might seem to: formats
+    that are not asserted, unknown keywords, keywords of other drafts, and keywords about content.
+    """
     demands: list[str] = []
     remarks: list[str] = []
     for place in document.places:
-        if place.pointer[:1] not in ("", "/"):  # of a meta-schema
+        if place.pointer[:1] not in ("", "/"):  # the place is in a meta-schema
             continue
         written, known = document.at(place.pointer), document.schema(place)
         for keyword in written if isinstance(written, dict) else ():

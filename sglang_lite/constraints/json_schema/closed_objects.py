@@ -1,4 +1,6 @@
-"""Closing the objects of a schema: where it names members, there are no others, unless it says so itself."""
+"""Closing of a schema's objects: objects with named members allow no others, unless the schema has a
+keyword for them.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ _BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "uneval
 
 
 def closed(schema: object) -> Json:
-    """The schema with its objects closed, those of alternatives and references each by itself, those that are put
-    together of several schemas as a whole. Conditions (`if`, `not`, `contains`) stay as they are, and so do
-    meta-schemas.
+    """Schema with its objects closed.
+
+    Objects of alternatives and references are closed each by itself, objects composed of several schemas as a whole.
+    Conditions (`if`, `not`, `contains`) and meta-schemas stay unchanged.
 
     Raises:
-        ConstraintError: the draft that the schema names can't say it in one place; with its JSON Pointer.
+        ConstraintError: an object can't be closed by one keyword in the draft that the schema names; the error has its
+            JSON Pointer.
     """
     document = Document(schema)
     parts: frozenset[str] = frozenset()
-    while True:  # until it is known which definitions are parts of others somewhere, so that they stay open
+    while True:  # repeat until all definitions that are parts of composed objects, and stay open, are known
         found = _Closer(document, parts)
         found.visit(document.start, part=False)
         if found.parts == parts:
@@ -36,7 +40,7 @@ def closed(schema: object) -> Json:
     result = copy.deepcopy(schema)
     written = Document(result)
     for pointer, keyword in found.closings.items():
-        if pointer[:1] not in ("", "/"):  # of a meta-schema
+        if pointer[:1] not in ("", "/"):  # the place is in a meta-schema
             continue
         written.at(pointer)[keyword] = False
         if keyword not in written.schema(Place(pointer)):
@@ -52,18 +56,22 @@ class _Closer:
     """Visitor that finds which objects to close, and by which keyword.
 
     Args:
-        document: the schema.
-        parts: places of schemas that are known to be parts of others.
+        document: schema document.
+        parts: pointers of schemas that are known to be parts of composed objects.
+
+    Attributes:
+        parts: all such pointers found so far.
+        closings: keyword that closes an object, by the object's pointer.
     """
 
     def __init__(self, document: Document, parts: frozenset[str]) -> None:
         self._document, self._known_parts = document, parts
         self.parts = parts
-        self.closings: dict[str, str] = {}  # the keyword that closes, by place
+        self.closings: dict[str, str] = {}  # keyword by pointer
         self._seen: set[tuple[str, bool]] = set()
 
     def visit(self, place: Place, *, part: bool) -> None:
-        """Visit a schema and all below it. As a part of another it is not closed by itself."""
+        """Visits a schema and all schemas below it; as a part of another schema it is not closed itself."""
         if (place.pointer, part) in self._seen:
             return
         self._seen.add((place.pointer, part))
@@ -87,7 +95,7 @@ class _Closer:
             self.visit(each, part=False)
 
     def _names(self, place: Place, seen: set[str]) -> bool:
-        """Tells whether a schema names members, itself or by what is in the same place."""
+        """Returns True if a schema, or a schema applied to the same value, names members."""
         schema = self._document.schema(place)
         if place.pointer in seen or not isinstance(schema, dict):
             return False

@@ -1,6 +1,6 @@
-"""A schema document: what stands at a JSON Pointer, and where its references lead.
+"""Schema document: lookup of JSON Pointers and resolution of references.
 
-The drafts' own schemas are at hand (meta_schemas.json): pointers into one begin with its URI and `#`.
+The drafts' meta-schemas are bundled (meta_schemas.json): pointers into one begin with its URI and `#`.
 
 Source: JSON Schema draft 2020-12, core, 8 and 9; RFC 6901 (pointers), RFC 3986 (references).
 """
@@ -28,7 +28,7 @@ LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 NAMED = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 HOLDERS = _ONE | LISTS | NAMED
 
-# Keywords that came after a draft, or had gone before it.
+# Keywords that a draft does not have, because they were added later or removed earlier.
 _SINCE_2019 = frozenset({
     "$anchor", "$defs", "$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains", "minContains",
     "unevaluatedItems", "unevaluatedProperties",
@@ -45,12 +45,12 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A schema in a document.
+    """Schema in a document, as reached on some path of references.
 
     Attributes:
-        pointer: where it stands.
-        scope: of the resources that references entered on the way there, the outermost first, those whose dynamic
-            anchors count.
+        pointer: JSON Pointer of the schema.
+        scope: pointers of the resources that references entered on the way, the outermost first; only resources whose
+            dynamic anchors matter.
     """
 
     pointer: str
@@ -61,14 +61,15 @@ class Place:
 
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_RECURSIVE = "$recursiveAnchor"  # counts as the name of an anchor, which no other can have
+_RECURSIVE = "$recursiveAnchor"  # stored as an anchor of this name, which no other anchor can have
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 @cache
 def _meta_schemas() -> dict[str, str]:
-    """Texts of the drafts' own schemas by URI, from the package jsonschema-specifications 2025.9.1 (MIT, © 2022 Julian
-    Berman)."""
+    """JSON texts of the drafts' meta-schemas by URI, from the package jsonschema-specifications 2025.9.1 (MIT, © 2022
+    Julian Berman).
+    """
     found = json.loads(Path(__file__).with_name("meta_schemas.json").read_text(encoding="utf-8"))
     return {uri: json.dumps(schema) for uri, schema in found.items()}
 
@@ -81,20 +82,23 @@ def _joined(base: str, reference: str, pointer: str) -> str:
 
 
 def escaped(step: str) -> str:
-    """A name as a step of a JSON Pointer."""
+    """Name as a step of a JSON Pointer."""
     return step.replace("~", "~0").replace("/", "~1")
 
 
 class Document:
-    """Schema document: its draft, its places, and where references lead.
+    """Schema document: its draft, its places, and the targets of its references.
 
     Args:
-        root: the schema. Its `$schema` says of which draft it is, else it is of 2020-12. `dependencies` always count.
+        root: the schema. Its `$schema` selects the draft, which is 2020-12 by default. `dependencies` is known in every
+            draft.
 
     Attributes:
-        draft: its name in the URI of `$schema`.
-        old: in this draft `$ref` hides what stands beside it.
-        roots: the schema, and the meta-schemas that are referred to, by what pointers into them begin with.
+        root: the schema.
+        draft: name of the draft, as in the URI of `$schema`.
+        old: True if `$ref` hides the keywords next to it in this draft.
+        roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into them.
+        start: place of the whole schema.
     """
 
     def __init__(self, root: object) -> None:
@@ -104,24 +108,24 @@ class Document:
         self.draft = next((name for name in _OTHERS if name in said), "2020-12")
         self._unknown = _OTHERS.get(self.draft, frozenset[str]())
         self.old = "$defs" in self._unknown
-        self._bases: dict[str, tuple[str, str]] = {}  # of a schema: base URI, and the pointer of its resource
-        self._schemas: dict[str, Any] = {}  # by their pointers
+        self._bases: dict[str, tuple[str, str]] = {}  # base URI and pointer of the resource, by a schema's pointer
+        self._schemas: dict[str, Any] = {}  # schemas by pointer
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}  # (resource, name) to pointer
         self._dynamic: set[tuple[str, str]] = set()
         for uri in (queue := list(self._index(root, "", ""))):
             address = f"{uri}#"
-            if address not in self.roots and uri not in self._resources:  # or embedded by the user
+            if address not in self.roots and uri not in self._resources:  # unless embedded by the user
                 self.roots[address] = json.loads(_meta_schemas()[uri])
                 self._resources[uri] = address
                 queue += self._index(self.roots[address], address, uri)
         self.start = Place("", ("",) if self._dynamic else ())
 
     def at(self, pointer: str) -> Json:
-        """Look up a JSON Pointer.
+        """Value at a JSON Pointer.
 
         Raises:
-            KeyError: nothing.
+            KeyError: the document has no value there.
         """
         if pointer in self._schemas:
             return self._schemas[pointer]
@@ -139,7 +143,7 @@ class Document:
 
     @property
     def size(self) -> int:
-        """Memory in bytes, roughly."""
+        """Approximate memory in bytes."""
         return 2_000 * len(self._bases)
 
     @property
@@ -148,7 +152,7 @@ class Document:
         return map(Place, self._bases)
 
     def schema(self, place: Place) -> Json:
-        """The schema at a place, without keywords that its draft does not know."""
+        """Schema at a place, without keywords that its draft does not have."""
         found = self.at(place.pointer)
         if not isinstance(found, dict) or not self._unknown:
             return found
@@ -157,10 +161,10 @@ class Document:
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
     def follow(self, place: Place, keyword: str) -> Place:
-        """Resolve the reference in a schema.
+        """Place of the target of the reference in a schema.
 
         Raises:
-            ConstraintError: outside the document, or to nothing.
+            ConstraintError: the target is outside the document or does not exist.
         """
         reference = self.at(place.pointer)[keyword]
         base, resource = self._base(place.pointer)
@@ -194,13 +198,15 @@ class Document:
         return self._entered(Place(found, place.scope))
 
     def _outermost(self, place: Place, resource: str, name: str, found: str | None) -> str | None:
-        """Dynamic anchor of the outermost resource on the way that has one; `found` if this resource has none."""
+        """Pointer of the dynamic anchor in the outermost resource of the scope that has one, or `found` if the resource
+        itself has no dynamic anchor of this name.
+        """
         if (resource, name) not in self._dynamic:
             return found
         return next((self._anchors[r, name] for r in place.scope if (r, name) in self._dynamic), found)
 
     def child(self, place: Place, *steps: str | int) -> Place:
-        """A schema below another."""
+        """Place of a schema below another."""
         return self._entered(place.child(*steps))
 
     def below(self, place: Place, pointer: str) -> Place:
@@ -213,16 +219,18 @@ class Document:
         resource = self._base(place.pointer)[1]
         names = [name for each, name in self._dynamic if each == resource]
         if not place.scope or all(any((r, name) in self._dynamic for r in place.scope) for name in names):
-            return place  # the outermost anchor of each name counts, so that no way here differs from another
+            return place  # the outermost anchor of each name counts, so this resource changes nothing
         return Place(place.pointer, (*place.scope, resource))
 
     def _base(self, pointer: str) -> tuple[str, str]:
-        while pointer not in self._bases:  # a place that is no schema's by itself, only a reference's aim
+        while pointer not in self._bases:  # not a schema position, only the target of a reference
             pointer = pointer.rpartition("/")[0]
         return self._bases[pointer]
 
     def _index(self, root: Any, start: str, base: str) -> Iterator[str]:
-        """Find the resources and anchors of a root, and the URIs of the meta-schemas that it refers to."""
+        """Records the bases, resources and anchors of a root, and yields the URIs of the meta-schemas that it refers
+        to.
+        """
         stack: list[tuple[Any, str, str, str]] = [(root, start, base, start)]
         while stack:
             schema, pointer, base, resource = stack.pop()
@@ -241,7 +249,7 @@ class Document:
             self._bases[pointer], self._schemas[pointer] = (base, resource), schema
 
     def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
-        """Base URI and resource of a schema, which may be a new one."""
+        """Base URI and resource of a schema, which may start a new resource."""
         name = schema.get("$id", schema.get("id") if self.old else None)
         if not isinstance(name, str) or (self.old and "$ref" in schema):
             return base, resource
@@ -254,20 +262,20 @@ class Document:
 
 
 def _meta_schemas_in(schema: dict[str, Any], base: str) -> Iterator[str]:
-    """URIs of meta-schemas that a schema refers to."""
+    """Yields the URIs of meta-schemas that a schema refers to."""
     for keyword in ("$ref", "$dynamicRef"):
         reference = schema.get(keyword)
         if isinstance(reference, str) and ("json-schema.org/" in reference or "json-schema.org/" in base):
             try:
                 uri = urljoin(base, reference).partition("#")[0]
-            except ValueError:  # which is refused where it is followed
+            except ValueError:  # refused when the reference is followed
                 continue
             if uri in _meta_schemas():
                 yield uri
 
 
 def subschemas(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
-    """Subschemas of a schema, each after the steps of its JSON Pointer."""
+    """Yields the direct subschemas of a schema, each as (JSON Pointer steps, subschema)."""
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:
             named = ((f"/{keyword}/{escaped(name)}", each) for name, each in value.items())

@@ -1,8 +1,8 @@
 r"""Regular expressions of ECMA-262 as texts: the format `regex`.
 
-Read are the patterns of ECMA-262 (2024, 22.2.1) with the u flag, as JSON Schema advises; any property may stand in
-`\p{…}`. Groups nest, so that no regular language has all of them: generated are those that nest at most twice and that
-Python reads, too.
+Accepted are the patterns of ECMA-262 (2024, 22.2.1) with the u flag, as JSON Schema advises; any property name may
+stand in `\p{…}`. Groups nest without limit, so that no regular language contains all patterns: only those that nest at
+most twice, and that Python also accepts, are generated.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NoReturn
 from sglang_lite.constraints.formal.nodes import Node
 from sglang_lite.constraints.syntax.regex import parse
 
-MAX_NESTING = 100  # of groups that are read
-_NESTING = 2  # of those that are generated
+MAX_NESTING = 100  # nesting depth of groups that is accepted
+_NESTING = 2  # nesting depth of groups that is generated
 
 _SYNTAX = "^$\\.*+?()[]{}|"
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{([0-9]{1,100})(?:(,)([0-9]{0,100}))?\})\??")
@@ -28,7 +28,7 @@ _SHORT = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
 
 
 def is_pattern(text: str) -> bool:
-    """Tells whether a text is a pattern."""
+    """Returns True if a text is a valid pattern."""
     try:
         _Reader(text).read()
     except _NoPattern:
@@ -37,17 +37,17 @@ def is_pattern(text: str) -> bool:
 
 
 class _NoPattern(Exception):  # noqa: N818 # never leaves this module
-    """The text is no pattern."""
+    """Raised if the text is not a valid pattern."""
 
 
 class _Reader:
-    """Reader by recursive descent, a method for each symbol of the grammar."""
+    """Recursive-descent parser with a method for each symbol of the grammar."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0
         self._groups = 0
         self._names: set[str] = set()
-        self._asked: list[int | str] = []  # groups that are referred to
+        self._asked: list[int | str] = []  # numbers or names of groups that are referred to
 
     def read(self) -> None:
         self._disjunction()
@@ -71,7 +71,7 @@ class _Reader:
         return found
 
     def _next(self) -> str:
-        """The next character."""
+        """Reads the next character."""
         if self._at == len(self._text):
             self._fail()
         self._at += 1
@@ -98,7 +98,7 @@ class _Reader:
             self._fail()
 
     def _inside(self) -> None:
-        """A group behind its beginning."""
+        """Reads a group after its opening."""
         self._disjunction()
         if not self._take(")"):
             self._fail()
@@ -123,7 +123,7 @@ class _Reader:
         return found[1] if found else self._fail()
 
     def _escape(self) -> None:
-        """An escape outside of classes, behind its backslash."""
+        """Reads an escape outside of character classes, after its backslash."""
         if found := self._match(_BACK_REFERENCE):
             self._asked.append(int(found[1]))
         elif self._take("k"):
@@ -132,7 +132,9 @@ class _Reader:
             self._character("/")
 
     def _character(self, more: str) -> int | None:
-        """Code point of an escape; None for those of classes. `more` may be escaped as well as the signs of syntax."""
+        """Reads an escape after its backslash; returns its code point, or None if it denotes a class of characters.
+        Characters in `more` may be escaped, in addition to syntax characters.
+        """
         if self._match(_PROPERTY):
             return None
         if found := self._match(_CODE):
@@ -158,7 +160,7 @@ class _Reader:
                     self._fail()
 
     def _member(self) -> int | None:
-        """Code point of a member of a class; None for a class in it."""
+        """Reads a member of a character class; returns its code point, or None if it is a class itself."""
         char = self._next()
         if char != "\\":
             return ord(char)
@@ -167,7 +169,7 @@ class _Reader:
 
 @cache
 def patterns() -> Node:
-    """Patterns that are generated."""
+    """Language of the patterns that are generated."""
     escaped = r"\\[dDsSwWfnrtv^$\\.*+?()\[\]{}|]"
     ranges = "|".join(f"{first}-[{first}-{last}]" for last in "9Zz" for first in _until(last))
     in_class = rf"(?:[^\\\]\[\^&~|\-]|{escaped}|\\-|{ranges})"
@@ -184,6 +186,6 @@ def patterns() -> Node:
 
 
 def _until(last: str) -> str:
-    """The digits or letters up to one."""
+    """Digits or letters of one kind up to `last`."""
     first = {"9": "0", "Z": "A", "z": "a"}[last]
     return "".join(map(chr, range(ord(first), ord(last) + 1)))

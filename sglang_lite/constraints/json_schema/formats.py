@@ -1,7 +1,7 @@
-"""The formats of strings that are asserted, as languages. Every other `format` is a remark, as the specification says.
+"""Languages of the string formats that are asserted. Every other `format` is an annotation, as in the specification.
 
-Generated strings and finished values are held against the same language, but for host names and regular expressions, of
-which no regular language has all: fewer are generated.
+Generated strings and finished values are checked against the same language, except for host names and regular
+expressions: no regular language contains all of them, so only a subset is generated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sglang_lite.constraints.json_schema import ecma_regex, idn
 from sglang_lite.constraints.syntax.regex import parse
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
-# RFC 3339, 5.6, with the days that a month has; from the year 1, where calendars of programs begin.
+# RFC 3339, 5.6, with the days of each month; from year 1, the first year in programs' calendars.
 DATE = (
     "(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -28,8 +28,9 @@ _OFFSET = "[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
 
 
 def _leap_seconds() -> str:
-    """The last second of a day in UTC, in zones that are quarters of an hour away from it, as all are that are in use:
-    of other offsets an automaton would have to remember 1,440 times of day."""
+    """Pattern of the last second of a day in UTC, for zones whose offset is a multiple of 15 minutes, as are all zones
+    in use: for arbitrary offsets an automaton would have to remember 1,440 times of day.
+    """
     options = [f"23:59:60{_FRACTION}[Zz]"]
     for offset in range(0, 24 * 60, 15):
         for sign, minute in (("+", offset - 1), ("-", -offset - 1)):
@@ -58,7 +59,7 @@ IPV6 = "(?:" + "|".join([  # RFC 3986, 3.2.2
 
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
-# Without A-labels (`xn--`, RFC 5890): no automaton can tell the good ones.
+# Excludes A-labels (`xn--`, RFC 5890): no automaton recognises the valid ones.
 _PLAIN_LABEL = (
     "(?:[a-wyzA-WYZ0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
     "|[xX](?:[a-mo-zA-MO-Z0-9]|[a-mo-zA-MO-Z0-9-][a-zA-Z0-9-]{0,60}[a-zA-Z0-9])?"
@@ -73,7 +74,9 @@ _IDN_LOCAL = rf'(?:{_IDN_ATOM}(?:\.{_IDN_ATOM})*|"(?:[ !#-\[\]-~\u0080-\U0010FFF
 
 
 def _uri(more: str, query: str = "") -> tuple[str, str]:
-    """RFC 3986, appendix A: a URI and a URI reference; `more` may stand unescaped beside ASCII (RFC 3987)."""
+    """Patterns of a URI and a URI reference (RFC 3986, appendix A); characters in `more` may stand unescaped in
+    addition to ASCII (RFC 3987).
+    """
     unreserved, subs = rf"a-zA-Z0-9._~{more}\-", "!$&'()*+,;="
     escaped = "%[0-9a-fA-F]{2}"
     pchar = f"(?:[{unreserved}{subs}:@]|{escaped})"
@@ -126,7 +129,7 @@ ASSERTED = frozenset({*_FORMATS, "idn-hostname", "idn-email", "regex"})
 
 @lru_cache(maxsize=len(ASSERTED))
 def language_of(name: str) -> Node:
-    """The strings of an asserted format; of host names and regular expressions those that are generated."""
+    """Strings of an asserted format; for host names and regular expressions, only the subset that is generated."""
     match name:
         case "hostname":
             return intersection(parse(_FORMATS[name]), Repeat(ANY_CHAR, 1, 253))
@@ -140,7 +143,7 @@ def language_of(name: str) -> Node:
 
 
 def is_valid(name: str, text: str) -> bool:
-    """Tells whether a text is of an asserted format."""
+    """Returns True if a text is valid in an asserted format."""
     match name:
         case "hostname":
             return accepts(language_of(name), text) or _has_a_labels(text)
@@ -156,7 +159,7 @@ def is_valid(name: str, text: str) -> bool:
 
 
 def _has_a_labels(text: str) -> bool:
-    """Tells whether a text is a host name with A-labels."""
+    """Returns True if a text is a host name with A-labels."""
     labels = text.split(".")
     if not any(map(_is_a_label, labels)):
         return False

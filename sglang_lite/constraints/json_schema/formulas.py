@@ -1,4 +1,4 @@
-"""Formulas over the schemas of a document: which values are meant, without looking into them."""
+"""Formulas over the schemas of a document: symbolic sets of values, which are not evaluated here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_lite.constraints.json_schema.document import Place
 
 @dataclass(frozen=True, slots=True)
 class ValidAt:
-    """The values that are valid under the schema at a place; not valid if `negated`."""
+    """Values that are valid under the schema at a place, or invalid if `negated`."""
 
     place: Place
     negated: bool = False
@@ -18,7 +18,7 @@ class ValidAt:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """The value that a JSON text spells; any other if `negated`."""
+    """Value of a JSON text, or all other values if `negated`."""
 
     text: str
     negated: bool = False
@@ -69,6 +69,6 @@ def not_(formula: Formula) -> Formula:
 
 
 def pointer_of(formula: Formula) -> str:
-    """JSON Pointer that a formula is from; "" where that can't be told."""
+    """JSON Pointer of a schema that a formula refers to, or "" if it refers to none."""
     parts = formula.parts if isinstance(formula, AllOf | AnyOf) else (formula,)
     return next((part.place.pointer for part in parts if isinstance(part, ValidAt)), "")

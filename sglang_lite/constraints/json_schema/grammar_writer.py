@@ -1,8 +1,8 @@
-"""Sets of JSON values as grammars of their texts, in one style.
+"""Writer of sets of JSON values as grammars of their texts, in one style.
 
-Every lexeme is a scalar, `[`, `]`, `, `, `{}`, `}`, or a name with all that stands around it (`{"a": `, `, "a": `):
-wherever two values may stand in one place, their lexemes end in the same places, so that an engine that reads lexemes
-greedily (llguidance) reads exactly this language.
+Every lexeme is a scalar, `[`, `]`, `, `, `{}`, `}`, or a name with the punctuation around it (`{"a": `, `, "a": `).
+Wherever two values are possible at one place, their lexemes end in the same places, so that an engine that reads
+lexemes greedily (llguidance) accepts exactly this language.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_RULES = 30_000  # llguidance 1.9.1 takes 65,000 symbols, lexemes included
 
 @dataclass(slots=True)
 class _Rules:
-    """Rules that were asked for.
+    """Rules that have been requested.
 
     Attributes:
-        names: by what they are of.
-        numbers: of shapes in such keys.
-        to_do: those whose bodies are not worked out, by name.
-        open_at: JSON Pointers of objects with names that are not listed.
-        scalars: texts of the scalars of sets, which many places have in common.
+        names: names of the rules by key.
+        numbers: numbers of shapes, for use in keys.
+        to_do: rules whose bodies have not been computed, as (name, function that returns the body).
+        open_at: JSON Pointers of objects with unlisted names (a dict used as an ordered set).
+        scalars: texts of sets of scalars, which many places share.
     """
 
     names: dict[tuple[bool, Hashable], str] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class GrammarWriter:
     """Writer of values as JSON in one style.
 
     Args:
-        reader: of the schema.
-        style: of the text.
-        watches: takes what the masks have to watch; None where they don't.
-        plain: each number is spelt in one way.
-        rules: those of another writer, to which this one's are added.
+        reader: reader of the schema.
+        style: style of the text.
+        watches: receives the rules that masks enforce; None if no masks do.
+        plain: whether each number has exactly one spelling.
+        rules: rules of another writer, to which new rules are added.
 
     Attributes:
-        contradicts: a language was asked for that has no text.
+        contradicts: True if a requested language has no text.
     """
 
     def __init__(
@@ -82,23 +82,27 @@ class GrammarWriter:
 
     @property
     def open_at(self) -> Iterable[str]:
-        """JSON Pointers of objects with names that are not listed."""
+        """JSON Pointers of objects with unlisted names."""
         return self._rules.open_at
 
     def language(self, formula: Formula) -> Language:
-        """The texts of the values in a formula.
+        """Language of the texts of a formula's values.
 
         Raises:
-            ConstraintError: there are none, or something can't be enforced, with its JSON Pointer.
+            ConstraintError: the formula has no values, or something can't be enforced; the error has a JSON Pointer.
         """
         start = self.value(formula)
         return self.finished(start, {start.name})
 
     def finished(self, start: Ref, sealed: set[str]) -> Language:
-        """The language of a rule, with all rules that were asked for.
+        """Language of a start rule, with all rules that have been requested.
+
+        Args:
+            start: reference to the start rule.
+            sealed: names of rules for JSON values, whose lexemes may be read greedily (see `Language.sealed`).
 
         Raises:
-            ConstraintError: no text is in it, or something can't be enforced, with its JSON Pointer.
+            ConstraintError: the language is empty, or something can't be enforced; the error has a JSON Pointer.
         """
         rules: dict[str, Node] = {}
         while self._rules.to_do:
@@ -116,13 +120,13 @@ class GrammarWriter:
             raise ConstraintError(error.message, pointer=place.pointer, hint=hint) from None
 
     def _place(self, names: Iterable[str]) -> Place:
-        """Place of the schema that the last of some rules is of."""
+        """Place of the schema that the last of some rules belongs to."""
         formulas = {name: key for (_, key), name in self._rules.names.items()}
         places = [formula.place for name in names if isinstance(formula := formulas[name], ValidAt)]
         return places[-1] if places else Place("")
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """A reference to the rule of a key. Its body is worked out later."""
+        """Reference to the rule of a key. Its body is computed later."""
         names, place = self._rules.names, (self.plain, key)
         if place not in names:
             names[place] = f"v{len(names)}"
@@ -130,11 +134,11 @@ class GrammarWriter:
         return Ref(names[place])
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """Number that stands for a shape in the keys of its rules."""
+        """Number that identifies a shape in the keys of its rules."""
         return self._rules.numbers.setdefault(shape, len(self._rules.numbers))
 
     def value(self, formula: Formula) -> Ref:
-        """A reference to the texts of a formula's values."""
+        """Reference to the rule of a formula's values."""
         return self.rule(formula, lambda: self._body(formula))
 
     def item(self, formula: Formula) -> Node:
@@ -194,18 +198,18 @@ class GrammarWriter:
         return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
 
     def places(self, formula: Formula) -> tuple[Watched, ...]:
-        """Places that the masks have to watch, once the language was written."""
+        """Places with rules that masks enforce. The language must have been written before."""
         return () if self.watches is None else self.watches.places(self.reader, formula, self._scalars)
 
     def containers(self, values: ValueSet) -> list[Node]:
-        """The texts of the arrays and objects."""
+        """Texts of the arrays and objects of a set."""
         arrays = [array_text(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
 
 
 def _blamed(schema: Json) -> str:
-    """A hint at the keywords of a schema that no value meets."""
+    """Hint that lists the keywords of a schema that no value satisfies together."""
     if not isinstance(schema, dict):
         return "The schema false allows no value."
     said = (
@@ -219,7 +223,7 @@ _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$com
 
 @contextmanager
 def blame_formula(formula: Formula) -> Iterator[None]:
-    """Give errors inside to the schema at the formula's place, where they don't know better."""
+    """Attributes errors raised inside to the schema at the formula's place, unless they already have a pointer."""
     try:
         yield
     except ConstraintError as error:
@@ -229,5 +233,5 @@ def blame_formula(formula: Formula) -> Iterator[None]:
 
 
 def booleans(values: ValueSet) -> Node:
-    """The texts of the booleans."""
+    """Texts of the booleans of a set."""
     return alternation(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans)

@@ -1,8 +1,8 @@
 """Internationalised host names and mail addresses: the formats `idn-hostname` and `idn-email`.
 
-Names are read as IDNA 2008 (RFC 5890 to 5893) has them, by the package idna. No automaton of a sensible size tells all
-of them (normal forms, lengths in Punycode), so fewer are generated: up to four labels, of letters that are valid
-whatever stands beside them.
+Names are checked by the package idna according to IDNA 2008 (RFC 5890 to 5893). No automaton of reasonable size
+recognises all of them (normal forms, lengths in Punycode), so only a subset is generated: up to four labels, of letters
+that are valid in any context.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.nodes import CharSet, Node, alternation, concat, literal, optional, repeat
 
 MAX_LABELS = 4
-MAX_BYTES = 253  # of a name
+MAX_BYTES = 253  # maximum length of a name in ASCII
 
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # RFC 3490, 3.1
 
 _DIGITS, _SMALL, _CAPITAL = (0x30, 0x39), (0x61, 0x7A), (0x41, 0x5A)
-# Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul; code points are PVALID
-# by RFC 5892, are in no other's normal form, and are short enough in Punycode for labels of 12.
+# Latin, Greek, Cyrillic, Armenian, Devanagari, Thai, Georgian, Hiragana, Katakana, Han, Hangul. All code points are
+# PVALID by RFC 5892, are in the normal form of no other code point, and are short enough in Punycode for labels of 12.
 LEFT_TO_RIGHT = (
     (0xDF, 0xF6), (0xF8, 0xFF), *((code, code) for code in (*range(0x101, 0x132, 2), *range(0x15B, 0x178, 2))),
     (0x3AC, 0x3CE), (0x430, 0x45F), (0x561, 0x586), (0x905, 0x928), (0x92A, 0x930), (0x935, 0x939), (0xE01, 0xE2E),
@@ -30,18 +30,18 @@ RIGHT_TO_LEFT = ((0x5D0, 0x5EA), (0x621, 0x63A), (0x641, 0x64A))  # Hebrew, Arab
 
 
 def is_hostname(text: str) -> bool:
-    """Tells whether a text is a host name, of labels in ASCII and those of IDNA 2008."""
+    """Returns True if a text is a host name whose labels are ASCII or valid in IDNA 2008."""
     try:
         return len(".".join(map(_in_ascii, _DOTS.split(text)))) <= MAX_BYTES
-    except UnicodeError:  # idna's own, too
+    except UnicodeError:  # base class of idna's errors
         return False
 
 
 def _in_ascii(label: str) -> str:
-    """A label in ASCII.
+    """Label in ASCII form.
 
     Raises:
-        UnicodeError: it is none.
+        UnicodeError: the text is not a valid label.
     """
     import idna
 
@@ -53,10 +53,10 @@ def _in_ascii(label: str) -> str:
 
 @cache
 def hostnames() -> Node:
-    """Host names that are generated."""
+    """Language of the host names that are generated."""
     small = (_SMALL, *LEFT_TO_RIGHT)
     plain = (_label((_DIGITS, _SMALL, _CAPITAL), (), 62), _label((_DIGITS, *small), (), 12))
-    # Beside letters that run from right to left all labels begin with a letter (RFC 5893, 2).
+    # In a name with right-to-left letters, all labels begin with a letter (RFC 5893, 2).
     mixed = (
         _label((_SMALL, _CAPITAL), (_DIGITS,), 62),
         _label(small, (_DIGITS,), 12),
@@ -71,7 +71,7 @@ def _joined(labels: tuple[Node, ...]) -> Node:
 
 
 def _label(first: charsets.Ranges, more: charsets.Ranges, longest: int) -> Node:
-    """Labels of characters with hyphens between them, but not both in the third and the fourth place."""
+    """Labels of the given characters with hyphens inside, but not in both the third and the fourth position."""
     start, inner = CharSet(charsets.union(first)), CharSet(charsets.union((*first, *more)))
     either = CharSet(charsets.union((*inner.ranges, (0x2D, 0x2D))))
     third = alternation([concat(inner, either), concat(literal("-"), inner)])

@@ -1,6 +1,6 @@
-"""Keywords that assert something of values of one type, by groups, as sets of values.
+"""Keywords that assert something about values of one type, in groups, as sets of values.
 
-Source: JSON Schema draft 2020-12, validation; of older drafts `items` as a list with `additionalItems`, and boolean
+Source: JSON Schema draft 2020-12, validation; from older drafts, `items` as a list with `additionalItems`, and boolean
 `exclusiveMinimum` and `exclusiveMaximum`.
 """
 
@@ -41,10 +41,10 @@ from sglang_lite.constraints.json_schema.values import (
 from sglang_lite.constraints.syntax.regex import in_a_line, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
-MAX_CELLS = 1_000  # languages that patterns cut names into
-MAX_LENGTH = 2**20  # more than anyone generates: a longer maxLength or maxItems is none
+MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
+MAX_LENGTH = 2**20  # more than is ever generated: a greater maxLength or maxItems counts as no limit
 
-# Where the first is left out, the second would say more than it should.
+# If the first keyword is ignored, the second must be, too: it would apply to more than it should.
 ABOUT_OTHERS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 
 _TYPES = {
@@ -62,10 +62,12 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class Context(Protocol):
-    """The reader of a schema, as far as keywords need it.
+    """Reader of a schema, as used by keywords.
 
     Attributes:
-        assert_format: `format` is a demand, not a remark.
+        document: schema document.
+        algebra: operations on sets of values.
+        assert_format: True if `format` is an assertion, not an annotation.
         sets: JSON Pointers of arrays that spell sets.
     """
 
@@ -81,7 +83,7 @@ class Context(Protocol):
 
 @contextmanager
 def blame(place: Place, keyword: str) -> Iterator[None]:
-    """Errors inside are this keyword's, where they don't know better."""
+    """Attributes errors raised inside to a keyword, unless they already have a pointer."""
     try:
         yield
     except ConstraintError as error:
@@ -92,8 +94,8 @@ def blame(place: Place, keyword: str) -> Iterator[None]:
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 
 
-def just(value: Any) -> ValueSet:  # JSON
-    """The set of one JSON value."""
+def just(value: Any) -> ValueSet:  # any JSON value
+    """Set of a single JSON value."""
     match value:
         case None:
             return ValueSet(null=True)
@@ -128,7 +130,7 @@ def _const(context: Context, schema: Schema, place: Place, seen: bool) -> ValueS
 def _type(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     names = schema["type"]
     named = [names] if isinstance(names, str) else names
-    for name in named:  # where only a reference leads to, nothing was checked before
+    for name in named:  # a schema that only a reference leads to may not have been checked
         if name not in _TYPES:
             raise ConstraintError(f"json_schema: there is no type {name!r}.")
     if isinstance(names, str):
@@ -153,7 +155,7 @@ def _number(context: Context, schema: Schema, place: Place, seen: bool) -> Value
     if "multipleOf" in schema:
         with blame(place, "multipleOf"):
             piece = numbers.intersect(piece, (NumberRange(step=exact(schema["multipleOf"])),))
-            write_numbers.texts(piece)  # that they can be told
+            write_numbers.texts(piece)  # refuses multiples that no small automaton recognises
     return replace(ANY_VALUE, numbers=piece)
 
 
@@ -207,7 +209,7 @@ def _array(context: Context, schema: Schema, place: Place, seen: bool) -> ValueS
 
 def _object(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    required = dict.fromkeys(() if isinstance(required, bool) else required)  # true or false: draft 3, of the member
+    required = dict.fromkeys(() if isinstance(required, bool) else required)  # a boolean in draft 3, on the member
     with blame(place, "patternProperties"):
         patterns = [
             (parse_schema_pattern(pattern), context.below(place, "patternProperties", pattern))
@@ -245,7 +247,7 @@ def _object(context: Context, schema: Schema, place: Place, seen: bool) -> Value
 def _others(
     context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
-    """The languages that patterns cut names into, and what they say of each."""
+    """Yields the disjoint languages that patterns divide names into, each with the formula of the values."""
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:
         cut = []

@@ -1,8 +1,8 @@
 """Multiples of a rational number as decimal digits.
 
-A step is a whole number over a power of ten, so that multiples are told by their digits without the point. Those of 2
-and 5 are told by the last digits, those of 3 and 7 by their remainders. Others have expressions of a sensible
-size only where the number of digits is bounded.
+A step is a whole number over a power of ten, so a multiple is recognised by its digits without the point. Factors 2 and
+5 are recognised by the last digits, 3 and 7 by the remainder. Other factors have expressions of reasonable size only if
+the number of digits is bounded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError
 
-MAX_ENDINGS = 5_000  # digits in the expression of the last digits
-MAX_BOUNDED = 20_000  # likewise of a bounded number of digits
+MAX_ENDINGS = 5_000  # maximum number of digits in an expression for last digits
+MAX_BOUNDED = 20_000  # likewise in an expression for a bounded number of digits
 
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
@@ -37,14 +37,15 @@ _POINT = literal(".")
 
 @lru_cache(maxsize=256)
 def multiples(step: Fraction, most: int | None) -> Node:
-    """Numbers that are multiples of a step, with any zeros at the end of their fraction, and texts of no number.
+    """Node that matches exactly the multiples of a step among texts of numbers, with any zeros at the end of a
+    fraction. Texts that are not numbers may match as well.
 
     Args:
-        step: more than 0, a finite decimal.
-        most: digits that a number has before its point at most, None without an end.
+        step: positive finite decimal.
+        most: maximum number of digits before the point, or None for no limit.
 
     Raises:
-        ConstraintError: their expression would be too large.
+        ConstraintError: the expression would be too large.
     """
     places = 0
     while (step * 10**places).denominator != 1:
@@ -97,7 +98,9 @@ def _size_of_endings(number: int) -> int:
 
 @cache
 def _endings(number: int, remainder: int, after: int) -> Node:
-    """Digits that leave a remainder by a number that divides a power of ten: by the last one and those before it."""
+    """Digits, `after` of them behind the point, with a given remainder modulo a divisor of a power of ten; built from
+    the last digit backwards.
+    """
     if number == 1:
         return concat(_DIGITS, _POINT, repeat(_DIGIT, after, after)) if after > 0 else _DIGITS
     common = math.gcd(10, number)
@@ -120,8 +123,9 @@ def _endings(number: int, remainder: int, after: int) -> Node:
 
 @cache
 def _by_remainder(number: int) -> Node:
-    """Digits with points that without these make a multiple of a small number: the automaton of remainders, its states
-    taken out one by one."""
+    """Digits and points whose number without points is a multiple of a small number; built from the automaton of
+    remainders by eliminating its states.
+    """
     start, end = -1, number
     edges: dict[tuple[int, int], Node] = {(start, 0): EMPTY, (0, end): EMPTY}
     for state in range(number):
@@ -141,7 +145,7 @@ def _by_remainder(number: int) -> Node:
 
 
 def _size_of_bounded(number: int, length: int) -> int:
-    """Digits in the expression of so many digits that leave a remainder, at most."""
+    """Upper bound for the digits in the expression of `_bounded`."""
     if length == 1:
         return 1 + 10 // number
     half = length // 2
@@ -151,7 +155,7 @@ def _size_of_bounded(number: int, length: int) -> int:
 
 @cache
 def _bounded(number: int, remainder: int, length: int, after: int) -> Node:
-    """So many digits that leave a remainder: half of them with each, and the others with what is left."""
+    """Exactly `length` digits, `after` of them behind the point, with a given remainder; built from two halves."""
     if length == 1:
         codes = tuple((48 + digit, 48 + digit) for digit in range(10) if digit % number == remainder)
         return CharSet(codes) if codes else NOTHING

@@ -1,4 +1,4 @@
-"""Members that an object needs: for each need some member with a name of a language whose value is in a formula."""
+"""Needs of an object: for each need, some member has a name in a language and a value in a formula."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sglang_lite.constraints.json_schema.formulas import Formula, all_of
 from sglang_lite.constraints.json_schema.values import Member, both_strings
 
 Need: TypeAlias = tuple[Node, Formula]
-Met: TypeAlias = frozenset[int]  # which of the needs are met
+Met: TypeAlias = frozenset[int]  # indexes of the needs that are met
 
 
 def unimplied(needs: Sequence[Need]) -> tuple[Need, ...]:
-    """Needs without those that are met where another is."""
+    """Needs that are not implied by another need."""
     kept = list(needs)
     for need in needs:
         if any(_implies(other, need) for other in kept if other != need):
@@ -29,13 +29,15 @@ def _implies(need: Need, other: Need) -> bool:
 
 
 def meeting(member: Member, needs: Sequence[Need], met: Met) -> Iterator[tuple[Formula, Met]]:
-    """A member as it is, and as one that meets needs that were not met."""
+    """Yields the formulas that a member's value may have, each with the needs that are met after it: the member's own
+    formula, and its combinations with needs that were not met before.
+    """
     left = [i for i, (names, _) in enumerate(needs) if i not in met and accepts(names, member.name)]
     for more in subsets(left):
         yield all_of(member.formula, *(needs[each][1] for each in sorted(more))), met | more
 
 
 def subsets(needs: Sequence[int]) -> Iterator[Met]:
-    """Every set of some needs, from none to all of them."""
+    """Yields all subsets of some needs, from the empty one to all."""
     for count in range(len(needs) + 1):
         yield from map(frozenset, combinations(needs, count))

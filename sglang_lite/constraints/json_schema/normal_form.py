@@ -1,4 +1,4 @@
-"""Normal forms of JSON schemas: exact languages, or errors that name what can't be one."""
+"""Normal forms of JSON schemas: exact languages, or errors that name what can't be expressed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from sglang_lite.constraints.limits import within_limits
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema, Tags
 
-MAX_CHECKED = 100  # keywords that best effort leaves to the check of finished values
-MAX_TRIALS = 3  # how often all of the work may be done
+MAX_CHECKED = 100  # keywords that best effort may leave to the check of finished values
+MAX_TRIALS = 3  # work limit over all attempts, as a multiple of MAX_WORK
 
 
 @dataclass(frozen=True, slots=True)
 class NormalForm:
-    """A schema as a language.
+    """Schema as a language.
 
     Attributes:
-        language: the texts of valid values in the style that is generated; of more than those, if `checked`.
-        checked: what is not enforced but checked in finished values: JSON Pointers of keywords, and why.
-        open_at: JSON Pointers of objects with names that are not listed, of which no grammar knows whether one comes
-            twice.
-        watched: places of which the masks watch what the grammar does not say (watched.py), the start first.
+        language: texts of valid values in the style that is generated; a superset if `checked` is not empty.
+        checked: keywords that are not enforced but checked in finished values, as (JSON Pointer, reason).
+        open_at: JSON Pointers of objects with unlisted names, whose repetition no grammar prevents.
+        watched: places with rules that masks enforce (watched.py), the start first.
     """
 
     language: Language
@@ -42,10 +41,10 @@ class NormalForm:
 
 
 def document_of(constraint: JsonSchema) -> Document:
-    """The schema of a constraint, which is only read.
+    """Document of a constraint's schema. It is shared and must not be changed.
 
     Raises:
-        ConstraintError: it is none.
+        ConstraintError: the schema is not valid.
     """
     with within_limits("json_schema"):
         check_text(constraint.schema)
@@ -54,25 +53,25 @@ def document_of(constraint: JsonSchema) -> Document:
 
 @memoized
 def document_in(text: str) -> Document:
-    """The schema that a text spells, which was checked."""
+    """Document of a schema's JSON text, which must have been checked."""
     return Document(json.loads(text))
 
 
 def normalise(constraint: JsonSchema) -> NormalForm:
-    """The language of a schema whose JSON is the whole text, with what masks have to watch.
+    """Normal form of a schema whose JSON is the whole text, with the rules that masks enforce.
 
     Raises:
-        ConstraintError: as `normalise_inside`.
+        ConstraintError: as for `normalise_inside`.
     """
     return _normal_form(constraint, True)
 
 
 def normalise_inside(constraint: JsonSchema) -> NormalForm:
-    """The language of a schema whose JSON stands among other text, where masks watch nothing.
+    """Normal form of a schema whose JSON is part of a larger text, where no masks watch names and items.
 
     Raises:
-        ConstraintError: nothing satisfies it, it is too complex, or it has a keyword that can't be enforced, unless
-            the constraint asks for best effort; `pointer` says where.
+        ConstraintError: no value satisfies the schema, it is too complex, or, unless the constraint asks for best
+            effort, it has a keyword that can't be enforced; `pointer` is the place of the fault.
     """
     return _normal_form(constraint, False)
 
@@ -80,7 +79,7 @@ def normalise_inside(constraint: JsonSchema) -> NormalForm:
 @memoized
 def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
     document, style = document_of(constraint), style_of(constraint)
-    if document.draft == "draft-04":  # of which 1.0 is no whole number
+    if document.draft == "draft-04":  # where 1.0 is not a whole number
         style = replace(style, decimals=False)
     checked: dict[str, str] = {}
     work = 0
@@ -106,17 +105,18 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
                 raise
             if constraint.enforce == "strict" or not pointer or pointer in checked or len(checked) == MAX_CHECKED:
                 raise
-            if pointer.rpartition("/")[2] in REFERENCES:  # without which finished values could not be checked either
+            if pointer.rpartition("/")[2] in REFERENCES:  # finished values can't be checked without them either
                 raise
             checked[pointer] = error.message.removeprefix("json_schema: ").removesuffix(f" (at {pointer})")
 
 
 @memoized
 def tagged(schema: JsonSchema, tags: Tags) -> Language:
-    """The language of a TaggedObject.
+    """Language of a TaggedObject.
 
     Raises:
-        ConstraintError: nothing satisfies the schema, or it can't be enforced in this format; `pointer` says where.
+        ConstraintError: no value satisfies the schema, or it can't be enforced in this format; `pointer` is the place
+            of the fault.
     """
     document = document_of(schema)
     reader = SchemaReader(document, assert_format=schema.format == "assert")

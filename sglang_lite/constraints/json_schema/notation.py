@@ -1,4 +1,4 @@
-"""The interface between what writes arrays and objects and what writes their items and members."""
+"""Interface between the writers of arrays and objects and the writers of their items and members."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sglang_lite.constraints.json_schema.watched import Watches
 
 
 class Notation(Protocol):
-    """Texts of arrays and objects, as JSON (writer.py) or between tags (write_tagged.py).
+    """Writer of arrays and objects, as JSON (grammar_writer.py) or between tags (write_tagged.py).
 
     Attributes:
-        opening, closing: around the items of an array.
-        comma: between them.
-        any_order: members may come in any order.
-        plain: each number is spelt in one way.
-        watches: takes shapes of which the masks watch what the grammar does not say; None where nobody does.
+        reader: reader of the schema.
+        opening, closing: text around the items of an array.
+        comma: text between items.
+        any_order: True if members may come in any order.
+        plain: True if each number has exactly one spelling.
+        watches: receives the shapes whose remaining rules masks enforce; None if no masks do.
     """
 
     reader: SchemaReader
@@ -32,31 +33,31 @@ class Notation(Protocol):
     watches: Watches | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
-        """A reference to the rule of a key. Its body is worked out later."""
+        """Reference to the rule of a key. Its body is computed later."""
         ...
 
     def number(self, shape: ArrayShape | ObjectShape) -> int:
-        """Number that stands for a shape in the keys of its rules."""
+        """Number that identifies a shape in the keys of its rules."""
         ...
 
     def item(self, formula: Formula) -> Node:
-        """The texts of an item."""
+        """Texts of an item."""
         ...
 
     def different_item(self, formula: Formula) -> Node:
-        """The texts of an item that has to differ from others, its numbers spelt in one way."""
+        """Texts of an item that has to differ from other items, with exactly one spelling for each number."""
         ...
 
     def listed_texts(self, formula: Formula) -> Node:
-        """The texts of a formula's values, each spelt in one way, as a regular node.
+        """Regular node of the texts of a formula's values, with exactly one spelling for each value.
 
         Raises:
-            ConstraintError: of such values there is none, as some have names that are not listed, say.
+            ConstraintError: the values have no regular node, for example because objects may have unlisted names.
         """
         ...
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        """The texts of a member, with what stands before its name."""
+        """Texts of a member, including the text before its name."""
         ...
 
     def end(self, *, empty: bool) -> Node:

@@ -1,6 +1,6 @@
-"""Sets of numbers, exactly: unions of ranges of which some multiples are kept or left out. Knows no text.
+"""Exact sets of numbers: unions of ranges in which multiples are required or excluded. Independent of text.
 
-Numbers of a schema are decimals as they are written (`0.1` is a tenth), so everything here is a fraction.
+Numbers of a schema are decimals as written (`0.1` is a tenth), so all calculations use fractions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MAX_NEGATED = 500
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """The numbers of a range.
+    """Numbers of a range.
 
     Attributes:
-        low, high: its ends, None for none.
-        low_open, high_open: the end is not part of it.
-        step: multiples of it only; 1 makes them whole numbers.
-        avoid: no multiples of any of these.
+        low, high: ends of the range, None for no limit.
+        low_open, high_open: True if the end itself is excluded.
+        step: number of which all members are multiples, or None; 1 for whole numbers.
+        avoid: numbers of which no member is a multiple.
     """
 
     low: Fraction | None = None
@@ -48,10 +48,10 @@ class NumberRange:
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
     def members(self, most: int = MAX_COUNTED) -> list[Fraction] | None:
-        """List of the numbers; None where they are too many to count.
+        """List of the numbers, or None if the range is not finite or has too many to list.
 
         Args:
-            most: multiples of the step that are looked at.
+            most: maximum number of multiples of the step that are examined.
         """
         if self.low is not None and self.low == self.high:
             return [self.low] if self.low in self else []
@@ -66,13 +66,14 @@ class NumberRange:
         if self.low is not None and self.high is not None and self.low >= self.high:
             return self.low not in self or self.high not in self
         if self.step is not None and self.low is not None and self.high is not None and not self.avoid:
-            first = math.ceil(self.low / self.step) * self.step  # or the next one, where this is an open end
+            first = math.ceil(self.low / self.step) * self.step  # or the next one, if this is an open end
             return first not in self and first + self.step not in self
-        # With no end on one side there is always one: step * (1 + k * any common multiple) is no multiple of `avoid`.
+        # A range without a limit on one side has members: step * (1 + k * any common multiple) is no multiple of
+        # `avoid`.
         return (self.step is not None and any(not self.step % a for a in self.avoid)) or self.members() == []
 
 
-Numbers = tuple[NumberRange, ...]  # their union
+Numbers = tuple[NumberRange, ...]  # union of the ranges
 
 EVERY: Numbers = (NumberRange(),)
 WHOLE: Numbers = (NumberRange(step=Fraction(1)),)
@@ -80,12 +81,12 @@ NONE: Numbers = ()
 
 
 def is_finite(value: float) -> bool:
-    """Tells whether a number is finite; whole numbers of any length are."""
+    """Returns True if a number is finite; an int of any length is."""
     return isinstance(value, int) or math.isfinite(value)
 
 
 def exact(value: float) -> Fraction:
-    """A number of a schema or document, as it is written."""
+    """Exact value of a number of a schema or document, as written in decimal."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
@@ -126,12 +127,14 @@ def _both(p: NumberRange, q: NumberRange) -> NumberRange:
 
 
 def _end(at: Fraction | None, side: int, is_open: bool) -> tuple[tuple[int, Fraction, int], Fraction | None, bool]:
-    """An end with a key that orders ends: for lows the larger, for highs the smaller is the narrower."""
+    """End of a range with a key for comparison: the greater low end, or the smaller high end, is the
+    narrower one.
+    """
     return (side if at is None else 0, at or Fraction(0), -side if is_open else 0), at, is_open
 
 
 def _common(a: Fraction, b: Fraction) -> Fraction:
-    """The least common multiple."""
+    """Least common multiple of two fractions."""
     return Fraction(math.lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 

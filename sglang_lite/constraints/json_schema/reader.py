@@ -1,4 +1,4 @@
-"""Reading of schemas as sets of values: their keywords (keywords.py, applicators.py) put together.
+"""Reader of schemas as sets of values, which combines their keywords (keywords.py, applicators.py).
 
 Source: JSON Schema draft 2020-12, core, 10 and 11.
 """
@@ -27,25 +27,28 @@ from sglang_lite.constraints.json_schema.values import (
 )
 from sglang_lite.protocol import ConstraintError
 
-# Ignored, they still ask for what they can: that some branch fits, that there are enough members.
+# Keywords that keep a weaker demand when they are ignored: some branch fits, the object has enough members.
 _KEPT = ("oneOf", "minProperties", "maxProperties")
 
-# Last, when most is known, those that ask whether something is not valid.
+# Keywords that negate a schema come last, when the values have been narrowed most.
 _ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}
 
 
 class _Circle(Exception):  # noqa: N818 # never leaves this module
-    """A formula was asked for while it was being worked out."""
+    """Raised if the values of a formula are requested while they are being computed."""
 
 
 class SchemaReader:
     """Reader of a schema document, place by place, as sets of values.
 
     Args:
-        document: the schema.
-        assert_format: `format` is a demand, not a remark.
-        ignored: JSON Pointers of keywords to leave out; what they would have narrowed is `loose`.
+        document: schema document.
+        assert_format: whether `format` is an assertion, not an annotation.
+        ignored: JSON Pointers of keywords to ignore; sets that they would have narrowed are `loose`.
         sets: JSON Pointers of arrays that spell sets.
+
+    Attributes:
+        algebra: operations on sets of values, with the work done so far.
     """
 
     def __init__(
@@ -63,10 +66,10 @@ class SchemaReader:
         self._open: set[tuple[Formula, bool]] = set()
 
     def values(self, formula: Formula, seen: bool = False) -> ValueSet:
-        """The set of a formula. With `seen` its shapes tell which members and items count as evaluated.
+        """Set of the values of a formula. If `seen`, its shapes also record which members and items count as evaluated.
 
         Raises:
-            ConstraintError: with the JSON Pointer of the keyword that can't be kept.
+            ConstraintError: a keyword can't be enforced; the error has the keyword's JSON Pointer.
         """
         key = formula, seen
         if key in self._known:
@@ -87,12 +90,14 @@ class SchemaReader:
             self._open.discard(key)
 
     def empty(self, formula: Formula) -> bool:
-        """Tells whether a formula is known to allow no value; False where only following a circle would tell."""
+        """Returns True if a formula is known to allow no value, and False if that can't be decided without following a
+        circular reference.
+        """
         if isinstance(formula, bool):
             return not formula
         key = frozenset(formula.parts) if isinstance(formula, AllOf) else formula
         if key not in self._empty:
-            self._empty[key] = False  # while it is looked into
+            self._empty[key] = False  # assumed while it is being decided
             try:
                 self._empty[key] = self.algebra.is_empty(self.values(formula))
             except _Circle:
@@ -101,7 +106,7 @@ class SchemaReader:
         return self._empty[key]
 
     def below(self, place: Place, *steps: str | int) -> Formula:
-        """The schema at a place below another."""
+        """Formula of the schema below a place."""
         child = self.document.child(place, *steps)
         schema = self.document.at(child.pointer)
         return schema if isinstance(schema, bool) else True if schema == {} else ValidAt(child)
@@ -138,7 +143,8 @@ class SchemaReader:
         inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
         done: set[Callable[..., ValueSet]] = set()
-        # Members are written in this order: the schema's own first, then those of the schemas that it applies.
+        # The order of evaluation is the order in which members are written: the schema's own, then those of applied
+        # schemas.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
             with keywords.blame(place, keyword):
                 if keyword in APPLICATORS:
@@ -153,7 +159,7 @@ class SchemaReader:
         return values if seen or not inner else self._seen(values, all_=False)
 
     def _seen(self, values: ValueSet, *, all_: bool) -> ValueSet:
-        """Mark everything in a set as evaluated, or nothing."""
+        """Marks everything in a set as evaluated if `all_`, else nothing."""
         arrays = (replace(a, seen=(None, ()) if all_ else (0, ())) for a in values.arrays)
         objects = (replace(o, seen=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))

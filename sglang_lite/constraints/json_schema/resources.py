@@ -1,4 +1,4 @@
-"""Schemas that others refer to by URI, put into the schema that refers to them: a compound document.
+"""Compound documents: external schemas embedded in the schema that refers to them by URI.
 
 Source: JSON Schema draft 2020-12, core, 9.3.
 """
@@ -14,18 +14,20 @@ from sglang_lite.protocol.anything import Json
 
 
 def embedded(schema: object, resources: Mapping[str, Json]) -> object:
-    """A schema with others below its definitions, each under its URI.
+    """Schema with external schemas embedded in its definitions, each under its URI.
 
     Args:
-        resources: schemas by their absolute URIs.
+        schema: schema that refers to the resources.
+        resources: external schemas by absolute URI.
 
     Raises:
-        ConstraintError: a URI that is none, a schema without a place for others, or others of another draft.
+        ConstraintError: a URI is not absolute or has a fragment, the schema already has a definition of that name, or a
+            resource is of another draft than the schema.
     """
     if not resources:
         return schema
     if not isinstance(schema, dict):
-        return schema  # true and false refer to nothing
+        return schema  # true and false have no references
     document = Document(schema)
     keyword = "definitions" if document.old else "$defs"
     name = "id" if document.draft == "draft-04" else "$id"
@@ -45,7 +47,7 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
 
 
 def _named(resource: Any, uri: str, name: str) -> Any:
-    """A schema under its URI, whatever it calls itself."""
+    """Schema identified by a URI, whatever identifier it has itself."""
     uri = uri.partition("#")[0]
     if isinstance(resource, dict) and name not in resource and "$ref" not in resource:
         return {name: uri, **resource}

@@ -1,4 +1,4 @@
-"""The style in which JSON is generated: blanks, the order of members, the spelling of whole numbers."""
+"""Style in which JSON is generated: whitespace, the order of members, the spelling of whole numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Style:
     """Style of JSON text.
 
     Attributes:
-        gap: what stands after an opening bracket or brace, and before a closing one.
-        comma, colon: with the blanks around them.
-        any_order: members may come in any order.
-        decimals: whole numbers may have a fraction of zeros.
-        separators: a comma and a colon with blanks, and `inside` a text of the gap, as one text is written.
+        gap: whitespace after an opening bracket or brace, and before a closing one.
+        comma, colon: separators with the whitespace around them.
+        any_order: True if members may come in any order.
+        decimals: True if whole numbers may have a fraction of zeros.
+        separators: one fixed text each for comma and colon, used to write a given value.
+        inside: one fixed text for `gap`, likewise.
     """
 
     gap: Node
@@ -34,10 +35,10 @@ class Style:
 
 
 def style_of(constraint: JsonSchema) -> Style:
-    """The style of a constraint.
+    """Style of a constraint.
 
     Raises:
-        ConstraintError: a pattern for blanks that is none, or allows something else.
+        ConstraintError: the `whitespace` pattern is not valid, or allows more than whitespace.
     """
     any_order, decimals = constraint.order == "any", constraint.integers == "decimal"
     if constraint.whitespace in ("json", "compact"):

@@ -1,5 +1,5 @@
-"""Validating finished values: jsonschema, with those of its keywords replaced that it reads in another way than the
-normaliser. Both follow references through one document, and find patterns and formats by one dialect.
+"""Validation of finished values by jsonschema. Keywords that jsonschema interprets differently from the normal form are
+replaced, so that both follow references through one document and match patterns and formats in one dialect.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
 from sglang_lite.protocol.anything import Foreign
 
-MAX_FOLLOWED = 100_000  # references in the validation of a value
+MAX_FOLLOWED = 100_000  # maximum number of references followed for one value
 
 _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
 def faults(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
-    """Violations of a schema in a value, as jsonschema's errors.
+    """Violations of a schema in a value, as errors of jsonschema.
 
     Raises:
-        ConstraintError: the schema refers to what is not there, or to itself again and again.
-        RecursionError: the value, or what the schema says of it, is nested too deeply.
+        ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
+        RecursionError: the value or the schema is nested too deeply.
     """
     validator, way = _validator(constraint)
     return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
@@ -58,17 +58,17 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
     if draft is Draft202012Validator:
         keywords["items"] = _items
     document = Document(schema)
-    for place in document.places:  # where one is said, jsonschema would switch to its own class for that dialect
+    for place in document.places:  # a nested $schema would make jsonschema switch to its own class for that dialect
         found = document.at(place.pointer)
         if isinstance(found, dict):
             found.pop("$schema", None)
-    extend: Any = validators.extend  # which has no types
+    extend: Any = validators.extend  # untyped
     kind = extend(draft, keywords)
     return kind(schema, registry=EMPTY_REGISTRY), _Way(document, _pointers(document.roots), document.start)
 
 
 def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
-    """JSON Pointers of the objects of a document, by their ids."""
+    """JSON Pointers of all dicts in a document, by their `id()`."""
     found: dict[int, str] = {}
     stack = [(root, Place(start)) for start, root in roots.items()]
     while stack:
@@ -86,8 +86,8 @@ class _Run:
     """State of one validation.
 
     Attributes:
-        left: references that it may still follow.
-        known: by the ids of a reference's schema and of a value, whether it is valid there; None while that is asked.
+        left: number of references that may still be followed.
+        known: validity by (id of the schema with the reference, id of the value); None while it is being checked.
     """
 
     left: int = MAX_FOLLOWED
@@ -96,14 +96,14 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Path of a validation through references. Stands where keywords find it: for the format checker, which ours does
-    without.
+    """Path of a validation through references. It is passed to jsonschema as the format checker, where keyword
+    functions find it; formats are checked without one.
 
     Attributes:
-        document: the schema.
-        pointers: of its objects, by their ids.
-        entered: where the last reference led.
-        run: what all ways of one validation share.
+        document: schema document.
+        pointers: JSON Pointers of the document's dicts, by `id()`.
+        entered: target of the last reference.
+        run: state that all paths of one validation share.
     """
 
     document: Document
@@ -112,17 +112,17 @@ class _Way:
     run: _Run = field(default_factory=_Run)
 
     def follow(self, schema: Any, keyword: str) -> Place:
-        """Resolve the reference in a schema."""
+        """Place of the target of the reference in a schema."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
     def known(self, schema: Any) -> Mapping[str, Any]:
-        """A schema's keywords that its draft knows."""
+        """Keywords of a schema that exist in its draft."""
         found = self.document.schema(Place(self.pointers[id(schema)]))
         return found if isinstance(found, dict) else {}
 
 
 def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
-    """A validator for where the reference in a schema leads, and the schema there."""
+    """Validator for the target of the reference in a schema, and the schema there."""
     way: _Way = validator.format_checker
     way.run.left -= 1
     if way.run.left < 0:
@@ -132,8 +132,9 @@ def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
 
 
 def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
-    """A reference that is followed once for each value: definitions that each refer twice to the next one would be
-    looked at 2^n times. Where there are dynamic ones what is said depends on the way, and they are only counted."""
+    """Checks a reference once for each value: with definitions that each refer twice to the next one, repeated checks
+    would take 2^n steps. Dynamic references depend on the path, so their checks are repeated and only counted.
+    """
     way: _Way = validator.format_checker
     key = id(schema), id(value)
     known = way.run.known.get(key, ...)
@@ -150,7 +151,7 @@ def _reference(keyword: str, validator: Any, reference: str, value: Any, schema:
         for fault in there.descend(value, target):
             valid = False
             yield fault
-    finally:  # whoever asked may need no more than the first fault
+    finally:  # the caller may stop after the first fault
         way.run.known[key] = valid
 
 
@@ -169,10 +170,10 @@ def _fault(message: str) -> Any:
 
 @memoized
 def _finder(pattern: str) -> Callable[[str], object]:
-    """Function that finds a pattern in a text. A pattern outside the dialect is left to Python's `re`.
+    """Function that searches a text for a pattern. A pattern outside the dialect is left to Python's `re`.
 
     Raises:
-        ConstraintError: to which it is none either.
+        ConstraintError: the pattern is not valid for `re` either.
     """
     try:
         return partial(accepts, parse_schema_pattern(pattern))
@@ -223,7 +224,7 @@ def _further_member(validator: Any, below: Any, name: str, value: Any, kind: str
 
 
 def _items(validator: Any, below: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Check `items` of 2020-12, or as a list with `additionalItems` as in the drafts before."""
+    """Checks `items` as in 2020-12, or as a list with `additionalItems` as in earlier drafts."""
     if not isinstance(value, list):
         return
     first = below if isinstance(below, list) else schema.get("prefixItems", ())
@@ -251,10 +252,10 @@ def _unevaluated_items(validator: Any, below: Any, value: Any, schema: Any) -> I
 
 
 def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[str | int]:
-    """The names of the members, or the indexes of the items, that a valid schema looks at, itself or through others.
+    """Names of members, or indexes of items, that a valid schema evaluates, directly or through applied schemas.
 
     Args:
-        but: a keyword that is not asked.
+        but: keyword to leave out.
     """
     if not isinstance(schema, dict):
         return set()

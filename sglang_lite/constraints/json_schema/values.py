@@ -1,8 +1,8 @@
-"""Sets of JSON values and what can be done with them: intersect, unite, negate; always exactly.
+"""Sets of JSON values and exact operations on them: intersection, union, complement.
 
-A set is kept apart by type. Scalars are sets of numbers and languages of strings. Arrays and objects are unions of
-shapes, whose items and members are formulas over the schemas below them, looked into only when they are needed, so
-that recursion is no matter. Knows no keywords (reader.py) and no text (writer.py).
+A set is represented by type. Scalars are sets of numbers and languages of strings. Arrays and objects are unions of
+shapes, whose items and members are formulas over the schemas below them. Formulas are evaluated only when needed, so
+that recursion is harmless. Independent of keywords (reader.py) and text (grammar_writer.py).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sglang_lite.constraints.json_schema.formulas import AllOf, Formula, all_of,
 from sglang_lite.constraints.json_schema.numbers import Numbers
 from sglang_lite.protocol import ConstraintError
 
-MAX_SHAPES = 2_000  # in a union
-MAX_WORK = 3_000_000  # in all, counted as members, characters, and states and transitions of automata
+MAX_SHAPES = 2_000  # maximum number of shapes in a union
+MAX_WORK = 3_000_000  # total of members, characters, and states and transitions of automata
 
-_SHAPE, _STATE = 20, 5  # what a shape and a state cost, where a member costs 1
+_SHAPE, _STATE = 20, 5  # cost of a shape and of a state; a member costs 1
 
 
 class Member(NamedTuple):
-    """Member of an object: its name, its values, and whether there has to be one."""
+    """Member of an object: its name, the formula of its values, and whether it is required."""
 
     name: str
     formula: Formula
@@ -49,15 +49,15 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape:
-    """Set of objects, by members, names and counts.
+    """Set of objects, described by members, names and counts.
 
     Attributes:
-        members: what is said of single names, in the order they are written in.
-        others: of all other names those that may occur, as disjoint languages, and what their values are.
-        least, most: how many members there are.
-        needs: for each of these there is a member with a name in the language whose value is in the formula.
-        seen: the names whose members count as evaluated, where that is asked.
-        counted_at: the JSON Pointer of the keyword behind `least`; None where it is only checked.
+        members: members with known names, in the order in which they are written.
+        others: all other allowed names, as disjoint languages, each with the formula of the values.
+        least, most: minimum and maximum number of members.
+        needs: (names, formula) pairs; for each, some member has a name in the language and a value in the formula.
+        seen: names whose members count as evaluated, if that is tracked.
+        counted_at: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
     """
 
     members: tuple[Member, ...] = ()
@@ -69,12 +69,12 @@ class ObjectShape:
     counted_at: str | None = None
 
     def unlisted(self, name: str) -> Member:
-        """Member for a name that is not listed, as `others` say."""
+        """Member for a name that is not in `members`, according to `others`."""
         formula = next((f for names, f in self.others if names == ANY_TEXT or accepts(names, name)), False)
         return Member(name, formula, False)
 
     def listed(self) -> ObjectShape:
-        """Move the `others` whose names can be listed to the members."""
+        """Equal shape in which the `others` with finitely many names are moved to the members."""
         listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
         known = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
@@ -83,7 +83,7 @@ class ObjectShape:
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def too_few(self) -> bool:
-        """Tells whether more members are required than are possible."""
+        """Returns True if more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = None if self.others else sum(member.formula is not False for member in self.members)
         most = _smaller(self.most, possible)
@@ -91,18 +91,18 @@ class ObjectShape:
 
     @property
     def free_names(self) -> Node:
-        """The names that no member has."""
+        """Language of the names that are not in `members`."""
         return complement(alternation(literal(member.name) for member in self.members))
 
     def free_others(self) -> list[tuple[Node, Formula]]:
-        """The `others` without the names that a member has."""
+        """`others` restricted to names that are not in `members`."""
         free = self.free_names
         found = ((both_strings(names, free), formula) for names, formula in self.others)
         return [(names, formula) for names, formula in found if names != NOTHING]
 
 
 class Contains(NamedTuple):
-    """Bound on items: from `start` on, at least `least` and at most `most` are in the formula."""
+    """Bound on the items from index `start` on: at least `least` and at most `most` of them are in the formula."""
 
     formula: Formula
     start: int
@@ -112,17 +112,17 @@ class Contains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """Set of arrays, by items and counts.
+    """Set of arrays, described by items and counts.
 
     Attributes:
-        prefix: what the first items are.
-        rest: what those after them are.
-        least, most: how many items there are.
-        contains: more about their number.
-        unique: the JSON Pointer of the keyword that forbids equal items; None where they may be equal.
-        seen: how many items from the first on count as evaluated, None for all; and formulas whose items do.
-        set_at: the JSON Pointer of the array's schema where it spells a set, of which no item is written twice where
-            that can be told, though it may be.
+        prefix: formulas of the first items.
+        rest: formula of the items after them.
+        least, most: minimum and maximum number of items.
+        contains: further bounds on the number of items in a formula.
+        unique: JSON Pointer of the keyword that forbids equal items, or None if equal items are allowed.
+        seen: number of leading items that count as evaluated (None for all), and formulas whose items do, too.
+        set_at: JSON Pointer of the array's schema if the array spells a set. Equal items are then valid, but are not
+            generated if the grammar or the masks can prevent them.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -140,7 +140,9 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True)
 class ValueSet:
-    """A set of JSON values. `loose`: it may have more in it than the schema allows (keywords that are only checked)."""
+    """Set of JSON values. If `loose`, it may contain values that the schema forbids (by keywords that are only
+    checked).
+    """
 
     null: bool = False
     booleans: frozenset[bool] = frozenset()
@@ -158,13 +160,13 @@ _Shape = TypeVar("_Shape", ArrayShape, ObjectShape)
 
 
 class Algebra:
-    """Operations on sets of values, bounded by work, not by time.
+    """Operations on sets of values, bounded by a work limit rather than time.
 
     Args:
-        empty: whether a formula is known to allow no value.
+        empty: function that returns True if a formula is known to allow no value.
 
     Attributes:
-        work: that was done.
+        work: work done so far.
     """
 
     def __init__(self, empty: Callable[[Formula], bool]) -> None:
@@ -172,10 +174,10 @@ class Algebra:
         self.work = 0
 
     def both_strings(self, a: Node, b: Node) -> Node:
-        """`both_strings`, counted.
+        """Strings in both languages, counted as work.
 
         Raises:
-            ConstraintError: all that was done was too much.
+            ConstraintError: the work limit is exceeded.
         """
         node, work = _both_strings(a, b)
         self._spend(work)
@@ -218,7 +220,7 @@ class Algebra:
 
     def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
         """Difference of two sets."""
-        if b.loose:  # whether a value is wrongly in it is not known
+        if b.loose:  # values of b may be in it wrongly
             return replace(a, loose=True)
         return ValueSet(
             a.null and not b.null,
@@ -252,7 +254,7 @@ class Algebra:
         return shapes
 
     def is_empty(self, values: ValueSet) -> bool:
-        """Tells whether a set is known to be empty, without following circles of references."""
+        """Returns True if a set is known to be empty, without following circular references."""
         if values.null or values.booleans or values.numbers or values.strings != NOTHING:
             return False
         return not any(map(self._possible, values.arrays)) and not any(map(self._possible, values.objects))
@@ -359,7 +361,7 @@ def _too_complex() -> ConstraintError:
 
 
 def both_strings(a: Node, b: Node) -> Node:
-    """The strings in both languages, NOTHING if there are none."""
+    """Strings in both languages, or NOTHING if the intersection is empty."""
     return _both_strings(a, b)[0]
 
 
@@ -380,17 +382,17 @@ def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
 
 
 def _unless_empty(node: Node) -> tuple[Node, int]:
-    """Replace an empty language by NOTHING; with the work spent on telling."""
+    """Node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
-    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # there are always others
+    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # other strings remain
         return node, len(texts)
     empty, work = emptiness(node)
     return NOTHING if empty else node, _STATE * work
 
 
 def strings_outside(language: Node) -> Node:
-    """The strings that are not in a language, NOTHING if there are none."""
+    """Strings that are not in a language, or NOTHING if the language contains all strings."""
     return _unless_empty(complement(language))[0]
 
 
@@ -399,7 +401,7 @@ def _smaller(a: int | None, b: int | None) -> int | None:
 
 
 def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
-    """The objects that are not of a shape."""
+    """Yields shapes that together contain the objects outside a shape."""
     free = shape.free_names
     for name, formula, required in shape.members:
         if required:
@@ -425,7 +427,7 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
 
 
 def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:
-    """The arrays that are not of a shape."""
+    """Yields shapes that together contain the arrays outside a shape."""
     for i, formula in enumerate(shape.prefix):
         if formula is not True:
             yield ArrayShape((True,) * i + (not_(formula),), least=i + 1)

@@ -1,9 +1,9 @@
-"""Rules that masks have to watch while a value is written, since no grammar of a sensible size can say them: items
-differ, a name comes once, and all names which have to come have come.
+"""Rules that masks enforce while a value is written, because no grammar of reasonable size expresses them: items are
+distinct, names are unique, and all required names are present.
 
-A place stands for the values that may be written there, whatever alternatives the text still leaves open. Kinds of
-objects are told apart by their names and by scalars; where that is not enough, or alternatives of arrays disagree on
-what is watched, the schema is refused.
+A place (`Watched`) covers all values that may be written at a position, for all alternatives that the text leaves open.
+Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of arrays
+disagree on the rules, the schema is refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ MAX_PLACES = 5_000
 
 @dataclass(frozen=True, slots=True)
 class DistinctItems:
-    """Items of an array that differ.
+    """Rule that the items of an array differ.
 
     Attributes:
-        texts: of the first items and of the rest, a value spelt in one way; of items that may be anything, the scalars.
+        texts: texts of each of the first items and of the rest, with one spelling for each value; for items that may be
+            any value, the texts of scalars only.
     """
 
     texts: tuple[Node, ...]
@@ -38,7 +39,7 @@ class DistinctItems:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Values of a member: the texts of its scalars, and whether it may be an array or an object."""
+    """Values of a member: the texts of its scalars, and whether arrays and objects are allowed."""
 
     scalars: Node
     arrays: bool
@@ -47,14 +48,14 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class DistinctNames:
-    """Names of an object's members.
+    """Rule for the names of an object's members.
 
     Attributes:
-        names: texts of the names that may come, with their quotation marks.
-        required: names that have to come, so written.
-        least: how many have to come.
-        most: how many may come, where several kinds of objects are possible; None: any number.
-        values: of the members by which several kinds of objects are told apart.
+        names: texts of the allowed names, with quotation marks.
+        required: names of the required members.
+        least: minimum number of members.
+        most: maximum number of members if several kinds of objects are possible, or None for no limit.
+        values: values of the members that distinguish several kinds of objects, by name.
     """
 
     names: Node
@@ -64,18 +65,19 @@ class DistinctNames:
     values: Mapping[str, Values] = field(default_factory=dict)
 
 
-ONCE = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # whatever they are, of which there is no end
+ONCE = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, which are unlimited in number
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A place in a value. The places of other values are numbers, None where nothing is watched.
+    """Place in a value, with the rules that masks enforce there. Places below are given by index, None if no rule
+    applies there.
 
     Attributes:
-        items: what is watched of an array.
-        names: what is watched of an object, of each kind that is possible.
-        prefix, rest: places of the first items, and of those after them.
-        members, others: places of members by their names as they are written, and of the others.
+        items: rule for the items of an array.
+        names: rules for the names of an object, one for each possible kind of objects.
+        prefix, rest: places of the first items, and of the items after them.
+        members, others: places of named members by name, and of all other members.
     """
 
     items: DistinctItems | None = None
@@ -94,19 +96,26 @@ class Watched:
 
 @dataclass(slots=True)
 class Watches:
-    """Shapes that a writer leaves to the masks to watch."""
+    """Shapes that a writer leaves to the masks.
+
+    Attributes:
+        items: array shapes whose items have to differ.
+        names: object shapes whose names are watched, each with the JSON Pointer of the keyword that requires it.
+    """
 
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
-    names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # and why, as a pointer
+    names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # rule, pointer
 
     def places(self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]) -> tuple[Watched, ...]:
-        """Places in the values of a formula, the start first; none where nothing is watched.
+        """Places in the values of a formula, the start first; empty if no shape is watched.
 
         Args:
-            scalars: the texts of the scalars in a set.
+            reader: reader of the schema.
+            start: formula of the whole value.
+            scalars: function that returns the texts of the scalars in a set of values.
 
         Raises:
-            ConstraintError: alternatives disagree on what is watched, or there are too many places.
+            ConstraintError: alternatives disagree on the rules, or the schema has too many places.
         """
         return _pruned(_Places(reader, self, scalars).all(start)) if self.items or self.names else ()
 
@@ -171,10 +180,11 @@ class _Places:
         return None
 
     def _names(self, objects: Sequence[ObjectShape], *, several: bool, at: str) -> tuple[DistinctNames, ...]:
-        """Names to watch, of each kind of objects.
+        """Rules for the names of objects, one for each kind.
 
         Args:
-            several: of the kinds some are possible where others are not, by what came before.
+            objects: shapes of the possible kinds of objects.
+            several: whether the preceding text restricts which of the kinds are possible.
             at: JSON Pointer of the objects.
         """
         watched = [shape for shape in objects if shape in self._watches.names]
@@ -194,16 +204,16 @@ class _Places:
             ) from None
 
     def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
-        """Names to watch of kinds of objects that are told apart by them and by scalars.
+        """Rules for the names of kinds of objects that are distinguished by names and scalar values.
 
         Raises:
-            _Different: they differ in other values, so that no text of names and scalars tells which one is written.
+            _Different: the kinds differ in other values, so that names and scalars don't determine the kind.
         """
         for a, b in combinations(objects, 2):
             for (names, formula), (more, other) in product(a.free_others(), b.free_others()):
                 if not self._same(formula, other) and both_strings(names, more) != NOTHING:
                     raise _Different
-        told: dict[str, list[Formula]] = {}  # the values of members that are not the same in all of the kinds
+        told: dict[str, list[Formula]] = {}  # members whose values differ between the kinds
         for name in dict.fromkeys(member.name for shape in objects for member in shape.members):
             found = [_member(shape, name).formula for shape in objects]
             possible = [formula for formula in found if formula is not False]
@@ -219,7 +229,7 @@ class _Places:
         return a == b or self._reader.values(a) == self._reader.values(b)
 
     def _told(self, formulas: Sequence[Formula]) -> list[Values]:
-        """Values of a member, in each kind of objects."""
+        """Values of a member in each kind of objects."""
         known = [self._reader.values(formula) for formula in formulas]
         if len({each.arrays for each in known} - {()}) > 1 or len({each.objects for each in known} - {()}) > 1:
             raise _Different
@@ -227,11 +237,11 @@ class _Places:
 
 
 class _Different(Exception):  # noqa: N818 # never leaves this module
-    """Raised where kinds of objects can't be told apart."""
+    """Raised if kinds of objects can't be distinguished."""
 
 
 def names_of(shape: ObjectShape) -> DistinctNames:
-    """All that can be watched of the names of a shape."""
+    """Complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
     names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
     required = frozenset(member.name for member in members if member.required)
@@ -247,7 +257,7 @@ def _members(shape: ObjectShape) -> dict[str, Member]:
 
 
 def _pruned(places: list[Watched]) -> tuple[Watched, ...]:
-    """Places with None for those below which nothing is watched."""
+    """Places with references to places below which no rule applies replaced by None."""
     above: list[list[int]] = [[] for _ in places]
     for i, place in enumerate(places):
         for below in place.below():

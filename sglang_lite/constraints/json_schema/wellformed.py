@@ -1,7 +1,7 @@
-"""Check that every keyword of a schema has a value of its kind: of any draft, and much faster than validation against a
-draft's own schema.
+"""Checks that every keyword of a schema has a value of its kind, for all drafts and much faster than by validation
+against a meta-schema.
 
-Source: JSON Schema draft 2020-12, core and validation; what older drafts wrote otherwise.
+Source: JSON Schema draft 2020-12, core and validation; older drafts where they differ.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MAX_SCHEMAS = 200_000
 
 _TOO_OLD = re.compile(r"json-schema\.org/draft-0[0-3]\b")
 _WRAPPERS = (("json_schema", "schema"), ("schema",), ("function", "parameters"), ("parameters",), ("input_schema",))
-_BESIDE = frozenset({"type", "name", "description", "strict"})  # what OpenAI and Anthropic write around a schema
+_BESIDE = frozenset({"type", "name", "description", "strict"})  # next to a schema in requests to OpenAI and Anthropic
 _WRAPPING = ["json_schema", "function"]
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
 @memoized
 def check_text(text: str) -> None:
-    """Check the JSON text of a schema.
+    """Checks the JSON text of a schema.
 
     Raises:
-        ConstraintError: not the JSON text of a schema; with the JSON Pointer of the fault.
+        ConstraintError: the text is not a valid schema; the error has the JSON Pointer of the fault.
     """
     if len(text) > MAX_SCHEMA_CHARS:
         raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
@@ -51,7 +51,7 @@ def check_text(text: str) -> None:
         check(json.loads(text, parse_constant=no_number))
     except ConstraintError:
         raise
-    except ValueError as error:  # of numbers with more digits than Python reads, too
+    except ValueError as error:  # also raised for numbers with more digits than Python reads
         hint = "Give a schema's text or a dict; of a file, what it has: json.load(file)." if text[:1] != "{" else ""
         raise ConstraintError(f"json_schema: not JSON: {error}", hint=hint) from error
     except RecursionError as error:
@@ -59,12 +59,12 @@ def check_text(text: str) -> None:
 
 
 def no_number(text: str) -> NoReturn:
-    """Refuse NaN and Infinity, as `parse_constant` of `json.loads`."""
+    """Refuses NaN and Infinity; used as `parse_constant` of `json.loads`."""
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
 def distinct_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    """Refuse members of one name, as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
+    """Refuses objects in which a name is repeated; used as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -74,10 +74,10 @@ def distinct_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def check(schema: object) -> None:
-    """Check a schema, and what only references lead to, as into `default`.
+    """Checks a schema, including parts that only a reference leads to, for example in `default`.
 
     Raises:
-        ConstraintError: not a schema; with the JSON Pointer of the fault.
+        ConstraintError: the value is not a valid schema; the error has the JSON Pointer of the fault.
     """
     if isinstance(schema, dict) and _TOO_OLD.search(str(schema.get("$schema"))):
         raise ConstraintError(
@@ -87,8 +87,8 @@ def check(schema: object) -> None:
             hint="Rewrite the schema for draft 4 or a later one.",
         )
     _refuse_wrapped(schema)
-    # For each level those that are left, found one by one: lists of 100,000 would start collections of garbage, which
-    # look at all that the caller has, and hold up its threads meanwhile.
+    # Remaining subschemas of each level, as lazy iterators: lists of 100,000 would trigger garbage collections, which
+    # traverse all objects of the caller and block its threads meanwhile.
     levels: list[Iterator[tuple[str, object]]] = [iter((("", schema),))]
     seen, references = set[str](), list[str]()
     document: Document | None = None
@@ -97,7 +97,7 @@ def check(schema: object) -> None:
         if not levels:
             try:
                 document = document or Document(schema)
-            except ConstraintError:  # for an address that is none, which is refused where it is looked for
+            except ConstraintError:  # an invalid URI, which is refused when it is resolved
                 return
             aims = [aim for aim in _aims(document, references.pop()) if aim not in seen]
             levels.append(zip(aims, map(document.at, aims)))
@@ -131,7 +131,9 @@ def check(schema: object) -> None:
 
 
 def _refuse_wrapped(schema: object) -> None:
-    """Raises ConstraintError: a schema is inside of what an API takes, which as a schema would allow anything."""
+    """Raises ConstraintError if a schema is wrapped in an API's request field, which as a schema would
+    allow any value.
+    """
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "json_object":
         raise ConstraintError(
@@ -153,14 +155,15 @@ def _refuse_wrapped(schema: object) -> None:
 
 
 def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
-    """Subschemas of a schema, each after its JSON Pointer."""
+    """Yields the direct subschemas of a schema, each as (JSON Pointer, subschema)."""
     for steps, each in subschemas(schema):
         yield pointer + steps, each
 
 
 def _aims(document: Document, pointer: str) -> Iterator[str]:
-    """Targets of a schema's references in its own document. Those that lead to nothing are refused where they are
-    followed."""
+    """Yields the targets of a schema's references in its own document. References without a target are refused when
+    they are followed.
+    """
     place = Place(pointer)
     for keyword in document.schema(place).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):

@@ -1,8 +1,8 @@
-"""The texts of objects whose members come in any order.
+"""Grammar of objects whose members come in any order.
 
-A rule remembers which of the members have come: all of a few, or those that are required, where others may follow
-without end. Where that is too much for a grammar, members may come again and again by the grammar, and the masks watch
-the names (watched.py).
+Rules remember which members have been written: all members if they are few, or the required ones if further names are
+unlimited. If that is too much for a grammar, the grammar lets members repeat and the masks watch the names
+(watched.py).
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.watched import ONCE, names_of
 from sglang_lite.protocol import ConstraintError
 
-MAX_ANY_ORDER = 400  # named members in any order
-MAX_REMEMBERED = 8  # of which a grammar remembers whether they have come
-ENDLESS = 10**9  # names
-MAX_NEEDS = 4  # members of some pattern that have to come
-_FEW = 4  # named members of which that costs less than watching
+MAX_ANY_ORDER = 400  # maximum number of named members in any order
+MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
+ENDLESS = 10**9  # number of names that counts as unlimited
+MAX_NEEDS = 4  # maximum number of needs (members of some pattern that are required)
+_FEW = 4  # required members up to which remembering costs less than watching
 
 _Other = tuple[Node, Formula]
 _Come = frozenset[int]
 
 
 def watch(writer: Notation, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False) -> None:
-    """Let the masks watch that names come once, and in any order that all come that have to."""
+    """Leaves the names of a shape to the masks: each name comes once and, if `in_any_order`, all required names are
+    present.
+    """
     assert writer.watches is not None
     known = ONCE
     if in_any_order:
@@ -52,23 +54,23 @@ def watch(writer: Notation, shape: ObjectShape, others: Sequence[_Other], *, in_
 
 
 def left_over(others: Sequence[_Other], least: int) -> bool:
-    """Tells whether there are at least so many names that are not listed."""
+    """Returns True if the languages in `others` contain at least `least` names together."""
     counts = [_count(names) for names, _ in others]
     return None in counts or sum(count or 0 for count in counts) >= least
 
 
 def _count(names: Node) -> int | None:
-    if isinstance(names, Complement) and texts_of(names.node) is not None:  # as of most open objects
+    if isinstance(names, Complement) and texts_of(names.node) is not None:  # the usual case of open objects
         return None
     return counted(names).count
 
 
 class AnyOrder:
-    """Writer of the objects of a shape.
+    """Writer of the objects of a shape with members in any order.
 
     Args:
-        writer: of all JSON.
-        shape: whose names that can be listed are.
+        writer: writer of the whole JSON text.
+        shape: shape whose finitely many names are listed as members.
     """
 
     def __init__(self, writer: Notation, shape: ObjectShape) -> None:
@@ -78,17 +80,17 @@ class AnyOrder:
         self._others = shape.free_others()
         self._needs = unimplied(shape.needs)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
-        self._least = shape.least  # as far as the grammar counts
+        self._least = shape.least  # minimum that the grammar itself counts
         self._remembered: _Come = frozenset()
 
     def text(self, *, alone: bool) -> Node:
-        """The texts.
+        """Texts of the objects.
 
         Args:
-            alone: no other shape of objects is possible in this place.
+            alone: whether no other shape of objects is possible at this place.
 
         Raises:
-            ConstraintError: too many members, or they are counted among too many.
+            ConstraintError: the shape has too many members or needs, or its counts can't be enforced in any order.
         """
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
@@ -111,7 +113,7 @@ class AnyOrder:
         return self._place(frozenset(), frozenset(), empty=True)
 
     def _check_needs(self) -> None:
-        """Refuse needs that can't be met once some names have come, or that a name which comes again breaks."""
+        """Refuses needs that the remaining names might not meet, or that a repeated name might break."""
         if not self._needs:
             return
         if self._writer.watches is None:
@@ -123,7 +125,7 @@ class AnyOrder:
                 raise _refusal("a member of a pattern that has few names and has to come can't come in any order")
 
     def _watched(self) -> Node:
-        """Members that may come again, as far as the grammar knows."""
+        """Texts in which members may repeat, as far as the grammar is concerned."""
         if self._most is not None and (self._required or self._needs):
             raise _refusal("members that are required can't be counted up to maxProperties in any order")
         if self._writer.watches is None:
@@ -141,10 +143,10 @@ class AnyOrder:
     # ---------------------------------------------------------------------------------------------- members
 
     def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
-        """A member that is not remembered, or that is not named.
+        """Texts of one member whose presence is not remembered, named or not.
 
         Args:
-            met: the needs that it meets.
+            met: needs that the member meets.
         """
 
         def body() -> Node:
@@ -159,7 +161,7 @@ class AnyOrder:
         return all(accepts(self._needs[i][0], name) for i in needs)
 
     def _meeting_others(self, needs: Met) -> list[_Other]:
-        """The names that are not listed with which all of some needs can be met, and with what values."""
+        """Unlisted names that meet all of the given needs, each language with the formula of its values."""
         found = []
         for names, formula in self._others:
             for i in needs:
@@ -176,10 +178,12 @@ class AnyOrder:
     # ----------------------------------------------------------------------------------------------- places
 
     def _place(self, come: _Come, met: Met, *, empty: bool) -> Ref:
-        """Rule for the place where these members of those that are remembered have come, and these needs are met.
+        """Rule for the position after some members.
 
         Args:
-            empty: no member has come.
+            come: remembered members that have been written.
+            met: needs that have been met.
+            empty: whether no member has been written.
         """
         return self._writer.rule(
             (self._number, "place", come, met, empty), lambda: self._at_place(come, met, empty=empty)

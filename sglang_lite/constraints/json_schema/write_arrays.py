@@ -1,7 +1,7 @@
-"""Grammars of arrays.
+"""Grammar of arrays.
 
-Where more is asked than what each item is (`contains`, `uniqueItems`), a rule stands for a place between items: how
-many there have been, how many of them count for what, and which values are used up.
+If more is demanded than the formula of each item (`contains`, `uniqueItems`), a rule stands for a position between
+items: the number of items so far, how many of them count for each `contains`, and which values have been used.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sglang_lite.constraints.json_schema.watched import DistinctItems
 from sglang_lite.constraints.json_schema.write_strings import quoted
 from sglang_lite.protocol import ConstraintError
 
-MAX_SUBSETS = 500  # sets of values that may have been used
-MAX_COMPARED = 12  # items that are held against each other
-MAX_DISTINCT = 1_000  # different items that are asked for, or listed values of them
+MAX_SUBSETS = 500  # maximum number of sets of used values
+MAX_COMPARED = 12  # maximum number of items that are compared pairwise
+MAX_DISTINCT = 1_000  # maximum number of required different items, or of listed values
 
 _NOT_HERE = "json_schema: inside another constraint only a handful of scalars can be unique items."
 _ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or: enforce='best_effort'."
 
 
 def array_text(writer: Notation, shape: ArrayShape) -> Node:
-    """The texts of the arrays of a shape.
+    """Texts of the arrays of a shape.
 
     Raises:
-        ConstraintError: its items have to be unique, and that can't be enforced.
+        ConstraintError: the items have to be unique, and that can't be enforced.
     """
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
@@ -57,24 +57,24 @@ def array_text(writer: Notation, shape: ArrayShape) -> Node:
     if shape.set_at is not None:
         try:
             return concat(opening, _different_items(writer, shape))
-        except ConstraintError:  # nothing but the asking for too many is a fault of a set
+        except ConstraintError:  # a set is refused only if it needs too many items
             if writer.plain or shape.least > MAX_DISTINCT:
                 raise
     return concat(opening, _any_items(writer, shape))
 
 
 def _any_items(writer: Notation, shape: ArrayShape) -> Node:
-    """Items that need not differ, and the closing bracket."""
+    """Texts of items that need not differ, and the closing bracket."""
     if shape.contains:
         return _ArrayWriter(writer, shape, unique=False).place(0, (0,) * len(shape.contains), frozenset())
     return concat(_items(writer, shape), writer.closing)
 
 
 def _different_items(writer: Notation, shape: ArrayShape) -> Node:
-    """Items that differ, as the grammar says or the masks watch, and the closing bracket.
+    """Texts of items that differ, ensured by the grammar or the masks, and the closing bracket.
 
     Raises:
-        ConstraintError: the masks can't tell in time that no value is left.
+        ConstraintError: the masks could not detect early enough that no unused value remains.
     """
     if _different(writer, shape):
         return _any_items(writer, shape)
@@ -96,16 +96,16 @@ def _different_items(writer: Notation, shape: ArrayShape) -> Node:
             return NOTHING
         for node in texts:
             if node != NOTHING:
-                counted(node)  # which the masks will do: it may be too large for them
+                counted(node)  # refuses languages that are too large for the masks to count
     writer.watches.items[shape] = DistinctItems(texts)
     return concat(_items(writer, shape, writer.different_item), writer.closing)
 
 
 def _enough(writer: Notation, shape: ArrayShape, places: list[Formula], texts: tuple[Node, ...]) -> bool:
-    """Tells whether there are as many values as items are asked for.
+    """Returns True if the items have enough different values for the required number of items.
 
     Raises:
-        ConstraintError: the first items may use up the values of others.
+        ConstraintError: the first items might use up the values of later items.
     """
     for i in range(min(shape.least, len(places))):
         last = shape.least - 1 if i == len(places) - 1 and shape.rest is not False else i
@@ -123,10 +123,10 @@ def _is_anything(values: ValueSet) -> bool:
 
 
 def _item_texts(writer: Notation, formula: Formula) -> Node:
-    """The texts of items, each value spelt in one way; of items that may be anything, the scalars.
+    """Texts of items with one spelling for each value; for items that may be any value, the texts of scalars only.
 
     Raises:
-        ConstraintError: there are objects or arrays of which that can't be listed.
+        ConstraintError: the items include objects or arrays whose texts can't be listed.
     """
     values = writer.reader.values(formula)
     if _is_anything(values) or not (values.arrays or values.objects):
@@ -134,7 +134,7 @@ def _item_texts(writer: Notation, formula: Formula) -> Node:
     try:
         return writer.listed_texts(formula)
     except ConstraintError as error:
-        if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:  # it leads to nothing
+        if error.pointer is not None and error.pointer.rpartition("/")[2] in REFERENCES:  # the reference has no target
             raise
         why = error.message.removeprefix("json_schema: ").removesuffix(f" (at {error.pointer or '/'})")
         raise ConstraintError(
@@ -143,7 +143,7 @@ def _item_texts(writer: Notation, formula: Formula) -> Node:
 
 
 def _scalars(values: ValueSet) -> Node:
-    """The texts of the scalars of a set, each spelt in one way."""
+    """Texts of the scalars of a set, with one spelling for each value."""
     listed = texts_of(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
         raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} values of unique items.", hint=_ADVICE)
@@ -157,7 +157,7 @@ def _scalars(values: ValueSet) -> Node:
 
 @contextmanager
 def _blame(shape: ArrayShape) -> Iterator[None]:
-    """Give errors inside to the keyword that forbids equal items."""
+    """Attributes errors raised inside to the keyword that forbids equal items."""
     try:
         yield
     except ConstraintError as error:
@@ -171,7 +171,7 @@ def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], N
     comma, item_text = writer.comma, item_text or writer.item
 
     def more(count: int) -> Node:
-        """The items that are not in the prefix, after `count` others."""
+        """Items after the prefix, of which `count` have been written."""
         fewer, less = max(0, least - count), None if most is None else most - count
         if shape.rest is False or less == 0:
             return NOTHING if fewer else EMPTY
@@ -192,7 +192,7 @@ def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], N
 
 
 def _different(writer: Notation, shape: ArrayShape) -> bool:
-    """Tells whether any two items differ, whatever they are."""
+    """Returns True if any two items differ, whatever their values."""
     if shape.most is None and shape.rest is not False:
         return False
     most = len(shape.prefix) if shape.most is None else shape.most
@@ -202,7 +202,7 @@ def _different(writer: Notation, shape: ArrayShape) -> bool:
 
 
 def _all_of_them(values: ValueSet) -> list[Formula] | None:
-    """The values of a set one by one, None where they are not a few scalars."""
+    """Values of a set, each as a formula, or None if they are not just a few scalars."""
     strings = texts_of(values.strings)
     if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
         return None
@@ -216,7 +216,9 @@ def _all_of_them(values: ValueSet) -> list[Formula] | None:
 
 
 def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
-    """The values of unique items one by one, where a grammar can remember which were used."""
+    """Possible values of unique items, each as a formula, or None if they are too many for a grammar to remember which
+    were used.
+    """
     if shape.most == 0:
         return []
     found: dict[Formula, None] = {}
@@ -235,7 +237,7 @@ class _ArrayWriter:
     def __init__(self, writer: Notation, shape: ArrayShape, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = _few_values(writer, shape) if unique else None
-        # From this item on all items are alike, so that places after it need not be told apart.
+        # From this index on all items have the same rules, so that later positions need not be distinguished.
         self._alike = max(len(shape.prefix), shape.least, *(each.start for each in shape.contains), 0)
 
     def place(self, index: int, counts: tuple[int, ...], used: frozenset[Formula]) -> Ref:
@@ -259,7 +261,9 @@ class _ArrayWriter:
         return alternation(options)
 
     def _counting(self, index: int, counts: tuple[int, ...]) -> Iterator[tuple[Formula, tuple[int, ...]]]:
-        """Formulas of the next item, counted for each `contains` or not, with the counts after it."""
+        """Yields formulas of the next item, for each choice of which `contains` it counts for, with the counts after
+        it.
+        """
         choices: list[list[tuple[Formula, int]]] = []
         for count, (formula, start, least, most) in zip(counts, self._shape.contains):
             if index < start or (most is None and count >= least):

@@ -1,4 +1,4 @@
-"""Sets of numbers as JSON texts: whole numbers without a fraction, no exponents unless every number will do."""
+"""JSON texts of sets of numbers: whole numbers without a fraction, and exponents only if every number is allowed."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from sglang_lite.constraints.json_schema.multiples import multiples
 from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE, NumberRange, Numbers
 from sglang_lite.constraints.syntax.regex import parse
 
-MAX_LISTED = 1_000  # numbers of a range one by one
+MAX_LISTED = 1_000  # maximum count of a range's numbers that are listed
 
-# Exponents that floats have, up to 8 digits before.
+# Any number; exponents stay in the range of floats, after up to 8 digits.
 ANY_NUMBER = parse(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|-?(?:0|[1-9][0-9]{0,7})(?:\.[0-9]+)?[eE][+-]?[0-2]?[0-9]{1,2}")
 _DIGIT = CharSet(((48, 57),))
 _DIGITS = Repeat(_DIGIT, 0, None)
 _FRACTION = optional(parse(r"\.[0-9]+"))
-_SOME_MORE = parse("0*[1-9][0-9]*")  # digits that add something
+_SOME_MORE = parse("0*[1-9][0-9]*")  # digits other than zeros alone
 _PLAIN = parse(r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9]")
 _ZEROS = parse(r"\.0+")
 _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
 def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
-    """Texts of a set of numbers; NOTHING for none.
+    """Texts of a set of numbers, or NOTHING if the set is empty.
 
     Args:
-        decimals: whole numbers may have a fraction of zeros.
+        numbers: set of numbers.
+        decimals: whether whole numbers may have a fraction of zeros.
 
     Raises:
-        ConstraintError: multiples that no small automaton can tell.
+        ConstraintError: the set has multiples that no small automaton recognises.
     """
     if numbers == EVERY:
         return ANY_NUMBER
@@ -58,7 +59,7 @@ def _is_whole(piece: NumberRange) -> bool:
 
 
 def plain_texts(numbers: Numbers) -> Node:
-    """Texts of a set of numbers, each as `decimal_text` spells it."""
+    """Texts of a set of numbers, each spelled as by `decimal_text`."""
     if numbers == NONE:
         return NOTHING
     if numbers == EVERY:
@@ -69,7 +70,7 @@ def plain_texts(numbers: Numbers) -> Node:
 
 
 def decimal_text(value: Fraction) -> str:
-    """A number that is a finite decimal, without zeros at its end."""
+    """Text of a number, which must be a finite decimal, without trailing zeros."""
     digits = 0
     while (value * 10**digits).denominator != 1:
         digits += 1
@@ -79,7 +80,7 @@ def decimal_text(value: Fraction) -> str:
 
 
 def _piece(piece: NumberRange) -> Node:
-    all_whole = piece.step == 1 and not piece.avoid  # of which one alone is listed
+    all_whole = piece.step == 1 and not piece.avoid  # listed only if the range has a single number
     members = piece.members(1 if all_whole else MAX_COUNTED) or ()
     if len(members) == 1 or (len(members) in range(1, MAX_LISTED) and piece.step != 1):
         return alternation(literal(decimal_text(value)) for value in members)
@@ -109,7 +110,7 @@ def _range(piece: NumberRange) -> Node:
 
 
 def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool) -> Node:
-    """Numbers from `low` ≥ 0 up."""
+    """Texts of the numbers from `low` (at least 0) to `high`."""
     if whole:
         least = math.floor(low) + 1 if low_open else math.ceil(low)
         return _integers(least, None if high is None else math.ceil(high) - 1 if high_open else math.floor(high))
@@ -126,13 +127,13 @@ def _positive(low: Fraction, low_open: bool, high: Fraction | None, high_open: b
 
 
 def _split(value: Fraction) -> tuple[int, str]:
-    """The whole part and the digits after the point."""
+    """Whole part of a number, and its digits after the point."""
     whole, _, digits = decimal_text(value).partition(".")
     return int(whole), digits
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> Node:
-    """Texts after a whole part with which the fraction is at least 0.digits, or more if `is_open`."""
+    """Texts that follow a whole part if the fraction is at least 0.digits, or greater if `is_open`."""
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
     options = [
@@ -144,7 +145,9 @@ def _fraction_from(digits: str, *, is_open: bool) -> Node:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> Node:
-    """Texts after a whole part with which the fraction is at most 0.digits, which end in no zero."""
+    """Texts that follow a whole part if the fraction is at most 0.digits, or less if `is_open`; `digits` must not end
+    in zero.
+    """
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
     options: list[Node] = [EMPTY]
@@ -159,7 +162,7 @@ def _fraction_to(digits: str, *, is_open: bool) -> Node:
 
 
 def _integers(low: int, high: int | None) -> Node:
-    """Whole numbers from `low` ≥ 0 to `high`."""
+    """Whole numbers from `low` (at least 0) to `high`."""
     if high is not None and low > high:
         return NOTHING
     a, b = str(low), None if high is None else str(high)
@@ -175,7 +178,7 @@ def _integers(low: int, high: int | None) -> Node:
 
 
 def _digits_between(a: str, b: str) -> Node:
-    """Digits of one length from `a` to `b`."""
+    """Digits from `a` to `b`, which have the same length."""
     same = 0
     while same < len(a) and a[same] == b[same]:
         same += 1

@@ -1,8 +1,8 @@
-"""The texts of objects: members that are named in the schema in its order, then others in any.
+"""Grammar of objects: members named in the schema in its order, then other members in any order.
 
-The named ones are halved again and again, so that rules for thousands of them nest a dozen deep. Where members are
-counted, or some have to meet `needs`, a rule stands for each place between members instead, with what has been counted
-and met so far.
+The named members are halved recursively, so that rules for thousands of them nest only a dozen deep. If members are
+counted, or some have to meet `needs`, each rule stands for a position between members instead, with the count and the
+needs met so far.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
 from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, left_over, watch
 from sglang_lite.protocol import ConstraintError
 
-MAX_COUNTED = 300  # named members, where their number counts
+MAX_COUNTED = 300  # maximum number of named members if members are counted
 
 
 def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> Node:
-    """The texts of the objects of a shape.
+    """Texts of the objects of a shape.
 
     Args:
-        alone: no other shape of objects is possible in this place.
+        alone: whether no other shape of objects is possible at this place.
 
     Raises:
-        ConstraintError: too many members to count, or for any order.
+        ConstraintError: the shape has too many members to count or to write in any order.
     """
     if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
@@ -58,14 +58,16 @@ class _ObjectWriter:
         required = sum(member.required for member in self._members)
         self._least = shape.least if shape.least > required else 0
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
-        self._exact = self._least > 1 or self._most is not None  # else all that counts is whether there is a member
+        self._exact = self._least > 1 or self._most is not None  # else it only matters if a member was written
         self.counts = bool(self._members) and self._exact
         if self._others:
             self._refuse_what_repeated_names_break(required)
 
     def _refuse_what_repeated_names_break(self, required: int) -> None:
-        """Let the masks watch the names where counts and needs would break by one that is written twice: no grammar
-        knows of it, and the last one counts. Refuse them where nobody watches.
+        """Leaves the names to the masks if a repeated name could break counts or needs.
+
+        The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a name. Raises
+        ConstraintError if no masks watch the names.
         """
         counting = self._shape.least - required > 1 and self._shape.counted_at is not None
         if counting and self._writer.watches is not None and left_over(self._others, self._shape.least):
@@ -98,7 +100,7 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _first(self, start: int, end: int) -> Node:
-        """Members from `start` to `end`, at least one of them, as the first ones of the object."""
+        """Members from `start` to `end`, at least one of them, at the beginning of the object."""
         if end - start == 1:
             return self._member(start, 0)
         return self._writer.rule((self._number, "first", start, end), lambda: self._first_half(start, end))
@@ -111,7 +113,7 @@ class _ObjectWriter:
         return alternation(options)
 
     def _more(self, start: int, end: int) -> Node:
-        """The members from `start` on, after others."""
+        """Members from `start` to `end`, after other members."""
         if end - start == 1:
             member = self._member(start, 1)
             return member if self._members[start].required else optional(member)
@@ -120,8 +122,9 @@ class _ObjectWriter:
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
     def _rest(self, count: int, met: Met = frozenset()) -> Node:
-        """The members that are not named, after `count` others, and the end. Those that meet needs are the last ones,
-        where none can take their names again."""
+        """Unnamed members, after `count` others, and the end of the object. Members that meet needs come last, so that
+        no later member can repeat their names.
+        """
         unmet = [need for i, need in enumerate(self._needs) if i not in met]
         least = max(0, self._least - count - len(unmet))
         most = None if self._most is None else self._most - count - len(unmet)
@@ -132,7 +135,7 @@ class _ObjectWriter:
         return alternation(options)
 
     def _other(self, count: int, need: Need = (ANY_TEXT, True)) -> Node:
-        """A member that is not named, and meets a need."""
+        """Unnamed member that meets a need."""
         return alternation(
             self._writer.member(part, all_of(formula, need[1]), first=not count)
             for names, formula in self._others
@@ -140,7 +143,7 @@ class _ObjectWriter:
         )
 
     def _end(self, count: int, unmet: Sequence[Need] = ()) -> Node:
-        """Members that meet needs, and the end."""
+        """Members that meet the given needs, and the end of the object."""
         parts = [self._other(count + i, need) for i, need in enumerate(unmet)]
         return concat(*parts, self._writer.end(empty=not count and not unmet))
 
@@ -152,7 +155,7 @@ class _ObjectWriter:
         return self._place(0, 0, frozenset())
 
     def _place(self, index: int, count: int, met: Met) -> Ref:
-        """Rule for the place where the named members from `index` on may come."""
+        """Rule for the position where the named members from `index` on may follow."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
     def _at_place(self, index: int, count: int, met: Met) -> Node:

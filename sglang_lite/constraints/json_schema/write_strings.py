@@ -1,4 +1,6 @@
-"""Languages of strings as JSON writes them. Each character is written in one way: `json.dumps`' own, not only ASCII."""
+"""Languages of strings as written in JSON. Each character has one spelling: that of `json.dumps` with
+`ensure_ascii=False`.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,18 @@ _ANY_CHARACTERS = Repeat(_ANY_CHARACTER, 0, None)
 
 
 _QUOTE = literal('"')
-_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder each time
+_JSON = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make a new encoder for each call
 
 
 def quoted(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
-    """The JSON texts of some strings, with others before and after each."""
+    """JSON texts of some strings, each between texts of `before` and `after`."""
     return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _written)
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
-    """Strings, written in some way, with others before and after each.
+    """Strings in the notation of `written`, each between texts of `before` and `after`.
 
-    Complements are put outermost, as `a & ~b` of whole lexemes: engines have a short cut for that.
+    Complements are placed outermost, as `a & ~b` of whole lexemes: engines have a shortcut for that form.
     """
     parts = strings.parts if isinstance(strings, Intersection) else (strings,)
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
@@ -77,7 +79,7 @@ def _written(node: Node) -> Node:
             return _character(node)
         case Text(text):
             return Text(_JSON(text)[1:-1])
-        case Complement(inner):  # of what is written so, not of all texts
+        case Complement(inner):  # relative to valid JSON strings, not to all texts
             return Intersection((_ANY_CHARACTERS, Complement(_written(inner))))
     return mapped(node, _written)
 

@@ -1,7 +1,9 @@
-"""Objects as families of models write the arguments of tools: each member between tags, strings as they are (`Tags`).
+"""Writer of objects in the notation in which some model families write the arguments of tools: each member between
+tags, strings unquoted (`Tags`).
 
-Every member is one lexeme, or has one before and one after an array or object. Where the tags don't say what a value
-is, a string of a place that takes arrays or objects too does not begin like one, so that it can be told apart.
+Every member is one lexeme, or has one lexeme before and one after an array or object. If the tags don't state a value's
+type, a string at a place that also allows arrays or objects must not begin like one, so that the reader can distinguish
+them.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ from sglang_lite.constraints.json_schema.write_strings import between
 from sglang_lite.constraints.syntax.regex import parse
 from sglang_lite.protocol import ConstraintError, Tags
 
-_STRING = 3  # of Tags.types
+_STRING = 3  # index of strings in Tags.types
 
 
 @cache
 def _names() -> Node:
-    """Names that can stand in a tag. (Parsing takes a while, which importing must not.)"""
+    """Names that can stand in a tag. Parsed on first use, because parsing would slow down the import."""
     return parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')
 
 
 @cache
 def _no_containers() -> Node:
-    """Texts that don't begin like a container in JSON."""
+    """Texts that don't begin like a JSON array or object."""
     return parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")
 
 
@@ -59,9 +61,9 @@ class TaggedWriter:
     """Writer of objects whose members stand between tags.
 
     Args:
-        reader: of the schema.
-        style: of JSON.
-        tags: around the members.
+        reader: reader of the schema.
+        style: style of JSON inside the tags.
+        tags: tags around the members.
     """
 
     opening: Node = EMPTY
@@ -76,10 +78,11 @@ class TaggedWriter:
         self._sealed: set[str] = set()
 
     def language(self, formula: Formula) -> Language:
-        """The texts of the objects in a formula.
+        """Language of the texts of a formula's objects.
 
         Raises:
-            ConstraintError: there are none, or something can't be enforced or written, with its JSON Pointer.
+            ConstraintError: the formula has no objects, or something can't be enforced or written; the error has a JSON
+                Pointer.
         """
         return self._json.finished(self._objects(formula), self._sealed)
 
@@ -110,7 +113,7 @@ class TaggedWriter:
     # ------------------------------------------------------------------------------------------------- values
 
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
-        """The texts of a value of one name or several, with its tags."""
+        """Texts of a value with its tags, for one name or a language of names."""
         with blame_formula(formula):
             name = text_of(names)
             if names != EMPTY and both_strings(names, _names()) != names and name is not None:
@@ -130,7 +133,7 @@ class TaggedWriter:
             return concat(lead, found)
 
     def _texts(self, before: str, said: str, after: str, formula: Formula, values: ValueSet) -> Node:
-        """The texts of the values that have one type in the tags, with those."""
+        """Texts of the values of one type, as named in the tags, with their tags."""
         null, boolean, number, string, array, object_ = (said == each for each in self._tags.types)
         scalars: list[Node] = [literal("null")] if null and values.null else []
         scalars += [booleans(values)] if boolean else []
@@ -149,21 +152,21 @@ class TaggedWriter:
         return alternation(options)
 
     def _strings(self, before: str, strings: Node, after: str) -> Node:
-        """Strings without the mark in them, with their tags."""
+        """Strings that don't contain the mark, with their tags."""
         mark = literal(self._tags.mark)
         without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:
             return NOTHING
         if texts_of(without) is not None:
             return between(literal(before), without, literal(after), lambda node: node)
-        # Said of the whole, so that an automaton sees that nothing can follow: the mark with more behind it than there
-        # is in the tag.
+        # The exclusion covers the whole text, so that an automaton sees that nothing can follow the tag: the mark must
+        # not be followed by more characters than in the tag.
         more = len(after) - after.index(self._tags.mark) - len(self._tags.mark) + 1
         again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
         return intersection(between(literal(before), strings, literal(after), lambda node: node), complement(again))
 
     def _container(self, said: str, formula: Formula, values: ValueSet) -> Node:
-        """The texts of arrays and objects."""
+        """Texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
         if self._tags.item is None:
@@ -179,10 +182,10 @@ class TaggedWriter:
         return alternation(options)
 
     def _objects(self, formula: Formula, *, no_items: bool = False) -> Ref:
-        """The texts of the objects in a formula, as far as their members are said.
+        """Reference to the rule of a formula's objects, limited to members that the schema describes.
 
         Args:
-            no_items: no member has a name that makes an array of it.
+            no_items: whether to refuse a member called "item", which would look like an item of an array.
         """
 
         def body() -> Node:
@@ -198,7 +201,7 @@ class TaggedWriter:
         return self.rule(("objects", formula), body)
 
     def _named(self, shape: ObjectShape) -> ObjectShape:
-        """A shape without members that nothing is said of."""
+        """Shape without members that the schema does not describe."""
         shape = shape.listed()
         others = [
             (names, f) for all_names, f in shape.others if (names := both_strings(all_names, _names())) != NOTHING

@@ -1,4 +1,6 @@
-"""A JSON value as the text that is generated for it: members in the schema's order, numbers as decimals."""
+"""Writer of a given JSON value in the style that is generated: members in the schema's order, numbers as
+decimals.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from sglang_lite.protocol import JsonSchema
 
 
 def value_text(constraint: JsonSchema, value: object) -> str | None:
-    """The text of a value; None if the schema does not allow it, as far as it is enforced.
+    """Text of a value, or None if the enforced part of the schema does not allow the value.
 
     Raises:
-        ConstraintError: a schema that is not valid or can't be enforced.
+        ConstraintError: the schema is not valid or can't be enforced.
     """
     document = document_of(constraint)
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
@@ -54,7 +56,7 @@ class _Styler:
         return next((text for shape in values.objects for text in self._object(shape, value)), None)
 
     def _array(self, shape: ArrayShape, items: list[Any]) -> Iterator[str]:
-        """The text, if the array is of the shape."""
+        """Yields the text if the array is of the shape."""
         if len(items) < shape.least or (shape.most is not None and len(items) > shape.most):
             return
         for formula, start, least, most in shape.contains:
@@ -68,13 +70,13 @@ class _Styler:
             yield f"[{self._inside}{self._comma.join(map(str, texts))}{self._inside}]"
 
     def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
-        """The text, if the object is of the shape."""
+        """Yields the text if the object is of the shape."""
         if len(members) < shape.least or (shape.most is not None and len(members) > shape.most):
             return
         if any(member.required and member.name not in members for member in shape.members):
             return
         first = [member.name for member in shape.listed().members if member.name in members]
-        last: list[str] = []  # as those that meet needs are written
+        last: list[str] = []  # members that meet needs are written last
         for names, formula in shape.needs:
             fitting = (n for n in (*first, *members) if accepts(names, n))
             meeting = next((n for n in fitting if self.text(formula, members[n]) is not None), None)

@@ -1,1 +1,3 @@
-"""Python types as constraints: their texts, their schemas, and values read back. Knows no grammar and no engine."""
+"""Python types as constraints: the texts of their values, their schemas, and readers. Independent of grammars and
+engines.
+"""

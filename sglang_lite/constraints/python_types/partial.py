@@ -1,4 +1,4 @@
-"""Partial values: the beginning of a JSON text read as a value of a type."""
+"""Partial values: the beginning of a JSON text, read as an incomplete value of a Python type."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def partial_reader(annotation: object) -> Callable[[str], UserValue]:
-    """A function from the beginning of a text to what it says of the value so far; None where that is nothing yet.
+    """Function from the beginning of a text to the partial value of a type that it spells. The function returns None
+    while no part of the value is known.
 
-    Models and dataclasses become models of the same fields, None where one has not come, as are the fields of a named
-    tuple; lists, tuples and dicts have what has come, sets of what has no hash yet are lists. A scalar by itself has no
-    beginnings: only `str` is read before it is whole.
+    Models and dataclasses become models with the same fields. Fields that have not arrived are None, in named tuples as
+    well. Lists, tuples and dicts contain the items that have arrived; sets whose items are not hashable yet become
+    lists. A bare scalar other than `str` has no partial values.
     """
     if annotation is str:
         return lambda text: text or None
@@ -36,7 +37,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
     def read(text: str) -> Any:
         text = _without_open_number(text)
-        # A string that is still being written is shown, unless only whole ones are values (an enum, a date).
+        # An incomplete string is included, unless only complete strings are valid (an enum, a date).
         for strings in ("trailing-strings", True):
             try:
                 return adapter.validate_python(from_json(text, allow_partial=typing.cast(Any, strings)))
@@ -48,7 +49,7 @@ def partial_reader(annotation: object) -> Callable[[str], UserValue]:
 
 
 def _without_open_number(text: str) -> str:
-    """Drop the digits at the end, which may be the first of a longer number (unless they are part of a string)."""
+    """Drops digits at the end, which may be the beginning of a longer number, unless they are part of a string."""
     inside_a_string = re.sub(r"\\.", "", text).count('"') % 2
     return text if inside_a_string else re.sub(r"(-|-?[0-9][-+.0-9eE]*)$", "", text)
 
@@ -59,7 +60,7 @@ def _cached(annotation: Any) -> Any:
 
 
 def _partial(annotation: Any) -> Any:
-    """The type with whatever may come later left out or None."""
+    """Type in which everything that may still be missing is optional or None."""
     try:
         return _cached(annotation)
     except TypeError:  # unhashable metadata in Annotated
@@ -67,11 +68,11 @@ def _partial(annotation: Any) -> Any:
 
 
 class _Partial:
-    """Maker of the partial types of one type. A class that is inside itself is referred to by its name."""
+    """Builder of the partial type of a type. A class that contains itself is referred to by name."""
 
     def __init__(self) -> None:
-        self._names: dict[Any, str] = {}  # of the classes that were met
-        self._made: dict[str, Any] = {}  # models, by name
+        self._names: dict[Any, str] = {}  # names of the classes visited so far
+        self._made: dict[str, Any] = {}  # partial models by name
         self._done: dict[Any, Any] = {}  # partial types of classes
 
     def of(self, annotation: Any) -> Any:
@@ -87,7 +88,7 @@ class _Partial:
         if isinstance(annotation, typing.NewType):
             return self._typed(annotation.__supertype__)
         if origin in (Union, types.UnionType):
-            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # from a tuple
+            return Union[tuple(map(self._typed, arguments))]  # noqa: UP007 # members are in a tuple
         if origin is tuple and arguments and arguments[-1] is not ...:
             return self._tuple(arguments, tuple)
         if isinstance(origin, type) and arguments and issubclass(origin, abc.Iterable):
@@ -99,13 +100,14 @@ class _Partial:
         inner = tuple(a if a is ... else self._typed(a) for a in arguments)
         unhashable = issubclass(origin, abc.Set) and len(self._made) > before
         lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
-        return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # made at run time
+        return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
 
     def _tuple(self, items: Sequence[Any], make: Callable[[Sequence[Any]], Any]) -> Any:
-        """A tuple of which only the first items may be there.
+        """Type of a tuple whose last items may be missing.
 
         Args:
-            make: the value, of those that are.
+            items: types of the items.
+            make: constructor of the value from the items that have arrived.
         """
         from pydantic import WrapValidator
 
@@ -114,15 +116,15 @@ class _Partial:
                 raise ValueError("no list")
             return make(whole([*given, *[None] * (len(items) - len(given))])[: len(given)])
 
-        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # of a ForwardRef, too
-        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # made at run time
+        kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
+        return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # built at run time
 
     def _class(self, annotation: type) -> Any:
         from pydantic import BaseModel
 
         if annotation in self._done:
             return self._done[annotation]
-        if annotation in self._names:  # inside itself
+        if annotation in self._names:  # the class contains itself
             return Any if typing.is_typeddict(annotation) else ForwardRef(self._names[annotation])
         model = issubclass(annotation, BaseModel)
         if not model and not dataclasses.is_dataclass(annotation) and not typing.is_typeddict(annotation):
@@ -139,11 +141,11 @@ class _Partial:
 
         if issubclass(annotation, RootModel):
             root = self._typed(annotation.model_fields["root"].annotation)
-            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # made at run time
+            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
         else:
             extra: Literal["allow", "ignore"] = "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
             fields: dict[str, Any] = {
-                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # of a ForwardRef, too
+                each: (Union[self._typed(f.annotation), None], Field(None, validation_alias=f.validation_alias))  # noqa: UP007 # X | None fails for a ForwardRef
                 for each, f in annotation.model_fields.items()
             }
             config = ConfigDict(populate_by_name=True, extra=extra, arbitrary_types_allowed=True)
@@ -157,10 +159,10 @@ class _Partial:
         hints = typing.get_type_hints(annotation)
         if typing.is_typeddict(annotation):
             members = {each: self._typed(hint) for each, hint in hints.items()}
-            return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # made at run time
+            return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # built at run time
         given = [each.name for each in dataclasses.fields(annotation) if each.init]
         fields: dict[str, Any] = {
-            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # of a ForwardRef, too
+            each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # X | None fails for a ForwardRef
             for each in given
         }
         self._made[name] = made = create_model(name, **fields)
@@ -168,6 +170,6 @@ class _Partial:
 
     def _named_tuple(self, annotation: Any) -> Any:
         hints = typing.get_type_hints(annotation)
-        kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # of a NamedTuple, where it is public
+        kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # public API of NamedTuple
         missing = [None] * len(kinds)
         return self._tuple(kinds, lambda given: annotation(*given, *missing[len(given) :]))

@@ -1,4 +1,6 @@
-"""Texts of scalar types, as regular expressions: of no more than pydantic reads, written as people write them."""
+"""Regular expressions for the texts of scalar types: a subset of the texts that pydantic reads, in the
+usual notation.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from collections.abc import Sequence
 
 from sglang_lite.constraints.json_schema.formats import CLOCK, DATE, IPV4, IPV6
 
-# JSON's safe integers: an unbounded one lets a small model write digits for ever.
+# JSON's safe integers. Without a bound, a small model may write digits for ever.
 MAX_INT = 2**53 - 1
 FLOAT = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?"
-NUMBER_DIGITS = 15  # that a decimal number keeps on its way through a JSON parser
+NUMBER_DIGITS = 15  # digits of a decimal number that survive a JSON parser
 
 TIME = CLOCK + r"(?:\.[0-9]{1,6})?"
 ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_COUNT = "[0-9]{1,6}"  # of which even years are a timedelta
+_COUNT = "[0-9]{1,6}"  # digits of a number; even 999,999 years fit a timedelta
 _TIMES = f"T(?:{_COUNT}H(?:{_COUNT}M)?(?:{_COUNT}S)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
 _DAYS = f"(?:{_COUNT}Y(?:{_COUNT}M)?(?:{_COUNT}D)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
 DURATION = f"-?P(?:{_DAYS}(?:{_TIMES})?|{_TIMES}|{_COUNT}W)"
@@ -40,15 +42,15 @@ def _base64(letter: str) -> str:
     return f"(?:{letter}{{4}})*(?:{letter}{{2}}==|{letter}{{3}}=)?"
 
 
-_LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"  # nothing that begins as punycode
-_LETTERS = "[a-zA-Z](?:-?[a-zA-Z0-9])*"  # a last label with a digit before would be an IPv4 address
+_LABEL = "[a-zA-Z0-9](?:-?[a-zA-Z0-9])*"  # excludes labels in Punycode
+_LETTERS = "[a-zA-Z](?:-?[a-zA-Z0-9])*"  # a last label that begins with a digit would be read as an IPv4 address
 _HOST = rf"(?:(?:{_LABEL}\.)*{_LETTERS}|{IPV4}|\[{IPV6}\])"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 _EMAIL = rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.)+[a-zA-Z]{{2,24}}"
 
 
 def _networks_v4() -> str:
-    """IPv4 networks: behind the bits of the prefix there are zeros alone."""
+    """Pattern of IPv4 networks: all bits after the prefix are zero."""
     byte = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
     texts = [f"{IPV4}(?:/32)?"]
     for bits in range(32):
@@ -60,7 +62,9 @@ def _networks_v4() -> str:
 
 
 def _networks_v6() -> str:
-    """IPv6 networks: so many groups, one of which may be cut, and `::`."""
+    """Pattern of IPv6 networks: the groups of the prefix, the last of which may be cut, followed by `::` unless there
+    are eight.
+    """
     texts = [f"{IPV6}(?:/128)?", "::/0"]
     for bits in range(1, 128):
         whole, more = divmod(bits, 16)
@@ -77,7 +81,7 @@ _V4_INTERFACE = f"{IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"
 _V6_INTERFACE = f"{IPV6}(?:/(?:[1-9]?[0-9]|1[01][0-9]|12[0-8]))?"
 _V4_NETWORK, _V6_NETWORK = _networks_v4(), _networks_v6()
 
-# By the names that pydantic gives them in `format`.
+# Patterns by the names that pydantic writes in `format`.
 FORMATS = {
     "uuid1": uuid_of(1), "uuid3": uuid_of(3), "uuid4": uuid_of(4), "uuid5": uuid_of(5),
     "uuid6": uuid_of(6), "uuid7": uuid_of(7), "uuid8": uuid_of(8),
@@ -88,21 +92,21 @@ FORMATS = {
     "email": _EMAIL, "name-email": f"(?:{_EMAIL}|[A-Za-z]+(?: [A-Za-z]+)* <{_EMAIL}>)",
 }  # fmt: skip
 
-_ASCII = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/-]|%[0-9a-fA-F]{2})"  # as a URL that was read has it, too
+_ASCII = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/-]|%[0-9a-fA-F]{2})"  # characters that a parsed URL keeps unescaped
 _MORE = r"(?:[a-zA-Z0-9._~!$&()*+,;=:@/\-\u00A1-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF]|%[0-9a-fA-F]{2})"
-_LONGEST_ESCAPE = 9  # what one of those becomes
+_LONGEST_ESCAPE = 9  # length of a character of _MORE after percent-encoding
 _PORT = "(?::(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?"
 _USER = r"(?:[a-zA-Z0-9._~-]+(?::[a-zA-Z0-9._~-]*)?@)?"
 _OPAQUE = "(?:data|geo|magnet|mailto|news|sms|tel|urn)"
 
 
 def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) -> list[tuple[str, int | None]]:
-    """The texts of URLs, as patterns with a greatest length each.
+    """Patterns of URLs, each with the maximum length of its texts (None for no limit).
 
     Args:
-        schemes: None for any.
-        max_length: of the URL that was read, where other characters than ASCII's are escaped.
-        hosts: there may be several, with commas between.
+        schemes: allowed schemes, or None for any.
+        max_length: maximum length of the parsed URL, in which non-ASCII characters are percent-encoded.
+        hosts: whether several hosts, separated by commas, are allowed.
     """
     any_scheme = schemes is None
     names = [name.replace("+", r"\+") for name in schemes or () if name != "file"]
@@ -127,14 +131,16 @@ def urls(schemes: Sequence[str] | None, max_length: int | None, *, hosts: bool) 
 
 
 def dates(low: datetime.date | None, high: datetime.date | None) -> str | None:
-    """A pattern of what stands between two dates, both included; None where nothing does."""
+    """Pattern of the dates between two bounds, both included, or None if no date is in range."""
     if (low or datetime.date.min) > (high or datetime.date.max):
         return None
     return f"^{_between((low or datetime.date.min).isoformat(), (high or datetime.date.max).isoformat())}$"
 
 
 def _between(low: str, high: str) -> str:
-    """Texts in which digits stand where they stand in the bounds, from `low` to `high`, both included."""
+    """Pattern of texts from `low` to `high`, both included, with digits in the positions where the bounds
+    have digits.
+    """
     same = next((i for i, (a, b) in enumerate(zip(low, high)) if a != b), len(low))
     if same == len(low):
         return low
@@ -153,18 +159,22 @@ def _between(low: str, high: str) -> str:
 
 
 def _layout(text: str) -> str:
-    """Pattern of any digits where a text has digits."""
+    """Pattern of a text with any digit in the place of each digit."""
     return re.sub("[0-9]", "[0-9]", text)
 
 
 def moments(*, day: bool, naive: bool, aware: bool) -> str:
-    """A pattern of times, or with `day` dates and times: without zones, with them, or both."""
+    """Pattern of times, or of dates and times if `day`: without a zone if `naive`, with a zone if `aware`,
+    or both.
+    """
     zone = f"{ZONE}?" if naive and aware else ZONE if aware else ""
     return f"^{f'{DATE}T' if day else ''}{TIME}{zone}$"
 
 
 def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_open: bool) -> str | None:
-    """A pattern of moments from one on, or until one, as clocks show it; None where there are none."""
+    """Pattern of the moments from a bound on (`up`) or until it, compared by local time without zones, or None if no
+    moment qualifies.
+    """
     text = bound.replace(tzinfo=None).isoformat(timespec="microseconds")
     seconds, fraction = text[:-7], text[-6:]
     options = []
@@ -179,7 +189,9 @@ def moments_beyond(bound: datetime.datetime | datetime.time, *, up: bool, is_ope
 
 
 def _fraction_from(digits: str, *, is_open: bool) -> str | None:
-    """Pattern after a second with which its fraction is at least 0.digits, or more if `is_open`; None for nothing."""
+    """Pattern of the fraction of a second that is at least 0.digits, or greater if `is_open`, or None if no fraction
+    qualifies.
+    """
     if not int(digits):
         return r"\.[0-9]*[1-9][0-9]*" if is_open else r"(?:\.[0-9]+)?"
     options = [f"{digits[:i]}[{int(d) + 1}-9][0-9]*" for i, d in enumerate(digits) if d != "9"]
@@ -191,7 +203,9 @@ def _fraction_from(digits: str, *, is_open: bool) -> str | None:
 
 
 def _fraction_to(digits: str, *, is_open: bool) -> str | None:
-    """Pattern after a second with which its fraction is at most 0.digits, or less if `is_open`."""
+    """Pattern of the fraction of a second that is at most 0.digits, or less if `is_open`, or None if no fraction
+    qualifies.
+    """
     if not int(digits):
         return None if is_open else r"(?:\.0+)?"
     options = [f"{digits[:i]}[0-{int(d) - 1}][0-9]*" for i, d in enumerate(digits) if d != "0"]

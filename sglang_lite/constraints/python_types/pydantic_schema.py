@@ -1,7 +1,7 @@
-"""Python types as JSON schemas that say of a value all that pydantic asks of its JSON, as far as a schema can.
+"""JSON schemas of Python types that express all that pydantic requires of a value's JSON, as far as a schema can.
 
-Read from pydantic's core schema, of which its own JSON schema leaves out much. What no schema says, as a validator's
-function, is named: it is checked when a text is read.
+They are generated from pydantic's core schema, because pydantic's own JSON schema omits much of it. Requirements that
+no schema expresses, such as a validator function, are listed with their reason; they are checked when a text is read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import UserValue
 
 Json = dict[str, Any]
-CoreNode: TypeAlias = Any  # one of some fifty TypedDicts of pydantic, by its "type"
+CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
 
-# Keywords that are taken out again, with their pointers.
+# Marks inside generated schemas, removed again by _marks_taken, which collects their pointers.
 _UNSAID = "x-checked-when-read"
 _SET = "x-set"
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
 _STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
-_HANDFUL = 8  # scalars, of which a grammar tells whether they are different
+_HANDFUL = 8  # maximum number of enum values for which a grammar enforces distinct items
 _NO_VALUE: Json = {"not": {}}
 _SCALARS = ["null", "boolean", "number", "string"]
 
-# Pydantic's own functions that accept whatever their schema allows, or the one that is given here.
+# Pydantic's own functions that accept every value of their schema, or of the schema given here.
 _SOUND: dict[str, Json | None] = {
     **dict.fromkeys((
         "path_validator", "deque_validator", "defaultdict_validator", "sequence_validator", "counter_validator",
@@ -56,9 +56,9 @@ class SchemaOfType:
     """JSON schema of a type.
 
     Attributes:
-        schema: it.
-        unsaid: what it does not say, as JSON Pointers into it, and why.
-        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not tell apart.
+        schema: JSON schema as a dict.
+        unsaid: requirements that the schema does not express, as (JSON Pointer into it, reason).
+        sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
     """
 
     schema: Json
@@ -67,14 +67,14 @@ class SchemaOfType:
 
 
 def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
-    """The JSON schema of a type.
+    """JSON schema of a type.
 
     Args:
-        adapter: of the type.
-        name: of the type, for errors.
+        adapter: pydantic adapter of the type.
+        name: name of the type, for error messages.
 
     Raises:
-        ConstraintError: its values can't be read from JSON.
+        ConstraintError: values of the type can't be read from JSON.
     """
     try:
         schema = TypeSchema().generate(adapter.core_schema)
@@ -93,14 +93,14 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
-    """The JSON schemas of several types by name, and the definitions (`$defs`) that they share.
+    """JSON schemas of several types by name, and the definitions (`$defs`) that they share.
 
     Raises:
-        ConstraintError: the values of one can't be read from JSON.
+        ConstraintError: values of one of the types can't be read from JSON.
     """
     inputs = [(name, "validation", adapter) for name, adapter in adapters]
     try:
-        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # invariant
+        found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # a list's type is invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
     by_name = {name: _marks_taken(schema).schema for (name, _), schema in found.items()}
@@ -108,7 +108,7 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
 
 
 def _marks_taken(schema: Json) -> SchemaOfType:
-    """A schema without the marks, and those by pointer."""
+    """Schema without the internal marks, and the pointers of the marks."""
     unsaid: list[tuple[str, str]] = []
     sets: list[str] = []
     queue = [("", schema)]
@@ -117,12 +117,12 @@ def _marks_taken(schema: Json) -> SchemaOfType:
             if _UNSAID in each:
                 unsaid.append((pointer, each.pop(_UNSAID)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
-                    each.update(each.pop("allOf")[0])  # which was put around alternatives
+                    each.update(each.pop("allOf")[0])  # undo the wrapper that _marked puts around alternatives
             if each.pop(_SET, False):
                 sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
     reference = schema.get("$ref", "")
-    if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # left so by the mark
+    if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # a $ref to the marked definition
         name = reference.removeprefix("#/$defs/")
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
         sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
@@ -130,7 +130,7 @@ def _marks_taken(schema: Json) -> SchemaOfType:
 
 
 class TypeSchema(GenerateJsonSchema):
-    """Pydantic's generator of JSON schemas, made exact; objects are closed unless their type says `extra="allow"`."""
+    """Pydantic's generator of JSON schemas, made exact. Objects are closed unless their type has `extra="allow"`."""
 
     def generate_inner(self, schema: CoreNode) -> Json:
         found: Json = super().generate_inner(schema)
@@ -147,7 +147,7 @@ class TypeSchema(GenerateJsonSchema):
                 found = _marked(found, f"by the function {name}")
         elif kind == "chain" and len(schema["steps"]) > 1:
             found = _marked(found, "by the later steps of its validation")
-        elif kind in ("is-instance", "is-subclass", "callable"):  # with a schema of the user's
+        elif kind in ("is-instance", "is-subclass", "callable"):  # with a JSON schema supplied by the user
             found = _marked(found, f"by its {kind} schema, which takes no JSON")
         return found
 
@@ -174,7 +174,7 @@ class TypeSchema(GenerateJsonSchema):
     def fraction_schema(self, schema: CoreNode) -> Json:
         bounds = {name: float(schema[name]) for name in ("ge", "gt", "le", "lt") if schema.get(name) is not None}
         if bounds:
-            return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # of known names
+            return self.float_schema({"type": "float", **bounds})  # type: ignore[typeddict-item] # only known names
         return {"type": "string", "format": "fraction"}
 
     def complex_schema(self, schema: CoreNode) -> Json:
@@ -196,7 +196,7 @@ class TypeSchema(GenerateJsonSchema):
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         said = {keyword: value for keyword, value in limits.items() if value is not None}
         coded = getattr(self._config, "val_json_bytes", "utf8")
-        if coded == "utf8":  # of which ASCII's characters are one byte
+        if coded == "utf8":  # lengths count bytes: each ASCII character is one byte
             return {"type": "string", **said, **({"pattern": _ASCII_ONLY} if said else {})}
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
@@ -243,7 +243,7 @@ class TypeSchema(GenerateJsonSchema):
         zone = schema.get("tz_constraint")
         aware_only = zone == "aware" or isinstance(zone, int)
         found: Json = {"type": "string", "pattern": patterns.moments(day=True, naive=True, aware=zone != "naive")}
-        if aware_only:  # leap seconds are the format's, not Python's
+        if aware_only:  # the format allows leap seconds, Python does not
             found = {"type": "string", "format": "date-time", "pattern": "^.{17}[0-5]"}
         if isinstance(zone, int):
             found = _marked(found, f"that the offset is {zone} seconds")
@@ -258,7 +258,7 @@ class TypeSchema(GenerateJsonSchema):
         return self._bounded(found, schema, naive=zone == "naive")
 
     def _bounded(self, found: Json, schema: CoreNode, *, naive: bool) -> Json:
-        """Moments within their limits. Where zones have to be compared, the digits tell it to the day."""
+        """Schema of moments within their limits. Limits in other time zones are enforced to the day only."""
         now = datetime.datetime.now()
         limits = [(schema.get(name), name[0] == "g", name[1] == "t") for name in ("ge", "gt", "le", "lt")]
         if schema.get("now_op"):
@@ -292,7 +292,7 @@ class TypeSchema(GenerateJsonSchema):
         return self._set(schema)
 
     def _set(self, schema: CoreNode) -> Json:
-        """The schema of a set. One may be written with an item twice, where nothing can tell."""
+        """Schema of a set. An item may be written twice if neither the grammar nor the masks can prevent it."""
         items = self.generate_inner(schema["items_schema"]) if "items_schema" in schema else {}
         least, most = schema.get("min_length", 0), schema.get("max_length")
         found: Json = {"type": "array", "items": items}
@@ -316,7 +316,7 @@ class TypeSchema(GenerateJsonSchema):
     def _common_dict_schema(self, schema: CoreNode) -> Json:
         keys = schema.get("keys_schema", {"type": "any"})
         if keys["type"] == "decimal" and keys.keys() <= {"type", "metadata"}:
-            keys = {"type": "float"}  # as names these look the same
+            keys = {"type": "float"}  # as member names, both look the same
         names = self._names(self.generate_inner(keys))
         values = self.generate_inner(schema["values_schema"]).copy() if "values_schema" in schema else {}
         if schema["type"] == "counter":
@@ -334,7 +334,7 @@ class TypeSchema(GenerateJsonSchema):
         return found
 
     def _names(self, keys: Json) -> Json:
-        """The schema of the names that are read as keys."""
+        """Schema of the member names that are read as keys."""
         known = self.resolve_ref_schema(keys)
         if known.keys() & {"anyOf", "allOf"}:
             word = "anyOf" if "anyOf" in known else "allOf"
@@ -363,7 +363,7 @@ class TypeSchema(GenerateJsonSchema):
 
     def tagged_union_schema(self, schema: CoreNode) -> Json:
         found: Json = super().tagged_union_schema(schema)
-        options = {"anyOf": found["oneOf"]}  # which the tag tells apart
+        options = {"anyOf": found["oneOf"]}  # the tag distinguishes them
         chosen = schema["discriminator"]
         return _marked(options, f"by the function {_name_of(chosen)}") if callable(chosen) else options
 
@@ -401,7 +401,9 @@ class TypeSchema(GenerateJsonSchema):
         return found
 
     def _named_required_fields_schema(self, named_required_fields: Any) -> Json:
-        """An object with the values of its fields where they are looked for: by name, by alias, or deep inside."""
+        """Schema of an object with each field's value at the place where pydantic looks for it: under its name, its
+        alias, or nested at an alias path.
+        """
         members: dict[Any, Any] = {}
         for name, required, field in named_required_fields:
             if field.get("init") is False:
@@ -417,11 +419,11 @@ class TypeSchema(GenerateJsonSchema):
                 self.handle_invalid_for_json_schema(field, f"the field {name}: its alias can't be written")
             inside[path[-1]] = (self.handle_ref_overrides(found), required)
         found = _nested(members)
-        found.pop("additionalProperties")  # the class says
+        found.pop("additionalProperties")  # set by the schema of the class
         return found
 
     def _path(self, field: Any, name: str) -> list[str | int]:
-        """Path to the value of a field in the JSON, the shortest one."""
+        """Shortest path to the value of a field in the JSON."""
         config = self._config
         by_name = getattr(config, "validate_by_name", None) or config.populate_by_name
         alias = field.get("validation_alias")
@@ -435,7 +437,11 @@ class TypeSchema(GenerateJsonSchema):
 
 
 def _nested(members: dict[Any, Any]) -> Json:
-    """The schema of members by name, or of items by index: each a schema and whether it is required, or members."""
+    """Schema of an object with members by name, or of an array with items by index.
+
+    Args:
+        members: for each name or index, a (schema, required) pair or nested members.
+    """
     said = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
     if members and all(isinstance(step, int) for step in members):
         items = [said.get(i, ({"type": "null"}, False)) for i in range(max(said) + 1)]
@@ -476,14 +482,14 @@ def _is_name(value: Any, known: Json) -> bool:
 
 
 def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:
-    """The bound of two that says more, and whether it is open."""
+    """Tighter of two bounds, and whether the bound is open."""
     if closed is None or open_ is None:
         return (open_, True) if closed is None else (closed, False)
     return tighter(closed, open_), tighter(closed, open_) == open_
 
 
 def _decimals(digits: int | None, places: int | None) -> Iterator[tuple[int, int]]:
-    """Pairs of how many digits may stand before and after the point."""
+    """Yields pairs of the maximum number of digits before and after the point."""
     most = min(digits or patterns.NUMBER_DIGITS, patterns.NUMBER_DIGITS)
     before_all = max(0, digits - places) if digits is not None and places is not None else most
     last = min(most, patterns.NUMBER_DIGITS if places is None else places)

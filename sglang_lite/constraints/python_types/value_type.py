@@ -1,7 +1,7 @@
-"""Python types as constraints: what text spells a value of a type, and how to read it back.
+"""Python types as constraints: the texts that spell values of a type, and functions that read them back.
 
-A scalar is written bare (`42`, `positive`, `2024-05-01`), everything else as JSON. Reading back is pydantic's, so a
-value is always valid under the type or an error.
+A scalar is written bare (`42`, `positive`, `2024-05-01`), every other value as JSON. Texts are read back by pydantic,
+so that a value is always valid for its type; any other text is an error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, R
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """A type to generate.
+    """Python type with its constraint and reader.
 
     Attributes:
-        annotation: the type.
-        constraint: what the text must look like; None for `str`, which is any text.
-        parse: the value of a text; raises ValueValidationError.
-        checked: what the constraint does not say, and `parse` checks: JSON Pointers into its schema, and why.
+        annotation: the type; None for text that only has to look like a number.
+        constraint: constraint on the text; None for `str`, which allows any text.
+        parse: function from a text to the value; raises ValueValidationError.
+        checked: requirements that only `parse` checks, as (JSON Pointer into the constraint's schema, reason).
     """
 
     annotation: Any
@@ -69,7 +69,9 @@ def value_type(annotation: object) -> ValueType:
 
 @lru_cache(maxsize=512)
 def _value_type(annotation: Any, today: datetime.date) -> ValueType:
-    """`today` is what some dates are compared with."""
+    """Constraint and reader of the values of a type. `today` is part of the cache key because some types compare with
+    the current day.
+    """
     if annotation is str:
         return ValueType(annotation, None, lambda text: text)
     if annotation in (int, float):
@@ -96,7 +98,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
 
 
 def number_text(number: Number) -> ValueType:
-    """Text of a number that Python reads."""
+    """ValueType whose values are texts of numbers that Python can convert, without thousands separators."""
     return ValueType(None, number, _plain)
 
 
@@ -116,7 +118,7 @@ def _number_reader(annotation: type) -> Callable[[str], Any]:
 
 
 def _members(annotation: Any) -> dict[str, Any] | None:
-    """The texts of a Literal or Enum and the value of each, None for other types."""
+    """Values of a Literal or Enum by their texts, or None for other types."""
     if get_origin(annotation) is Literal:
         members = get_args(annotation)
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -160,13 +162,13 @@ def _adapter(annotation: Any) -> Any:
         raise ConstraintError(
             f"type: {annotation!r} is no type that can be generated: {str(error).partition('. Set ')[0]}"
         ) from error
-    except ImportError as error:  # of what pydantic checks such values with
+    except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
 
 
-def for_pydantic(annotation: Any) -> Any:  # whatever stands as a type
-    """Convert TypedDicts of `typing` to those of `typing_extensions`, the only ones that pydantic takes before Python
-    3.12.
+def for_pydantic(annotation: Any) -> Any:  # any annotation
+    """Converts TypedDicts of `typing` to those of `typing_extensions`, which pydantic requires before
+    Python 3.12.
     """
     if typing.is_typeddict(annotation) and sys.version_info < (3, 12):
         hints = typing.get_type_hints(annotation, include_extras=True)
@@ -174,12 +176,12 @@ def for_pydantic(annotation: Any) -> Any:  # whatever stands as a type
             name: for_pydantic(hint) if name in annotation.__required_keys__ else NotRequired[for_pydantic(hint)]
             for name, hint in hints.items()
         }
-        return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # made at run time, as documented
+        return TypedDict(annotation.__name__, fields)  # type: ignore[operator] # built at run time, as documented
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return Annotated[(for_pydantic(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # from a tuple
+        return Union[tuple(map(for_pydantic, arguments))]  # noqa: UP007 # members are in a tuple
     if origin in (list, dict, tuple, set):
         return origin[tuple(map(for_pydantic, arguments))]
     return annotation

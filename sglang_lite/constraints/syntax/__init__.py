@@ -1,1 +1,3 @@
-"""Parsers from text to nodes and languages: regexes, GBNF, Lark. Knows no schemas but as records, and no engine."""
+"""Parsers from text to nodes and languages: regexes, GBNF, Lark. Schemas in grammars stay records. Independent of
+engines.
+"""

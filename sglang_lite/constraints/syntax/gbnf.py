@@ -1,6 +1,7 @@
-"""Grammars in GBNF, llama.cpp's dialect of EBNF. Every derivation counts; nothing is read greedily.
+"""Parser of grammars in GBNF, llama.cpp's dialect of EBNF. Every derivation counts; nothing is read greedily.
 
-Source: llama.cpp, grammars/README.md. Of tokens there are the marks that are text for grammars (`<think>`).
+Source: llama.cpp, grammars/README.md. Special tokens are supported only if every tokenizer can spell them as text
+(`<think>`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def parse(text: str) -> Language:
-    """The language of a grammar, whose start is the rule `root`, or the first where there is none of that name.
+    """Language of a grammar. Its start is the rule `root`, or the first rule if none has that name.
 
     Raises:
-        ConstraintError: not valid, or outside the dialect; the message shows the place.
+        ConstraintError: the grammar is not valid or is outside the dialect; the message shows the place.
     """
     return _Parser(Scanner("ebnf", text, _BLANK)).grammar()
 
@@ -70,7 +71,7 @@ class _Parser:
     def _item(self) -> Node | None:
         scanner = self._scanner
         at = scanner.at
-        if scanner.peek(f"{_NAME}{_BLANK}::="):  # the next rule
+        if scanner.peek(f"{_NAME}{_BLANK}::="):  # the next rule begins
             return None
         if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
@@ -127,7 +128,7 @@ class _Parser:
         return CharSet(charsets.complement(ranges) if negated else charsets.union(ranges))
 
     def _character(self) -> str:
-        """Read one character, plain or escaped, and nothing after it."""
+        """Reads one character, plain or escaped, without skipping blanks after it."""
         scanner = self._scanner
         start = scanner.at
         match = scanner.peek(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))|(?s:[^\\])")

@@ -1,12 +1,13 @@
-"""Grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
+"""Parser of grammars in Lark's syntax. Every derivation counts; nothing is read greedily.
 
-Terminals are what their regular expressions match, which are of the one dialect (regex.py); names in upper case are
-terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates (templates.py) are rules
-for each use, `%extend` adds to a rule, `%override` replaces it. Of llguidance's additions there are `{m,n}`, `&` and
-`~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text), the marks of models that are text for grammars,
-and of attributes `lazy` and `suffix`: the shortest texts of a rule. Other attributes, special tokens and imports other
-than of `common` are refused, and terminals that `%declare` leaves to a postlexer where they are used. Priorities choose
-among readings, all of which count here: they say nothing, as do aliases and the marks `?`, `!`, `_`.
+Terminals match their regular expressions, which are in the project's one dialect (regex.py); names in upper case are
+terminals, which can't be recursive. `%ignore` allows its text after every terminal. Templates (templates.py) are
+expanded to a rule for each use, `%extend` adds an alternative to a rule, `%override` replaces it. Supported additions
+of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`, `%regex {…}` (substrings of a text), special tokens
+that grammars may use as text, and the attributes `lazy` and `suffix` (the shortest texts of a rule). Other attributes,
+other special tokens and imports from modules other than `common` are refused, as are uses of terminals that `%declare`
+leaves to a postlexer. Priorities choose among derivations, all of which count here, so they have no effect; neither
+have aliases and the marks `?`, `!`, `_`.
 
 Source: Lark's grammar reference; llguidance, docs/syntax.md.
 """
@@ -44,18 +45,18 @@ from sglang_lite.protocol import ConstraintError, JsonSchema
 _BLANK = r"(?:[ \t\r\n]|(?://|#)[^\n]*)*"
 _RULE, _TERMINAL = r"_?[a-z][_a-z0-9-]*", r"_?[A-Z][_A-Z0-9]*"
 _NAME = f"(?:{_TERMINAL}|{_RULE})"
-_INSTEAD = {  # of attributes of a rule that llguidance knows
+_INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "stop": "Use suffix=…, which stays in the text, or gen(stop=…) inside of s.grammar(…).",
     "capture": "Name a generation inside of s.grammar(…).", "stop_capture": "Name a generation inside of s.grammar(…).",
     "max_tokens": "Use gen(max_tokens=…) inside of s.grammar(…).",
     "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
 }  # fmt: skip
-_PIECES = "%piece "  # begins the names of rules of substrings, to which terminals may refer
-_MOST_CHUNKS = 1_000  # of a text whose substrings are taken
+_PIECES = "%piece "  # prefix of rule names for substrings, which terminals may refer to
+_MOST_CHUNKS = 1_000  # maximum number of pieces of a %regex text
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 _ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
-_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|\.-?[0-9]+)"  # attributes, templates, priorities
+_ADDED = rf"(?:{_ATTRIBUTES}|\{{[^}}\n]*\}}|\.-?[0-9]+)"  # attributes, template parameters, priorities
 _DEFINITION = rf"[?!]*{_NAME}{_BLANK}(?:{_ADDED}{_BLANK})*:(?!:)"
 
 _COMMON = {
@@ -71,10 +72,11 @@ _COMMON |= {"FLOAT": _FLOAT, "SIGNED_FLOAT": f"[+-]?{_FLOAT}", "NUMBER": f"{_FLO
 
 
 def parse(text: str) -> tuple[Language, dict[str, JsonSchema]]:
-    """The language of a grammar, whose start is the rule `start`, and the schemas of rules that are still to be added.
+    """Language of a grammar, whose start is the rule `start`, and the schemas of the rules that are still to be added,
+    by name.
 
     Raises:
-        ConstraintError: not valid, or outside the dialect; the message shows the place.
+        ConstraintError: the grammar is not valid or is outside the dialect; the message shows the place.
     """
     return _Parser(Scanner("lark", text, _BLANK)).grammar()
 
@@ -85,7 +87,7 @@ class _Parser:
         self._uses: dict[str, int] = {}
         self._rules: dict[str, Node] = {}
         self._ignored: list[str] = []
-        self._terminals: dict[str, Node] = {}  # without references
+        self._terminals: dict[str, Node] = {}  # bodies with references resolved
         self._schemas: dict[str, JsonSchema] = {}
         self._templates = Templates(scanner)
         self._declared: set[str] = set()
@@ -134,7 +136,7 @@ class _Parser:
             self._templates.define(name, parameters[1], body, start)
 
     def _attributes(self) -> Node:
-        """The suffix that a lazy rule ends with, which may be nothing."""
+        """Suffix that a lazy rule ends with, or EMPTY if it has none."""
         scanner = self._scanner
         suffix: Node = EMPTY
         while True:
@@ -186,7 +188,7 @@ class _Parser:
         return alternation(options)
 
     def _sequence(self) -> Node:
-        """A sequence, or several with `&` between them."""
+        """Parses a concatenation, or several joined by `&`."""
         several = [self._concatenation()]
         while self._scanner.take("&"):
             several.append(self._concatenation())
@@ -257,7 +259,7 @@ class _Parser:
             self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
 
     def _template(self, name: str, at: int) -> Node:
-        """The use of a template."""
+        """Parses the arguments of a template and returns a reference to its instance."""
         scanner = self._scanner
         given: list[Node] = []
         while not given or scanner.take(","):
@@ -276,7 +278,7 @@ class _Parser:
         return found
 
     def _substrings(self, at: int) -> Node:
-        """The substrings of a text, by characters, words or given pieces; the empty one, too."""
+        """Substrings of a text, cut by characters, words or given pieces; the empty substring is included."""
         given = self._read_json("%regex", at)
         kind, value = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", None)
         pieces: Any = None
@@ -305,13 +307,13 @@ class _Parser:
     # ------------------------------------------------------------------------------------------ terminals
 
     def _terminal(self, node: Node) -> Ref:
-        """A terminal without a name."""
+        """Reference to a new anonymous terminal."""
         name = f"%T{len(self._rules)}"
         self._rules[name] = node
         return Ref(name)
 
     def _resolved(self, name: str, inside: tuple[str, ...] = ()) -> Node:
-        """Node of a terminal, its names resolved."""
+        """Body of a terminal without references to other terminals."""
         if name in inside:
             self._scanner.fail(f"the terminal {name} refers to itself", self._uses.get(name, 0))
         if name not in self._terminals:
@@ -329,7 +331,7 @@ class _Parser:
         return mapped(node, partial(self._without_names, inside=inside))
 
     def _with_terminals(self, node: Node, between: Node) -> Node:
-        """The body of a rule with what its terminals stand for, and ignored text after each."""
+        """Body of a rule with terminals replaced by their bodies, each followed by ignored text."""
         match node:
             case Ref(name) if _is_terminal(name):
                 return concat(self._resolved(name), between)
@@ -339,7 +341,7 @@ class _Parser:
 
 
 def _shortest(node: Node) -> Node:
-    """The texts of a node that begin with no other one."""
+    """Texts of a node without those that extend another text of the node."""
     return Intersection((node, Complement(concat(node, Repeat(ANY_CHAR, 1, None)))))
 
 

@@ -1,9 +1,10 @@
-"""The regex dialect: Python's `re` for `str`, always matched against the whole text, minus what no automaton can do.
+"""Parser of the regex dialect: Python's `re` for `str`, always matched against the whole text, without the features
+that no automaton supports.
 
-`parse` gives a small tree whose leaves are sets of code points, so that every engine is handed the same language
-spelled in its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Lookahead and word boundaries
-become intersections (zero_width.py). Backreferences, lookbehind, conditionals, atomic and possessive groups are refused
-with a caret under the place.
+`parse` returns a small tree whose leaves are sets of code points, so that every engine is given the same language in
+its own dialect (emit/regex.py), whatever `\\w`, `.` or `(?i)` mean there. Lookahead and word boundaries become
+intersections (zero_width.py). Backreferences, lookbehind, conditionals, atomic and possessive groups are refused, with
+a caret under the place.
 """
 
 from __future__ import annotations
@@ -49,17 +50,19 @@ MAX_NESTING = 100
 
 @memoized
 def parse(pattern: str) -> Node:
-    """Parses `pattern`.
+    """Node of the texts that `pattern` matches from start to end.
 
     Raises:
-        ConstraintError: not valid, or outside the dialect; the message shows the place.
+        ConstraintError: the pattern is not valid or is outside the dialect; the message shows the place.
     """
     parser = _Parser(pattern, ecma=False)
     return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
 
 
 def in_a_line(message: str) -> str:
-    """Message of a refused pattern with what follows the fault in place of the picture of its place."""
+    """Converts the message of a refused pattern to one line: the excerpt with the caret is replaced by the text after
+    the fault.
+    """
     problem, *picture = message.split("\n  ")
     if len(picture) != 2:
         return message
@@ -69,10 +72,11 @@ def in_a_line(message: str) -> str:
 
 
 def parse_part(pattern: str) -> Node:
-    """Parses a pattern that is matched within other text, of which lookahead and word boundaries would say something.
+    """Node of a pattern that is matched within other text, where lookahead and word boundaries would depend on that
+    text.
 
     Raises:
-        ConstraintError: as `parse`, or it has lookahead or word boundaries.
+        ConstraintError: the pattern is not valid, is outside the dialect, or contains lookahead or word boundaries.
     """
     parser = _Parser(pattern, ecma=False)
     tree = parser.parse()
@@ -83,15 +87,16 @@ def parse_part(pattern: str) -> Node:
 
 @memoized
 def parse_schema_pattern(pattern: str) -> Node:
-    """The texts in which a JSON schema's `pattern` is found: anywhere, and with the class escapes of ECMA-262.
+    """Node of the texts that contain a match of a JSON schema's `pattern`, which may match anywhere and has the class
+    escapes of ECMA-262.
 
     Raises:
-        ConstraintError: as `parse`.
+        ConstraintError: the pattern is not valid or is outside the dialect; the message shows the place.
     """
     parser = _Parser(pattern, ecma=True)
     tree = parser.parse()
     more = Repeat(ANY_CHAR, 1, None)
-    # (what comes before, what ^ then says), and the same for what comes after and $
+    # Pairs of (texts before the match, meaning of ^ then), and likewise for the texts after it and $.
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
     fronts = anchored if has_anchor(tree, at_start=True) else free
@@ -103,8 +108,8 @@ def parse_schema_pattern(pattern: str) -> Node:
 
 _CATEGORY = re.compile(r"\{(\^?)([A-Za-z_]+)\}")
 _CHARACTER_NAME = re.compile(r"\{([^}]+)\}")
-_OCTAL = re.compile("0[0-7]{0,2}|[1-7][0-7]{2}")  # of three digits, or of fewer with a zero before them
-_OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")  # where nothing can be a backreference
+_OCTAL = re.compile("0[0-7]{0,2}|[1-7][0-7]{2}")  # three digits, or fewer after a leading zero
+_OCTAL_IN_CLASS = re.compile("[0-7]{1,3}")  # no escape is a backreference here
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
@@ -114,7 +119,7 @@ class _Parser:
         self.pattern, self.ecma = pattern, ecma
         self.at = 0
         self.depth = 0
-        self.names: set[str] = set()  # of groups
+        self.names: set[str] = set()  # names of groups
         self.ignore_case = self.dot_all = False
 
     def parse(self) -> Tree:
@@ -156,8 +161,7 @@ class _Parser:
                 self.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(known)}.")
         if set(on) & set(off) or "u" in off:
             self.fail("flags that are turned on can't be turned off", at)
-        # `m` changes only what ^ and $ mean inside the text, where they are refused anyway (what is searched for may
-        # begin there); `u` is the default.
+        # `m` only changes the meaning of ^ and $ inside the text, where anchors are refused anyway; `u` is the default.
         self.ignore_case = (self.ignore_case or "i" in on) and "i" not in off
         self.dot_all = (self.dot_all or "s" in on) and "s" not in off
 
@@ -183,7 +187,7 @@ class _Parser:
             self.fail("nothing to repeat", start)
         if self.peek("+"):
             self.fail("possessive quantifiers are not supported", hint="Drop the '+'.")
-        self.take("?")  # lazy or greedy: the same language
+        self.take("?")  # lazy and greedy repeats match the same language
         if self.quantifier() is not None:
             self.fail("multiple repeat", self.at - 1)
         return Repeat(cast(Node, tree), *counts)
@@ -197,7 +201,7 @@ class _Parser:
             return None
         match = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}").match(self.pattern, self.at)
         if not match or match[0] == "{}":
-            return None  # as in Python, other braces are literal
+            return None  # other braces are literal, as in Python
         if self.ecma and not match[1]:
             self.fail("a repeat without a least count is no repeat in a schema's pattern", hint="Write {0,…}.")
         if max(len(match[1]), len(match[3])) > 100 or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT:
@@ -238,18 +242,21 @@ class _Parser:
         return charsets.ignoring_case(ranges) if self.ignore_case else ranges
 
     def language(self, before: Node, tree: Tree, after: Node, caret: Node, dollar: Node) -> Node:
-        """The texts of one before, one of the tree and one after. `caret` and `dollar` as for `edges`."""
+        """Texts that consist of a text of `before`, one of the tree and one of `after`; `caret` and `dollar` are as for
+        `edges`.
+        """
         if not has_assertion(tree):
             return concat(before, self.edges(tree, caret, dollar), after)
         word = ECMA["w"] if self.ecma else charsets.python_class(r"\w")
         return Assertions(self.edges, self.fail, word).language(before, tree, after, caret, dollar)
 
     def edges(self, tree: Tree, caret: Node, dollar: Node, *, starts: bool = True, ends: bool = True) -> Node:
-        """The tree with its anchors replaced by what they say there. They may only stand at its edges.
+        """Node of a tree with its anchors replaced. Anchors may only stand at the edges of the pattern.
 
         Args:
-            caret, dollar: EMPTY where nothing comes before, or after, the pattern's match; NOTHING elsewhere.
-            starts, ends: nothing in the pattern can come before `tree`, or after it.
+            tree: tree without lookahead and boundaries.
+            caret, dollar: EMPTY if no text comes before (after) the pattern's match, else NOTHING.
+            starts, ends: whether the tree is at the start (end) of the pattern.
         """
         match tree:
             case Anchor():
@@ -285,7 +292,7 @@ class _Parser:
                 name = self.pattern[self.at : end]
                 if end < 0 or not name.isidentifier() or name in self.names:
                     self.fail("bad group name")
-                if not self.ecma:  # where alternatives may share names
+                if not self.ecma:  # in ECMA-262, alternatives may share a name
                     self.names.add(name)
                 self.at = end + 1
             elif self.take("=") or self.take("!"):
@@ -304,7 +311,7 @@ class _Parser:
         return tree
 
     def inside(self, start: int) -> Tree:
-        """The rest of a group, up to its end."""
+        """Parses the rest of a group, including its closing parenthesis."""
         self.depth += 1
         if self.depth > MAX_NESTING:
             self.fail(f"groups nest deeper than {MAX_NESTING}")
@@ -364,7 +371,7 @@ class _Parser:
             char = unicodedata.lookup(name[1]) if name else ""
         except KeyError:
             char = ""
-        if name is None or len(char) != 1:  # some names are of sequences
+        if name is None or len(char) != 1:  # some names denote sequences of characters
             self.fail(r"\N needs the name of a Unicode character in braces", start)
         self.at = name.end()
         return ((ord(char), ord(char)),)
@@ -391,7 +398,7 @@ class _Parser:
         self.at += 1
         negated = self.take("^")
         ranges: list[tuple[int, int]] = []
-        first = not self.ecma  # in Python a ] that comes first is a character
+        first = not self.ecma  # in Python, a ] in first position is a character
         while first or not self.peek("]"):
             first = False
             item = self.class_item(start)
@@ -400,7 +407,7 @@ class _Parser:
                 self.at += 1
                 upper = self.class_item(start)
                 single = len(item) == len(upper) == 1 and item[0][0] == item[0][1] and upper[0][0] == upper[0][1]
-                if self.ecma and not single:  # ECMA-262, B.1.2: a hyphen beside a class is a character
+                if self.ecma and not single:  # ECMA-262, B.1.2: a hyphen next to a class is a character
                     ranges += (*item, *upper, (ord("-"), ord("-")))
                     continue
                 if not single or upper[0][0] < item[0][0]:

@@ -1,4 +1,4 @@
-"""Reading the text of a grammar from left to right, with errors that show the place."""
+"""Scanner of grammar text, with error messages that show the place."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
-_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # that every tokenizer has as text, or spells
+_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # every tokenizer has these as text or can spell them
 
 
 class Scanner:
-    """Reader of the text of a grammar from left to right, with errors that show the place.
+    """Reader of a grammar's text from left to right, with error messages that show the place.
 
     Args:
-        kind: of the grammar, for errors.
-        text: of the grammar.
-        blank: what may stand between its words, as a regular expression.
+        kind: kind of grammar, for error messages.
+        text: text of the grammar.
+        blank: regular expression of the whitespace and comments between tokens.
+
+    Attributes:
+        at: current offset in the text.
     """
 
     def __init__(self, kind: str, text: str, blank: str) -> None:
@@ -42,7 +45,7 @@ class Scanner:
         raise ConstraintError(f"{self.kind}: line {line}: {problem}\n  {shown}\n  {caret}", hint=hint)
 
     def skip(self) -> None:
-        """Skip blanks and comments."""
+        """Skips whitespace and comments."""
         match = self._blank.match(self.text, self.at)
         if match:
             self.at = match.end()
@@ -51,7 +54,9 @@ class Scanner:
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """Match a pattern here and skip the blanks after it; None where it does not match."""
+        """Matches a pattern at the current offset and skips the blanks after the match; returns None, without moving,
+        if the pattern does not match.
+        """
         match = self.peek(pattern)
         if match:
             self.at = match.end()
@@ -70,7 +75,7 @@ class Scanner:
         self._depth -= 1
 
     def counts(self) -> tuple[int, int | None] | None:
-        """A repetition sign, if one comes."""
+        """Reads a repetition sign and returns its (least, most) counts, or None if no repetition sign follows."""
         for sign, counts in ((r"\*", (0, None)), (r"\+", (1, None)), (r"\?", (0, 1))):
             if self.take(sign):
                 return counts
@@ -88,10 +93,10 @@ class Scanner:
 
 
 def marked(scanner: Scanner) -> Node:
-    """A special token by its name, of those that are text for grammars: marks of thoughts and of calls.
+    """Literal node of a special token, such as `<think>`, that grammars may use as text.
 
     Raises:
-        ConstraintError: another one.
+        ConstraintError: the special token is not one of the supported ones.
     """
     found = scanner.take(r"<\[?[^<>\s]*>")
     if found is None or found[0] not in _MARKS:
@@ -103,10 +108,12 @@ def marked(scanner: Scanner) -> Node:
 
 
 def complete(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
-    """The language, if every rule that is used is there.
+    """Returns a language unchanged after checking that every rule it uses is defined.
 
     Args:
-        uses: where each name is first used.
+        language: language to check.
+        scanner: scanner that raises the error.
+        uses: offset of the first use of each name.
     """
     for name in dict.fromkeys(name for body in language.rules.values() for name in sorted(references(body))):
         if name not in language.rules:

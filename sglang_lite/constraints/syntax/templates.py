@@ -1,4 +1,4 @@
-"""Templates of Lark's grammars: rules with parameters, made anew for each use."""
+"""Templates of Lark grammars: rules with parameters, expanded for each use."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from functools import partial
 from sglang_lite.constraints.formal.nodes import Node, Ref, mapped
 from sglang_lite.constraints.syntax.scanner import Scanner
 
-_MOST = 1_000  # rules that templates make
+_MOST = 1_000  # maximum number of template instances
 
 
 class Templates:
-    """Templates of a grammar, and their uses. A use is a reference to a rule that `instances` makes."""
+    """Templates of a grammar and their uses. Each use is a reference to a rule that `instances` creates."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self._bodies: dict[str, tuple[tuple[str, ...], Node]] = {}
-        self._names: dict[tuple[str, tuple[Node, ...]], str] = {}  # of the rule of each use
-        self._arguments: dict[Node, str] = {}  # rules of arguments that are no names, so that keys stay flat
+        self._names: dict[tuple[str, tuple[Node, ...]], str] = {}  # name of the rule for each use
+        self._arguments: dict[Node, str] = {}  # rule names of arguments that are not references, so that keys stay flat
         self._bodies_of: dict[str, Node] = {}
-        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and place, by rule
+        self._uses: dict[str, tuple[str, tuple[Node, ...], int]] = {}  # template, arguments and offset, by rule
 
     def __contains__(self, name: object) -> bool:
         return name in self._bodies
 
     def define(self, name: str, parameters: str, body: Node, at: int) -> None:
-        """Adds a template. Raises ConstraintError: its parameters are no names."""
+        """Adds a template. Raises ConstraintError if its parameters are not distinct names."""
         names = tuple(each.strip() for each in parameters.split(","))
         if len(set(names)) < len(names) or not all(each.replace("-", "_").isidentifier() for each in names):
             self._scanner.fail(f"the parameters of {name} are not names, each another one", at)
         self._bodies[name] = names, body
 
     def use(self, name: str, given: Sequence[Node], at: int) -> Ref:
-        """A reference to the rule that a template makes of its arguments."""
+        """Reference to the rule of a template with these arguments."""
         key = name, tuple(map(self._as_name, given))
         if key not in self._names:
             if len(self._names) == _MOST:
@@ -51,13 +51,14 @@ class Templates:
         return Ref(self._arguments[node])
 
     def instances(self, rules: Mapping[str, Node]) -> dict[str, Node]:
-        """The rules of all uses.
+        """Rules of all uses, by name.
 
         Args:
-            rules: of the grammar, in which no template is used but by `use`.
+            rules: rules of the grammar, which use templates only through `use`.
 
         Raises:
-            ConstraintError: a template is not there, or takes other arguments; or they make too many rules.
+            ConstraintError: a template is not defined or takes a different number of arguments, or templates make too
+                many rules.
         """
         made: dict[str, Node] = {}
         waiting = [*(name for body in rules.values() for name in self._used(body))]
@@ -92,7 +93,7 @@ class Templates:
         return found
 
     def _filled(self, node: Node, arguments: Mapping[str, Node]) -> Node:
-        """A body with arguments in place of parameters, in the templates that it uses, too."""
+        """Body with parameters replaced by arguments, also in the templates that it uses."""
         match node:
             case Ref(name) if name in arguments:
                 return arguments[name]

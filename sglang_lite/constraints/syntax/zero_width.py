@@ -1,8 +1,8 @@
 """Parts of regexes that match no characters: anchors, lookahead, word boundaries.
 
-Lookahead and boundaries say something of the text that follows, so that a pattern is read from its end: the texts that
-may follow a part are intersected with what is demanded there. A boundary also asks for the character before; the texts
-that may follow are therefore kept twice, for a word character before them and for another one (or none).
+Lookahead and boundaries restrict the text that follows, so a pattern is read from its end: the texts that may follow a
+part are intersected with the assertion there. A boundary also depends on the character before it; the texts that may
+follow are therefore kept twice, for a preceding word character and for any other one (or none).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
 )
 
-MAX_UNROLLED = 50  # rounds of a repeat with lookahead in it
+MAX_UNROLLED = 50  # maximum count of a repeat that contains assertions
 
 
 class Anchor:
-    """`^`, `$` and the like, until it is known what stands around it."""
+    """Anchor such as `^` or `$`, until its context is known."""
 
     def __init__(self, at: int, *, at_start: bool) -> None:
         self.at, self.at_start = at, at_start
 
 
 class Lookahead:
-    """Demand that the text after it begins with the tree, or does not if `negated`."""
+    """Assertion that the following text begins with a text of the tree, or does not if `negated`."""
 
     def __init__(self, at: int, tree: Tree, *, negated: bool) -> None:
         self.at, self.tree, self.negated = at, tree, negated
 
 
 class Boundary:
-    """Edge of a word; if `negated`, no edge of a word."""
+    """Word boundary, or its absence if `negated`."""
 
     def __init__(self, at: int, *, negated: bool) -> None:
         self.at, self.negated = at, negated
 
 
-Tree: TypeAlias = "Node | Anchor | Lookahead | Boundary"  # in which a node's parts may be such, too
+Tree: TypeAlias = "Node | Anchor | Lookahead | Boundary"  # the parts of a node may be trees, too
 
 
 def parts_of(tree: Tree) -> tuple[Tree, ...]:
@@ -69,14 +69,14 @@ def parts_of(tree: Tree) -> tuple[Tree, ...]:
 
 
 def has_anchor(tree: Tree, *, at_start: bool) -> bool:
-    """Tells whether a tree has an anchor, outside of lookahead at least for starts."""
+    """Returns True if a tree contains a start anchor (`at_start`) or an end anchor, inside lookahead as well."""
     if isinstance(tree, Anchor):
         return tree.at_start == at_start
     return any(has_anchor(part, at_start=at_start) for part in parts_of(tree))
 
 
 def has_assertion(tree: Tree) -> bool:
-    """Tells whether a tree has lookahead or boundaries."""
+    """Returns True if a tree contains lookahead or word boundaries."""
     return isinstance(tree, Lookahead | Boundary) or any(map(has_assertion, parts_of(tree)))
 
 
@@ -85,25 +85,30 @@ def is_zero_width(tree: Tree) -> bool:
 
 
 class Edges(Protocol):
-    """Replacement of the anchors of a tree without assertions, as the parser's `edges`."""
+    """Function that replaces the anchors of a tree without assertions; see `edges` of the regex parser."""
 
     def __call__(self, tree: Tree, caret: Node, dollar: Node, *, starts: bool, ends: bool) -> Node: ...
 
 
 class _Rest(NamedTuple):
-    """The texts that may follow a place, by the character before it."""
+    """Texts that may follow a position, by the character before it.
+
+    Attributes:
+        word: texts after a word character.
+        other: texts after any other character, or at the start of the text.
+    """
 
     word: Node
     other: Node
 
 
 class Assertions:
-    """Reader of trees with lookahead and boundaries.
+    """Converter of trees with lookahead and boundaries to regular nodes.
 
     Args:
-        edges: of the parser.
-        fail: refuses the pattern with a message and a place in it.
-        word: the characters of words.
+        edges: anchor replacement of the parser.
+        fail: function that refuses the pattern, given a message and an offset in the pattern.
+        word: word characters.
     """
 
     def __init__(self, edges: Edges, fail: Callable[[str, int], NoReturn], word: Ranges) -> None:
@@ -111,13 +116,13 @@ class Assertions:
         self._word, self._other = CharSet(word), CharSet(other_characters(word))
 
     def language(self, before: Node, tree: Tree, after: Node, caret: Node, dollar: Node) -> Node:
-        """The texts that are made of one before, one of the tree and one after."""
+        """Texts that consist of a text of `before`, one of the tree and one of `after`."""
         rest = self._following(tree, caret, dollar, _Rest(after, after), starts=True, ends=True)
-        found = self._preceded(before, rest).other  # at the start of a text there is no word
+        found = self._preceded(before, rest).other  # the start of a text counts as a non-word character
         return _both(found, ANY_TEXT)
 
     def _following(self, tree: Tree, caret: Node, dollar: Node, rest: _Rest, *, starts: bool, ends: bool) -> _Rest:
-        """The texts of the tree with what may follow it."""
+        """Texts of the tree, each continued by a text of `rest`."""
         if not has_assertion(tree):
             return self._preceded(self._edges(tree, caret, dollar, starts=starts, ends=ends), rest)
         match tree:
@@ -168,7 +173,7 @@ class Assertions:
         return found
 
     def _ahead(self, look: Lookahead, caret: Node, *, starts: bool) -> _Rest:
-        """The texts that begin as a lookahead demands; with an end anchor in it those that also end so."""
+        """Texts that satisfy a lookahead. Its end anchors hold only at the end of the text."""
         if not has_anchor(look.tree, at_start=False):
             return self._following(look.tree, caret, NOTHING, _Rest(ANY_TEXT, ANY_TEXT), starts=starts, ends=False)
         more = Repeat(ANY_CHAR, 1, None)
@@ -179,7 +184,7 @@ class Assertions:
         return _Rest(alternation(e.word for e in each), alternation(e.other for e in each))
 
     def _preceded(self, part: Node, rest: _Rest) -> _Rest:
-        """The texts of a part with what may follow it."""
+        """Texts of a part without assertions, each continued by a text of `rest`."""
         if rest.word == rest.other:
             found = concat(part, rest.word)
             return _Rest(found, found)
@@ -194,13 +199,13 @@ class Assertions:
 
 
 def _both(a: Node, b: Node) -> Node:
-    """Intersection of two nodes; NOTHING where it is empty."""
+    """Intersection of two nodes, or NOTHING if it is empty."""
     found = intersection(a, b)
     return NOTHING if is_empty(found) else found
 
 
 def place_of_assertion(tree: Tree) -> int:
-    """Place of the first assertion in a tree that has one."""
+    """Offset in the pattern of the first lookahead or boundary of a tree, which must contain one."""
     if isinstance(tree, Lookahead | Boundary):
         return tree.at
     return next(place_of_assertion(part) for part in parts_of(tree) if has_assertion(part))

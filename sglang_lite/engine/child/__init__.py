@@ -1,2 +1,2 @@
-"""The code of an engine's own process. The rest of `engine` runs in the user's, but for the line between the two
-(frames.py, connection.py)."""
+"""Code of an engine's own process. The other modules of `engine` run in the user's process, except for the line between
+the two (frames.py, connection.py), which both use."""

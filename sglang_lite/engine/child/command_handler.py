@@ -1,6 +1,6 @@
-"""The engine's process: it runs what the handle at the other end of a socket asks for, and ends when that does.
+"""The engine's process: runs the commands of the handle at the other end of a socket, and exits when the handle does.
 
-The main thread loads the model and runs the step loop; one thread reads commands, and never waits for the loop; one
+The main thread loads the model and runs the step loop. One thread reads commands, and never waits for the loop; one
 writes (outgoing.py); one answers calls that wait.
 """
 
@@ -82,9 +82,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 
-_WATCH_S = 0.5  # between two looks whether the handle's process is there
-# Python's switch interval on a CPU, where a forward lets go of the interpreter's lock some hundred times: as often it
-# waits for a thread that computes, such as one that loads a grammar.
+_WATCH_S = 0.5  # between two checks that the handle's process exists
+# Python's switch interval on a CPU. A forward on a CPU releases the interpreter's lock some hundred times, and each
+# time waits for a thread that computes, for example one that loads a grammar.
 _TURN_S = 0.0001
 _T = TypeVar("_T")
 
@@ -93,10 +93,10 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     """Runs the engine's process.
 
     Args:
-        descriptor: of its end of the socket.
-        compiler: that was started early, if any.
+        descriptor: file descriptor of the process's end of the socket.
+        compiler: process for compilations that was started early, if any.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the handle's, whose requests are then aborted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the handle handles Ctrl-C, and aborts its requests
     sys.setswitchinterval(SHORT_S)  # the loop and the reader of commands take turns
     connection = Connection(socket.socket(fileno=descriptor))
     frames = connection.frames()
@@ -113,7 +113,7 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
         core = _loaded(start, outgoing, compiler)
     except Exception as error:
         outgoing.post(Failed(failure_of(error)))
-        threading.Event().wait()  # the handle closes the line when it has read that
+        threading.Event().wait()  # the handle closes the connection when it has read the message
         raise AssertionError from error
     outgoing.post(_ready(core))
     if core.device.type == "cpu":
@@ -122,14 +122,15 @@ def serve(descriptor: int, compiler: CompileProcess | None) -> None:
     threading.Thread(target=watch_steps, args=(core.loop, start.config["stall_timeout_s"]), daemon=True).start()
     try:
         core.loop.run()
-    except BaseException:  # of what it gives back: a device that is lost
+    except BaseException:  # freeing resources may fail on a device that is lost
         logger.exception("the engine could not be put away")
-    outgoing.close()  # the loop has crashed, and every request was told: a new process may do better
+    outgoing.close()  # the loop has crashed and failed every request; a new process may do better
     os._exit(1)
 
 
 def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
-    """Gives commands until the line is closed, which ends this process at once: nobody is left who wants anything."""
+    """Yields commands until the connection is closed, and then ends this process at once, since nobody waits for
+    results."""
     try:
         for content in frames:
             yield from commands(content)
@@ -140,14 +141,14 @@ def _messages(frames: Iterable[memoryview]) -> Iterator[Command | Unreadable]:
 
 
 def _watch(handle: int) -> None:
-    """Ends this process when the handle's is gone, although a copy of that has the line open."""
+    """Ends this process when the handle's process is gone, even if a forked copy of that keeps the connection open."""
     while os.getppid() == handle:
         time.sleep(_WATCH_S)
     os._exit(0)
 
 
 class _Forwarding(logging.Handler):
-    """Log records as messages to the handle."""
+    """Logging handler that sends records to the handle."""
 
     def __init__(self, outgoing: Outgoing) -> None:
         super().__init__()
@@ -163,15 +164,15 @@ class _Forwarding(logging.Handler):
 def _forward_logs(outgoing: Outgoing) -> None:
     ours = logging.getLogger("sglang_lite")
     ours.addHandler(_Forwarding(outgoing))
-    ours.setLevel(logging.DEBUG)  # the handle's process says what is shown
+    ours.setLevel(logging.DEBUG)  # the handle's process decides what is shown
     ours.propagate = False
 
 
 def _loaded(start: Start, outgoing: Outgoing, compiler: CompileProcess | None) -> EngineCore | EmbeddingCore:
-    from sglang_lite.runtime.core.engine_thread import build  # which loads torch
+    from sglang_lite.runtime.core.engine_thread import build  # imports torch
     from sglang_lite.runtime.load import load
 
-    gc.freeze()  # what is imported lives on: a pass of the collector over it would be a step's time
+    gc.freeze()  # imported objects stay alive: a collector's pass over them would cost as much time as a step
     config = EngineConfig(**start.config)
 
     def progress(parts: Iterable[_T]) -> Iterator[_T]:
@@ -198,16 +199,16 @@ def _ready(core: EngineCore | EmbeddingCore) -> Ready:
 
 
 class _Submission:
-    """Submission that the handle has open here.
+    """Submission that the handle has open in this process.
 
     Args:
-        number: the handle's, by which it is told of.
-        last: events that end it: one, or one a sample.
+        number: the handle's number of the submission, in all its events.
+        last: number of last events: one, or one for each sample.
 
     Attributes:
-        ticket: since it was submitted; before, it waits for room.
-        again: what is called when there is room.
-        aborted: the handle wants it no more.
+        ticket: ticket since the submission was accepted; None while it waits for room.
+        again: callback that submits again when the engine has room.
+        aborted: True if the handle has aborted the submission.
     """
 
     def __init__(self, number: int, last: int = 1) -> None:
@@ -222,33 +223,33 @@ class _Submission:
 
 
 class CommandHandler:
-    """Carries out the handle's commands, and knows what it has open here. One thread calls it, but for the sinks.
+    """Executes the handle's commands, and keeps what is open. Only one thread calls its methods, except for the sinks.
 
     Args:
-        outgoing: to the handle.
+        outgoing: messages to the handle.
     """
 
     def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
         self._ready = threading.Event()
-        self._core: Any = None  # of either kind: it is asked for nothing that it has not, or refuses it
+        self._core: Any = None  # an EngineCore or EmbeddingCore; each refuses calls that it doesn't support
         self._open: dict[int, _Submission] = {}
         self._programs: dict[int, ProgramPlayer] = {}
         self._calls = ThreadPoolExecutor(1, "sglang_lite-calls")
 
     def begin(self, core: EngineCore | EmbeddingCore) -> None:
-        """Starts on the commands, which may have come before."""
+        """Sets the core, and starts the execution of commands, which may have arrived before."""
         self._core = core
         self._ready.set()
 
     def read(self, messages: Iterator[Command | Unreadable]) -> None:
-        """Carries out all commands: on a thread of its own."""
+        """Executes all commands. Runs on a thread of its own."""
         for message in messages:
             self._ready.wait()
             assert self._core is not None
             try:
                 self._carry_out(message, self._core)
-            except Exception as error:  # whatever it is, its caller alone hears of it
+            except Exception as error:  # any error: only the caller of the command is affected
                 self._fail(message.id, error)
 
     def _carry_out(self, message: Any, core: EngineCore) -> None:  # any Command
@@ -298,7 +299,7 @@ class CommandHandler:
     def _admit(
         self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
     ) -> None:
-        """Submits when there is room. The handle has counted what it submits, but programs take room here."""
+        """Submits when the engine has room. The handle counts its own submissions, but programs take room only here."""
         self._open[submission.number] = submission
         submission.again = partial(self._admit_again, core, submission, submit)
         self._try(core, submission, submit, first=False)
@@ -322,8 +323,9 @@ class CommandHandler:
         *,
         first: bool,
     ) -> None:
-        """Submits, or waits for room. On the loop's thread it may be aborted by the reader's meanwhile: one of them
-        sees what the other has set."""
+        """Submits, or waits for room. May run on the loop's thread while the reader's thread aborts the submission:
+        each thread writes its attribute (`ticket`, `aborted`) before it reads the other's, so that at least one of them
+        sees the abort."""
         try:
             submission.ticket = submit(self._sink(core, submission))
         except OverloadedError:
@@ -335,10 +337,10 @@ class CommandHandler:
             submission.ticket.abort()
 
     def _abort(self, core: EngineCore, submission: _Submission) -> None:
-        submission.aborted = True  # before its ticket is read
+        submission.aborted = True  # before reading the ticket: see `_try`
         if submission.ticket is not None:
             submission.ticket.abort()
-        else:  # it waits for room
+        else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
             core.leave(submission.again)
 
@@ -359,7 +361,7 @@ class CommandHandler:
         self._outgoing.put(RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name))
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """Tells of something that it ended, though there were to be several last events, and that it may not have."""
+        """Sends an error that ends a submission, even if several last events were expected or the number is unknown."""
         self._open.pop(number, None)
         program = self._programs.pop(number, None)
         if program is not None:
@@ -383,7 +385,7 @@ class CommandHandler:
                     core.start_profile(message.path, **message.options)
                 case "stop_profile":
                     value = core.stop_profile()
-                case "compile":  # no other call waits for that
+                case "compile":  # compilation may be slow, and other calls don't wait for it
                     assert message.constraint is not None
                     compiled = core.compiler.request(message.constraint)
                     compiled.add_done_callback(partial(self._compiled, message.id))
@@ -404,7 +406,7 @@ class CommandHandler:
         self._outgoing.post(AskReply(number, failure=None if error is None else failure_of(error)))
 
 
-def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # as RequestEvent has it
+def _as_data(event: Delta | Generation | Selection | ProgramResult | SglError) -> Any:  # in the form of RequestEvent
     if isinstance(event, SglError):
         return failure_of(event)
     return Ended(event.text) if isinstance(event, ProgramResult) else event
@@ -431,4 +433,4 @@ def _named(processor: str) -> LogitProcessor:
         found = getattr(found, part, None)
     if not callable(found):
         raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
-    return found  # type: ignore[no-any-return]  # whatever it is; its results are checked where it is called
+    return found  # type: ignore[no-any-return]  # any callable; its results are checked at each call

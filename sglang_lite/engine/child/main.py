@@ -1,4 +1,4 @@
-"""First steps of the engine's process. Light: what takes long is begun before all else is imported."""
+"""First steps of the engine's process. Imports little: slow work is started before the rest is imported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def main(descriptor: int, model: str, device: str, compile_processes: int | None
     """Runs the engine's process.
 
     Args:
-        descriptor: of its end of the socket.
-        model, device, compile_processes: as the engine's config has them.
+        descriptor: file descriptor of the process's end of the socket.
+        model, device, compile_processes: fields of the engine's config.
     """
     compiler = start_early(model, device, compile_processes)
     from sglang_lite.engine.child.command_handler import serve

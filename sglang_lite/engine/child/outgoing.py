@@ -1,7 +1,7 @@
 """Messages from the engine's process to its handle, sent by a thread: the step loop never waits for a reader.
 
-While they are unsent, deltas of one stream are joined, so that a handle that stands still costs no more memory than the
-text of the requests that are open.
+Unsent deltas of one stream are joined, so that a handle that reads nothing costs no more memory than the text of the
+open requests.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sglang_lite.engine.frames import AskReply, Log, Progress, Report, RequestEv
 from sglang_lite.program.nodes import Path
 from sglang_lite.protocol import Delta, Generation, ParameterError
 
-MOST_LOGS = 1000  # that wait while the handle stands still
+MOST_LOGS = 1000  # most log records that wait while the handle reads nothing
 _Stream = tuple[int, Path | None, int]  # submission, path of the node, sample
 
 
 class _Joined:
-    """Deltas of one stream that will be one."""
+    """Deltas of one stream that will be sent as one."""
 
     def __init__(self, first: RequestEvent) -> None:
         self.first, self.deltas = first, [first.event]
@@ -40,10 +40,11 @@ class _Joined:
 
 
 class Outgoing:
-    """
+    """Queue and thread of messages to the handle.
+
     Args:
-        connection: to the handle; nobody else sends on it.
-        interval_s: least time between two frames that have nothing but deltas, of streams that have begun.
+        connection: connection to the handle, on which only this object sends.
+        interval_s: least time in seconds between two frames that have only deltas of streams that have begun.
     """
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
@@ -51,16 +52,16 @@ class Outgoing:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._unsent: list[Report | _Joined] = []
-        self._streams: dict[_Stream, _Joined] = {}  # that an unsent delta may be joined to
-        self._begun: dict[int, set[_Stream]] = {}  # streams that something was sent of, by their submission
-        self._logs = 0  # records that are unsent
-        self._urgent = False  # something else than deltas is unsent
+        self._streams: dict[_Stream, _Joined] = {}  # unsent deltas, to which new ones are joined
+        self._begun: dict[int, set[_Stream]] = {}  # streams with a delta so far, by submission
+        self._logs = 0  # number of unsent log records
+        self._urgent = False  # True if an unsent message is anything but a delta
         self._flushed = self._closing = False
         self._thread = threading.Thread(target=self._run, name="sglang_lite-send", daemon=True)
         self._thread.start()
 
     def put(self, told: RequestEvent) -> None:
-        """Takes an event, to be sent after `flush`."""
+        """Queues an event, to be sent after `flush`."""
         with self._lock:
             event = told.event
             if isinstance(event, Delta):
@@ -86,14 +87,15 @@ class Outgoing:
             self._urgent = True
 
     def flush(self) -> None:
-        """Has what was put sent soon: all of it as one frame, if it fits."""
+        """Makes the queued messages be sent soon, in one frame if they fit."""
         with self._lock:
             if not self._flushed:
                 self._flushed = True
                 self._ready.notify()
 
     def post(self, message: Report) -> None:
-        """Sends a message soon, after what was put before. Of log records only so many wait: the rest is lost."""
+        """Queues a message after the earlier ones, and flushes. Log records beyond `MOST_LOGS` unsent ones are
+        dropped."""
         with self._lock:
             if isinstance(message, Log):
                 self._logs += 1
@@ -104,7 +106,7 @@ class Outgoing:
         self.flush()
 
     def close(self) -> None:
-        """Sends what is left, and waits for that."""
+        """Sends the queued messages, waits until they are sent, and ends the thread."""
         with self._lock:
             self._closing = self._urgent = self._flushed = True
             self._ready.notify()
@@ -112,7 +114,7 @@ class Outgoing:
 
     def _run(self) -> None:
         last = 0.0
-        with contextlib.suppress(OSError):  # the handle is gone: `serve` sees it, too
+        with contextlib.suppress(OSError):  # the handle is gone, and `serve` notices that, too
             while True:
                 with self._lock:
                     while not self._flushed:
@@ -134,7 +136,7 @@ class Outgoing:
         try:
             data = frame(messages)
         except ParameterError as error:
-            if len(messages) > 1:  # each half may fit
+            if len(messages) > 1:  # each half may fit into a frame
                 half = len(messages) // 2
                 self._send(messages[:half])
                 self._send(messages[half:])

@@ -1,4 +1,5 @@
-"""Reports of steps that stand still: a kernel that hangs, a device that is lost, a logit processor that waits."""
+"""Reports of steps that don't finish: because of a kernel that hangs, a device that is lost, a logit processor that
+waits."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ logger = logging.getLogger("sglang_lite")
 
 
 def watch_steps(loop: StepLoop, timeout_s: float) -> None:
-    """Says of every step that takes longer than a time what it is doing. Never returns.
+    """Logs the stack of each step that takes longer than `timeout_s`. Never returns.
 
     Args:
-        loop: whose steps; it runs on the main thread.
-        timeout_s: that a step may take.
+        loop: step loop to watch, which runs on the main thread.
+        timeout_s: longest time of a step without a report, in seconds.
     """
     main = threading.main_thread().ident
     assert main is not None

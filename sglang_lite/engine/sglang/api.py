@@ -1,4 +1,4 @@
-"""SGLang's native protocol: dictionaries to requests, results to dictionaries. Knows nothing of how they are run.
+"""SGLang's native protocol: converts dictionaries to requests and results to dictionaries. Doesn't run the requests.
 
 The same fields are used by `Engine.generate` and, as JSON, by a server's `/generate`.
 """
@@ -53,25 +53,26 @@ def read_request(
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     **others: object,
 ) -> tuple[list[GenerateRequest], bool]:
-    """Reads a native request: one call for each prompt, and whether the answer is a list.
+    """Requests of a native call, one for each prompt, and True if the answer is a list.
 
     Args:
-        prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
-        sampling_params: for all, or one for each prompt; `read_sampling` has the keys.
-        return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
-        logprob_start_len: and of the prompt from this position on; -1 for none.
-        top_logprobs_num: and the k most likely tokens at each position.
-        token_ids_logprob: and those of these ids at each position.
-        return_text_in_logprobs: with the text of each token.
-        custom_logit_processor: `processor(token_ids, logits) -> logits`, called for every token, on the engine's
-            thread: slow. SGLang's pickled classes are refused.
-        rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
-        priority: higher ones first, where the engine's policy is "priority".
-        cache_salt: requests with different ones never share cached prefixes.
-        output_ids: of each prompt the ids that its output begins with; None for none.
+        prompt, input_ids: exactly one of the two; a list of prompts makes a batch, and so does `n` > 1.
+        sampling_params: parameters for all prompts, or a list with those of each prompt; `read_sampling` has the keys.
+        return_logprob: whether to report log-probabilities of generated tokens. One value for all prompts, or a list,
+            like the arguments below.
+        logprob_start_len: position in the prompt from which on its log-probabilities are reported, too; -1 for none.
+        top_logprobs_num: number k of most likely tokens to report at each position.
+        token_ids_logprob: ids whose log-probabilities are reported at each position.
+        return_text_in_logprobs: whether to report the text of each token.
+        custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
+            engine's thread: slow. SGLang's pickled classes are refused.
+        rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
+        priority: rank of the request; higher ones run first, if the engine's policy is "priority".
+        cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
+        output_ids: ids that the output of each prompt begins with; None for none.
 
     Raises:
-        ParameterError: a bad or unknown field; or one of SGLang's that this engine does not support, and that is set.
+        ParameterError: a field is invalid, unknown, or one of SGLang's that this engine doesn't support.
     """
     _refuse_others(others)
     if (prompt is None) == (input_ids is None):
@@ -106,7 +107,7 @@ def read_request(
 
 
 def _refuse_others(others: Mapping[str, object]) -> None:
-    """Raises ParameterError: a field is unknown, or is set and has no meaning here."""
+    """Raises ParameterError if a field is unknown, or is set and not supported."""
     for name, value in others.items():
         if name not in _UNSUPPORTED:
             raise ParameterError(name, "generate has no such parameter.")
@@ -114,7 +115,7 @@ def _refuse_others(others: Mapping[str, object]) -> None:
             raise ParameterError(name, "is not supported by this engine.")
 
 
-# Fields of SGLang's requests that mean nothing when they are not set.
+# Fields of SGLang's requests that this engine accepts only if they are not set.
 _UNSUPPORTED = frozenset((
     "image_data", "audio_data", "video_data", "modalities", "mm_hashes", "mm_content_hashes", "lora_path",
     "require_reasoning", "return_hidden_states", "return_routed_experts", "routed_experts_start_len", "bootstrap_host",
@@ -131,8 +132,8 @@ def _prompts(prompt: Any) -> tuple[list[Any], bool]:
     return list(prompt), True
 
 
-def plain_ids(given: Any) -> Any:  # whatever a user gives
-    """Token ids, or lists of them, as Python's lists where they are arrays of another package."""
+def plain_ids(given: Any) -> Any:  # any value of a user
+    """Token ids, or lists of them: arrays of another package become lists, other values are returned unchanged."""
     if hasattr(given, "tolist"):
         return given.tolist()
     if isinstance(given, list | tuple) and any(hasattr(each, "tolist") for each in given):
@@ -150,7 +151,7 @@ def _ids(input_ids: Any) -> tuple[list[Any], bool]:
 
 
 def _each(name: str, value: Any, count: int) -> list[Any]:
-    """Values, one for each prompt."""
+    """List with one value for each prompt, from a list or a value for all."""
     if not isinstance(value, list | tuple):
         return [value] * count
     if len(value) != count:
@@ -189,7 +190,7 @@ _PARAMS, _LOGPROBS = named("sampling_params", sglang=True), named("request", sgl
 
 
 def _structural_tag(text: str) -> Constraint:
-    from sglang_lite.constraints import structural_tag  # and all that reads constraints
+    from sglang_lite.constraints import structural_tag  # imports the parsers of constraints
 
     return structural_tag.parse(text)
 
@@ -206,14 +207,14 @@ SAMPLING_FIELDS = frozenset((*_PARAMS, *_GRAMMARS))
 def read_sampling(
     given: object, logprobs: Mapping[str, object] = MappingProxyType({})
 ) -> tuple[SamplingParams, Constraint | None]:
-    """SGLang's `sampling_params`; a value of None stands for the default.
+    """Sampling parameters and constraint of SGLang's `sampling_params`; a value of None stands for the default.
 
     Args:
-        logprobs: the request's own fields about log-probabilities.
+        logprobs: fields of the request itself about log-probabilities.
 
     Raises:
-        ParameterError: an unknown key, a value that can't be honoured, or more than one grammar.
-        ConstraintError: a structural tag that is not valid or not supported.
+        ParameterError: a key is unknown, a value isn't supported, or more than one grammar is given.
+        ConstraintError: a structural tag is invalid or not supported.
     """
     if not isinstance(given, Mapping):
         raise ParameterError("sampling_params", f"{type(given).__name__} is not a dictionary.")
@@ -230,7 +231,7 @@ def read_sampling(
 
 
 def _constraint(given: Mapping[str, Any]) -> Constraint | None:
-    grammars = [name for name in _GRAMMARS if given.get(name)]  # empty stands for none
+    grammars = [name for name in _GRAMMARS if given.get(name)]  # an empty value stands for no grammar
     if not grammars:
         return None
     name, text = grammars[0], given[grammars[0]]
@@ -245,15 +246,18 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
 
 
 class SampleAnswer:
-    """Answer of a sample, as the dictionary of the protocol: after every event, all that has come so far.
+    """Answer of one sample as a dictionary of the protocol; after every event, `take` returns everything so far.
 
     Args:
-        call: what was asked for.
-        prompt_ids: of the prompt.
-        index: of the sample in the answers of a batch that is streamed; None elsewhere.
-        decode: the text of token ids.
-        rid: the sample's name.
-        weight_version: of the model.
+        call: request of the sample.
+        prompt_ids: token ids of the prompt.
+        index: index of the sample in a streamed batch; None if the answer isn't a list or isn't streamed.
+        decode: function that decodes token ids to text.
+        rid: name of the sample; None for the name of the request.
+        weight_version: version name of the model's weights.
+
+    Attributes:
+        outcome: final dictionary, or the error that ended the sample; None while the sample is running.
     """
 
     def __init__(
@@ -274,9 +278,10 @@ class SampleAnswer:
         self.outcome: dict[str, Any] | SglError | None = None
 
     def take(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
-        """
+        """Dictionary of the answer after an event.
+
         Args:
-            cached_tokens: of the prompt, for an answer that is not complete.
+            cached_tokens: number of tokens of the prompt that were found in the cache, for an incomplete answer.
         """
         if isinstance(event, Delta):
             self._texts.append(event.text)
@@ -354,8 +359,8 @@ class SampleAnswer:
         return fields
 
     def _of_prompt(self, prompt: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Entries, one for each position from the start on. Before a prompt's first token is nothing, so its entry says
-        no more than which it is."""
+        """Log-probabilities of the prompt, one entry for each position from `logprob_start_len` on. The first token of
+        a prompt has no log-probability, so its entry has only id and text."""
         params = self._call.params
         start = params.logprob_start_len
         if isinstance(start, Unset) or not 0 <= start < len(self._prompt_ids):
@@ -380,5 +385,5 @@ def _failure(error: SglError) -> dict[str, Any]:
     elif isinstance(error, OverloadedError):
         status = 503
     elif isinstance(error, RequestAbortedError):
-        status = 499  # nginx's number for a client that has gone
+        status = 499  # nginx's status for a client that has disconnected
     return {"type": "abort", "message": str(error), "status_code": status, "err_type": type(error).__name__}

@@ -1,4 +1,4 @@
-"""`Engine.generate` and `Engine.async_generate`: the methods of SGLang's offline engine, with all that they take."""
+"""`Engine.generate` and `Engine.async_generate`: the methods of SGLang's offline engine, with all its parameters."""
 
 from __future__ import annotations
 
@@ -29,35 +29,37 @@ def generate(
     cache_salt: str | Sequence[str] | None = None,
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     stream: bool = False,
-    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
-    """SGLang's offline generation.
+    """Generates text like SGLang's offline engine.
 
     Args:
-        prompt, input_ids: one of them; a list of prompts makes a batch, and so does `n` > 1.
-        sampling_params: for all, or one for each prompt; `read_sampling` of api.py has the keys.
-        return_logprob: report log-probabilities of generated tokens. Like those that follow: for all, or a list.
-        logprob_start_len: and of the prompt from this position on; -1 for none.
-        top_logprobs_num: and the k most likely tokens at each position.
-        token_ids_logprob: and those of these ids at each position.
-        return_text_in_logprobs: with the text of each token.
-        custom_logit_processor: `processor(token_ids, logits) -> logits`, called for every token, on the engine's
-            thread: slow. SGLang's pickled classes are refused.
-        rid: the request's name, for `abort`; in a batch, one name makes name_0, name_1 …
-        priority: higher ones first, where the engine's policy is "priority".
-        cache_salt: requests with different ones never share cached prefixes.
-        output_ids: ids that an earlier stream of the same request has brought, a list for each prompt: it continues
-            there, as `submit` says. Set `sampling_seed` in both.
-        stream: give an iterator.
+        prompt, input_ids: exactly one of the two; a list of prompts makes a batch, and so does `n` > 1.
+        sampling_params: parameters for all prompts, or a list with those of each prompt; `read_sampling` of api.py has
+            the keys.
+        return_logprob: whether to report log-probabilities of generated tokens. One value for all prompts, or a list,
+            like the arguments below.
+        logprob_start_len: position in the prompt from which on its log-probabilities are reported, too; -1 for none.
+        top_logprobs_num: number k of most likely tokens to report at each position.
+        token_ids_logprob: ids whose log-probabilities are reported at each position.
+        return_text_in_logprobs: whether to report the text of each token.
+        custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for every token, on the
+            engine's thread: slow. SGLang's pickled classes are refused.
+        rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
+        priority: rank of the request; higher ones run first, if the engine's policy is "priority".
+        cache_salt: namespace of the prefix cache; requests with different ones never share cached prefixes.
+        output_ids: ids that an earlier stream of the same request has delivered, a list for each prompt: the output
+            continues after them, as described at `submit`. Set `sampling_seed` in both requests.
+        stream: whether to return an iterator.
 
     Returns:
-        A dictionary with `text`, `output_ids` and `meta_info`; a list of them for a list of prompts or `n` > 1;
-        with `stream` an iterator of dictionaries, each with all that has come so far.
+        A dictionary with `text`, `output_ids` and `meta_info`; a list of dictionaries for a list of prompts or `n` > 1;
+        with `stream` an iterator of dictionaries, each with everything so far.
 
     Raises:
-        ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. An unknown
-            parameter, and one of SGLang's that this engine does not support, is refused by name.
-        BatchError: some of a list failed; it has the others' results.
+        ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated. Unknown parameters, and
+            those of SGLang's that this engine doesn't support, are refused by name.
+        BatchError: some requests of a batch failed; the error has the results of the successful ones.
     """
     from sglang_lite.engine.sglang import offline
 
@@ -88,9 +90,9 @@ async def async_generate(
     cache_salt: str | Sequence[str] | None = None,
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
     stream: bool = False,
-    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> Any:  # a dictionary, a list or an iterator of them: by the shape of the prompt, `n` and `stream`
-    """`generate` for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
+    """Asynchronous form of `generate`, for asyncio; with `stream`, the awaited result is an asynchronous iterator."""
     from sglang_lite.engine.sglang import offline
 
     self.core.check_open()

@@ -1,4 +1,4 @@
-"""SGLang's offline engine: native requests run to their end, or streamed."""
+"""SGLang's offline engine: runs native requests to their end, or streams their answers."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Post: TypeAlias = Callable[[tuple[int, Event] | None], object]
 
 
 class Running:
-    """A native request under way: its events, and the answers they make.
+    """Native request under way: its events, and the answers that are made from them.
 
     Args:
-        engine: that runs it.
-        post: called on the engine's thread with each event, and with None when there is room for more; what it is
-            called with is to be handed to `take`, wherever the caller wants that to happen.
-        calls: what is asked, one a prompt.
-        is_list: the answer is a list.
-        stream: events come as text comes.
-        flush: called there after `post`, once for all events that come together.
+        engine: core that runs the request.
+        post: function called on the engine's thread with each event, and with None when there is room for more; its
+            argument is to be passed to `take`, on a thread of the caller's choice.
+        calls: requests, one for each prompt.
+        is_list: whether the answer is a list.
+        stream: whether to receive deltas.
+        flush: function called on the engine's thread after `post`, once for all events that arrive together.
 
     Raises:
-        ParameterError, OverloadedError, EngineClosedError: one of the prompts was refused, or has more samples than may
-            ever wait; nothing runs. Where others leave no room, it waits for its turn.
+        ParameterError, OverloadedError, EngineClosedError: a prompt was refused, or has more samples than may ever
+            wait; nothing runs. A request without room because of others doesn't fail, but waits for its turn.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Running:
                 place = index if is_list and stream else None
                 version = engine.config.weight_version
                 self._answers.append(SampleAnswer(call, ids, place, decode, rid=rid, weight_version=version))
-        self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share theirs
+        self._tickets: list[Ticket | None] = [None] * len(self._answers)  # the samples of a call share one ticket
         self._open = len(self._answers)
         self._running = 0  # samples whose last event has not come
-        self._call: Callable[[], object] | None = None  # by which the engine says that it has room, if it is to
+        self._call: Callable[[], object] | None = None  # callback that waits for room in the engine, if any
         self._submit()
 
     def _submit(self) -> None:
-        """Submits what the engine takes now; the rest when something has ended."""
+        """Submits requests until the engine has no more room; the others are submitted when a sample has ended."""
         while self._waiting:
             first, call = self._waiting[0]
             try:
@@ -97,14 +97,17 @@ class Running:
 
     @property
     def open(self) -> bool:
-        """True while something is still to come."""
+        """True while events are still to come."""
         return self._open > 0
 
     def take(self, item: tuple[int, Event] | None) -> list[dict[str, Json]]:
-        """The answers that an event changes, as they are now.
+        """Answers that an event has changed, in their present state.
+
+        Args:
+            item: argument of `post`.
 
         Raises:
-            SglError: why the only one failed, where answers are streamed.
+            SglError: the only prompt failed, and the answer is streamed.
         """
         if item is None:
             self._submit()
@@ -112,7 +115,7 @@ class Running:
         at, event = item
         ticket, changed = self._tickets[at], [self._answers[at]]
         assert ticket is not None
-        if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):  # ends the other samples, too
+        if isinstance(event, SglError) and not isinstance(event, RequestAbortedError):  # ends all samples
             ticket.abort()
             changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
         changed = [answer for answer in changed if answer.outcome is None]
@@ -126,11 +129,11 @@ class Running:
         return dictionaries
 
     def results(self) -> Any:  # a dictionary, or a list of dictionaries and errors
-        """Gives all answers as they are: one dictionary, or a list.
+        """Present state of all answers: one dictionary, or a list.
 
         Raises:
-            SglError: why the only one failed.
-            BatchError: some of several failed; its `results` are dictionaries and exceptions.
+            SglError: the only prompt failed.
+            BatchError: some prompts of a list failed; `results` of the error are dictionaries and exceptions.
         """
         outcomes = [answer.outcome for answer in self._answers]
         failures = [outcome for outcome in outcomes if isinstance(outcome, SglError)]
@@ -143,7 +146,7 @@ class Running:
         return outcomes if self._is_list else outcomes[0]
 
     def abort(self) -> None:
-        """Ends what has not ended."""
+        """Aborts all samples that have not ended."""
         self._waiting.clear()
         call, self._call = self._call, None
         if call is not None:
@@ -153,12 +156,12 @@ class Running:
                 ticket.abort()
 
     def drop(self) -> None:
-        """`abort` for whoever collects garbage, which may hold any lock: it is done on the engine's thread."""
+        """Aborts on the engine's thread. For a garbage collector's call, whose thread may hold any lock."""
         self._engine.later(self.abort)
 
 
 class Stream(Iterator[dict[str, Any]]):
-    """Answers as they come. Closed or dropped, it ends what runs, before its first answer too."""
+    """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
 
     def __init__(self, running: Running, answers: Generator[dict[str, Json], None, None]) -> None:
         self._running, self._answers = running, answers
@@ -167,7 +170,7 @@ class Stream(Iterator[dict[str, Any]]):
         return next(self._answers)
 
     def close(self) -> None:
-        """Ends what runs."""
+        """Aborts the requests."""
         self._answers.close()
         self._running.abort()
 
@@ -176,7 +179,7 @@ class Stream(Iterator[dict[str, Any]]):
 
 
 class AsyncStream(AsyncIterator[dict[str, Any]]):
-    """`Stream` for coroutines."""
+    """Asynchronous form of `Stream`."""
 
     def __init__(self, running: Running, answers: AsyncGenerator[dict[str, Json], None]) -> None:
         self._running, self._answers = running, answers
@@ -185,7 +188,7 @@ class AsyncStream(AsyncIterator[dict[str, Any]]):
         return await anext(self._answers)
 
     async def aclose(self) -> None:
-        """Ends what runs."""
+        """Aborts the requests."""
         await self._answers.aclose()
         self._running.abort()
 
@@ -202,7 +205,7 @@ def _post(post: Post, first: int, event: Event) -> None:
 def generate(
     engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
-    """Carries out `Engine.generate`."""
+    """Executes the requests of `Engine.generate`."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = Running(engine, events.put, calls, is_list=is_list, stream=stream)
 
@@ -222,12 +225,12 @@ def generate(
 async def async_generate(
     engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
 ) -> Any:  # as `Running.results`, or a Stream
-    """Carries out `Engine.async_generate`."""
+    """Executes the requests of `Engine.async_generate`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
     def post(item: tuple[int, Event] | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
             loop.call_soon_threadsafe(events.put_nowait, item)
 
     running = Running(engine, post, calls, is_list=is_list, stream=stream)

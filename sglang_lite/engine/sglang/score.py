@@ -1,4 +1,4 @@
-"""`Engine.score`, `async_score` and `rerank`: how likely labels or texts are after texts, and scores of pairs."""
+"""`Engine.score`, `async_score` and `rerank`: probabilities of labels or texts after a prompt, and scores of pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_lite.runtime.core.submission import GenerateRequest
 if TYPE_CHECKING:
     from sglang_lite.engine.engine import Engine
 
-_NOT_SET: Mapping[str, tuple[object, ...]] = {  # SGLang's other parameters, where they say nothing
+_NOT_SET: Mapping[str, tuple[object, ...]] = {  # SGLang's other parameters, and the values that mean "not set"
     **dict.fromkeys((
         "embed_override_token_id", "query_embed_overrides", "item_embed_overrides", "score_extraction_token_id",
         "stacked_query_item_embed_overrides",
@@ -31,11 +31,12 @@ _NOT_SET: Mapping[str, tuple[object, ...]] = {  # SGLang's other parameters, whe
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """
+    """Scores of items by the probabilities of labels.
+
     Attributes:
-        scores: of each item, of each label its probability, or share among the labels.
-        prompt_tokens: of all prompts.
-        token_logprobs: of each item and label, where they were asked for.
+        scores: for each item a list with the probability of each label, or its share among the labels.
+        prompt_tokens: total number of tokens of the prompts.
+        token_logprobs: for each item a list with the log-probability of each label, if requested, or None.
     """
 
     scores: list[list[float]]
@@ -53,21 +54,22 @@ def score(
     *,
     temperature: float = 1.0,
     return_token_logprobs: bool = False,
-    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
-    """Probabilities of labels as the token after `query` and each item; without labels, the items as texts after it.
+    """Probabilities of label tokens after `query` and each item; without labels, scores of the items as texts after the
+    query.
 
     Args:
-        query: text or token ids; the prompt.
-        items: texts, or token ids where the query is ids, each after the query; one text is a list of one.
-        label_token_ids: tokens, or a list of them for each item; None scores the items, as `select` does.
-        apply_softmax: shares among the labels, not probabilities among all tokens.
-        item_first: items stand before the query.
-        temperature: that shares are taken with.
-        return_token_logprobs: with the log-probabilities.
+        query: prompt, as text or token ids.
+        items: texts to append to the query, or token ids if the query is ids; a single text counts as a list of one.
+        label_token_ids: ids of the labels, or a list of ids for each item; None scores the items, as `select` does.
+        apply_softmax: whether to return shares among the labels, instead of probabilities among all tokens.
+        item_first: whether to put items before the query.
+        temperature: temperature of the softmax of `apply_softmax`.
+        return_token_logprobs: whether to return log-probabilities, too.
 
     Returns:
-        With labels a ScoreResult; else the ChoiceScore of each item.
+        A ScoreResult with labels; a tuple with the ChoiceScore of each item without.
 
     Raises:
         ParameterError, OverloadedError, EngineClosedError: as `submit`.
@@ -81,7 +83,7 @@ def score(
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     _check_others(unsupported)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine.sglang import offline  # and tokenizers
+    from sglang_lite.engine.sglang import offline  # imports tokenizers
 
     answers = offline.generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
@@ -97,9 +99,9 @@ async def async_score(
     *,
     temperature: float = 1.0,
     return_token_logprobs: bool = False,
-    **unsupported: object,  # SGLang's other parameters, which are refused by name where they are set
+    **unsupported: object,  # SGLang's other parameters, which are refused by name if they are set
 ) -> Any:  # a ScoreResult, or a tuple of ChoiceScores
-    """`score` for asyncio."""
+    """Asynchronous form of `score`, for asyncio."""
     if label_token_ids is None:
         return await asyncio.to_thread(
             score, self, query, items, None, apply_softmax, item_first, temperature=temperature,
@@ -109,14 +111,14 @@ async def async_score(
     texts = [items] if isinstance(items, str) else list(items)
     _check_others(unsupported)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
-    from sglang_lite.engine.sglang import offline  # as above
+    from sglang_lite.engine.sglang import offline  # imports tokenizers
 
     answers = await offline.async_generate(self.core, calls, is_list=True, stream=False) if calls else []
     return _result(calls, answers, apply_softmax, temperature, with_logprobs=return_token_logprobs)
 
 
 def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json]]:
-    """Scores of pairs of texts by a cross-encoder, as SGLang's dictionaries: `score_pairs` in another shape.
+    """Scores of pairs of texts by a cross-encoder (`score_pairs`), as SGLang's dictionaries.
 
     Args:
         prompt: pairs of a query and a document.
@@ -135,7 +137,7 @@ def rerank(self: Engine, prompt: Sequence[Sequence[str]]) -> list[dict[str, Json
 def _check_labels_only(
     apply_softmax: bool, item_first: bool, temperature: float, with_logprobs: bool, others: Mapping[str, object]
 ) -> None:
-    """Raises ParameterError: something is set that is about labels, of which there are none."""
+    """Raises ParameterError if a parameter about labels is set, although no labels were given."""
     given = {"apply_softmax": apply_softmax, "item_first": item_first, "return_token_logprobs": with_logprobs}
     name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
     if name is not None:
@@ -159,16 +161,16 @@ def label_calls(
     *,
     item_first: bool,
 ) -> list[GenerateRequest]:
-    """A generation of no tokens for each item, which reports its labels.
+    """Requests that generate no tokens and report the log-probabilities of the labels, one for each item.
 
     Args:
-        query, texts, labels, item_first: as `score` takes them.
+        query, texts, labels, item_first: arguments of `score`.
 
     Raises:
-        ParameterError: texts beside token ids, no labels, or what is no token.
+        ParameterError: texts and token ids are mixed, there are no labels, or a label isn't a token id.
     """
     query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
-    kind: Any = str if isinstance(query, str) else list  # also of arrays and tuples
+    kind: Any = str if isinstance(query, str) else list  # arrays and tuples count as lists
     if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
         raise ParameterError("items", "query and items are not both text, or both token ids.")
     if not labels:
@@ -209,10 +211,10 @@ def _result(
 
 
 def label_logprobs(call: GenerateRequest, told: Iterable[tuple[float, int, str | None]]) -> list[float]:
-    """Log-probabilities of a call's labels, in their order.
+    """Log-probabilities of a request's labels, in the order of the labels.
 
     Args:
-        told: of each label its log-probability and id, in any order.
+        told: log-probability, id and text of each label, in any order.
     """
     known = {token: logprob for logprob, token, _ in told}
     labels = call.params.token_ids_logprob
@@ -220,7 +222,7 @@ def label_logprobs(call: GenerateRequest, told: Iterable[tuple[float, int, str |
 
 
 def label_scores(logprobs: Sequence[float], *, apply_softmax: bool, temperature: float = 1.0) -> list[float]:
-    """Scores of labels, of which the log-probabilities are given; as `score`."""
+    """Scores of labels from their log-probabilities, as `score` returns them."""
     top = max(logprobs)
     if not apply_softmax or not math.isfinite(top):
         return [math.exp(each) for each in logprobs]

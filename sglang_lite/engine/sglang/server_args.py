@@ -1,5 +1,5 @@
-"""SGLang's ServerArgs: settings here, or what is so anyway, and what to use instead; and the record of them all. The
-table is server_args.json."""
+"""SGLang's ServerArgs: the setting of this engine that each one stands for, or why it needs none, or what to use
+instead; and the record of them all. The table is server_args.json."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _RENAMED_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class ServerArg:
-    """
+    """Field of SGLang's ServerArgs, and its meaning for this engine.
+
     Attributes:
-        name: SGLang's.
-        kind: of its values, as "int"; "object" is anything else.
-        default: SGLang's.
-        here: "engine" and "server": it is a setting of theirs; "always": whatever it says is so here; "neutral": only
-            its default may be said.
-        setting: the name of the setting, "not …" where it is turned round; else what to use, or why it is always so.
-        required: it has no default.
+        name: SGLang's name of the field.
+        kind: type of its values, as "int"; "object" for any other type.
+        default: SGLang's default.
+        here: "engine" or "server": a setting of the engine or the server; "always": any value is accepted and ignored,
+            because this engine always behaves so; "neutral": only the default is accepted.
+        setting: name of the setting, "not …" if its values are inverted; otherwise the reason why it is always so, or
+            advice on what to use instead.
+        required: True if the field has no default.
     """
 
     name: str
@@ -43,22 +45,22 @@ class ServerArg:
 
     @property
     def reversed(self) -> str | None:
-        """The setting that it turns off; None: none."""
+        """Name of the setting that the field turns off, or None if the field isn't the inverse of a setting."""
         return self.setting.removeprefix("not ") if self.here == "engine" and self.setting.startswith("not ") else None
 
     def allows(self, value: object) -> bool:
-        """Tells whether a value changes nothing: the default, or nothing where that is None."""
+        """True if a value has no effect: it equals the default, or, if the default is None, is False or empty."""
         if self.default is None:
             return value is False or (not isinstance(value, int | float) and not value)
         numbers = {type(value), type(self.default)} == {int, float}
         return (numbers or type(value) is type(self.default)) and value == self.default
 
     def refusal(self) -> str:
-        """Advice on what to use instead of another value."""
+        """Advice on what to use instead of a value that isn't supported."""
         return "It is a setting of `sglang-lite serve`." if self.here == "server" else self.setting
 
 
-FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds that a command line can say
+FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds that a command line can express
     "bool": {"action": argparse.BooleanOptionalAction},
     "int": {"type": int},
     "float": {"type": float},
@@ -69,7 +71,7 @@ FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds tha
 
 @lru_cache(maxsize=1)
 def server_args() -> Mapping[str, ServerArg]:
-    """All of ServerArgs' fields, by name."""
+    """All fields of ServerArgs, by name."""
     table = json.loads(Path(__file__).with_name("server_args.json").read_text())
     found: dict[str, ServerArg] = {}
 
@@ -87,16 +89,16 @@ def server_args() -> Mapping[str, ServerArg]:
 
 
 def names_of(setting: str) -> list[str]:
-    """Other names that ServerArgs have for a setting of an engine."""
+    """Names of the ServerArgs that stand for a setting of an engine and have another name than the setting."""
     return [each.name for each in server_args().values()
             if each.here == "engine" and each.setting == setting and each.name != setting]  # fmt: skip
 
 
 def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
-    """The keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
+    """Keywords of an engine, with SGLang's ServerArgs of the same meaning translated to fields of EngineConfig.
 
     Raises:
-        ParameterError: a ServerArg that has no equivalent and another value than its default, or the same setting under
+        ParameterError: a ServerArg without equivalent has another value than its default, or a setting is given under
             two names.
     """
     settings: dict[str, Any] = {}
@@ -135,7 +137,7 @@ class _CommandLine:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Any:
-        """The record of what a parser has read that `add_cli_args` has prepared."""
+        """Record with the values of a parser that `add_cli_args` has prepared."""
         return cls(**{name: value for name, value in vars(args).items() if name in server_args()})
 
 
@@ -154,10 +156,11 @@ what it means here."""
 
 
 def record_type(module: str) -> Any:  # a class whose fields no type checker can know
-    """Makes SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so only who imports it pays for it.
+    """Creates SGLang's `ServerArgs`: a data class of all fields. It takes 20 ms, so it happens only at the first import
+    of the name.
 
     Args:
-        module: that it is a name of, where pickle looks for it.
+        module: module that exports the class, where pickle looks for it.
     """
     made: Any = make_dataclass("ServerArgs", _fields(), bases=(_CommandLine,), namespace={"__doc__": _DOC})
     made.__module__ = module

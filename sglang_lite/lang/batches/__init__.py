@@ -1,1 +1,1 @@
-"""Running a program over many items."""
+"""Execution of a program over many items."""

@@ -1,4 +1,5 @@
-"""Running a program over many items: a window of runs under way, results as they complete or in order."""
+"""Execution of a program over many items: a limited number of runs at once, with results in order or as they
+complete."""
 
 from __future__ import annotations
 
@@ -30,31 +31,32 @@ Item: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"  # positional and keywo
 
 
 class Cluster(Protocol):
-    """Engines elsewhere that run the items of a batch, as `sglang_lite.ray.RayOptions` says which."""
+    """Engines on other machines that run the items of a batch, described by `sglang_lite.ray.RayOptions`."""
 
     def identity(self) -> object:
-        """Data that its answers depend on, as a backend's."""
+        """Data that identifies what the answers depend on, like `BaseBackend.identity`."""
 
     def rows(self, given: UserValue) -> UserValue:
-        """The items of a batch that were given, as a list."""
+        """Items of a batch as a list, from what the user passed."""
 
     def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
-        """A pool that runs the items that are left."""
+        """Pool that runs the items without a known outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A batch that can begin.
+    """Checked settings of a batch that is ready to start.
 
     Attributes:
-        options: keywords of `run_batch`, and of `run` at their defaults.
-        settings: of each run.
-        window: how many runs may be under way.
-        file: keeps outcomes.
-        known: outcomes that it has already, by index.
-        progress: shows how far it is.
-        cluster: runs the items; None: they run here.
-        on_error, ordered: as of `run_batch`.
+        items: positional and keyword arguments of each run.
+        options: keyword arguments of `run_batch`, and those of `run` at their defaults.
+        settings: settings of each run.
+        window: maximum number of runs under way.
+        file: checkpoint file that stores outcomes, or None.
+        known: outcomes from the checkpoint file, by index of the item.
+        progress: progress bar, or None.
+        cluster: cluster that runs the items, or None to run them in this process.
+        on_error, ordered: arguments of `run_batch`.
     """
 
     items: list[Item]
@@ -70,7 +72,7 @@ class BatchPlan:
 
     @property
     def iterates(self) -> bool:
-        """True if the caller gets an iterator of states, not all of them at the end."""
+        """True if the caller receives an iterator of states instead of a list at the end."""
         return bool(self.options["generator_style"]) or not self.ordered
 
     @property
@@ -78,7 +80,7 @@ class BatchPlan:
         return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
 
     def __enter__(self) -> None:
-        """The batch runs; at its end, however it ends, others can have the file."""
+        """Enters the batch; leaving it, however it ends, closes the progress bar and releases the checkpoint file."""
 
     def __exit__(self, *_: object) -> None:
         if self.progress is not None:
@@ -141,7 +143,7 @@ def plan_of(
 
 
 def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[Any]) -> Item:
-    """An item of a batch as positional and keyword arguments, checked against the program's signature."""
+    """Positional and keyword arguments of an item, checked against the program's signature."""
     what = f"batch_kwargs[{index}]"
     if isinstance(item, Mapping):
         return (), program.bound((), dict(item), what)
@@ -154,8 +156,9 @@ def _item(program: SglFunction, index: int, item: Mapping[str, Any] | Sequence[A
 
 
 def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[tuple[int, Outcome], None, None]:
-    """Runs a pool, and yields its outcomes, those known before too. If the plan iterates, a run counts until it is
-    released, so at most `window` runs are under way or finished but not read."""
+    """Runs a pool, and yields the index and outcome of each item, including the outcomes known before. If the plan
+    iterates, a run counts as under way until its outcome was consumed, so at most `window` runs are running or
+    unread."""
     finished: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
     workers, order = make_pool(lambda index, outcome: finished.put((index, outcome))), _Order(plan)
     try:
@@ -175,7 +178,7 @@ def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[t
 async def aiterate(
     make_pool: Callable[[Report], PoolOnLoop], plan: BatchPlan
 ) -> AsyncGenerator[tuple[int, Outcome], None]:
-    """`iterate` on the running event loop."""
+    """Asynchronous form of `iterate`, on the running event loop."""
     finished: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
     workers = make_pool(lambda index, outcome: finished.put_nowait((index, outcome)))
     running = asyncio.ensure_future(workers.run())
@@ -190,7 +193,7 @@ async def aiterate(
             if order.awaited:
                 reported = await finished.get()
                 if reported is None:
-                    running.result()  # raises what ended it before all were done
+                    running.result()  # raises the error that ended the pool early
                 else:
                     order.add(*reported)
     finally:
@@ -199,11 +202,11 @@ async def aiterate(
 
 
 class _Order:
-    """Outcomes that have come, and which of them may be handed on."""
+    """Reorders outcomes: collects those that have come, and yields those whose turn it is."""
 
     def __init__(self, plan: BatchPlan) -> None:
         self._come, self._progress = dict(plan.known), plan.progress
-        self._ordered = plan.ordered and plan.iterates  # who waits for all of them needs no order
+        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `settle`
         self._next = 0
         self.left = len(plan.items)
         self.awaited = self.left - len(plan.known)
@@ -223,10 +226,11 @@ class _Order:
 
 
 def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
-    """A batch's results in the order of its items, with failures as the caller wants them.
+    """Results of a batch in the order of its items; failures are returned, skipped or raised as the plan's `on_error`
+    specifies.
 
     Raises:
-        BatchError: with "raise", where some failed; it carries all results.
+        BatchError: some items failed and `on_error` is "raise"; the error carries all results.
     """
     results: list[Any] = [outcomes[index] for index in range(len(plan.items))]
     failed = [i for i, result in enumerate(results) if isinstance(result, Exception)]
@@ -236,7 +240,7 @@ def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
         return [result for result in results if not isinstance(result, Exception)]
     first = results[failed[0]]
     told = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
-    if isinstance(first, SglError):  # whose text ends with its place
+    if isinstance(first, SglError):  # the text of an SglError ends with its location
         where, told = first.where, told + str(first).removesuffix(f" [{first.where}]")
     else:
         where, told = raised_at(first), f"{told}{type(first).__name__}: {first}"
@@ -244,7 +248,8 @@ def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
 
 
 class Progress:
-    """A bar that shows programs done, tokens per second and the share of cached prompt tokens. A Report."""
+    """Progress bar with the number of finished programs, tokens per second and the share of cached prompt tokens. A
+    `Report`."""
 
     def __init__(self, total: int, done: int) -> None:
         from tqdm.auto import tqdm
@@ -285,7 +290,8 @@ def window_of(num_threads: str | int) -> int:
 
 
 def saving(report: Report, file: BatchFile | None) -> Report:
-    """A report that also keeps what has succeeded."""
+    """Report that also stores successful outcomes in the checkpoint file. A failure to store becomes the item's
+    outcome."""
     if file is None:
         return report
 
@@ -293,7 +299,7 @@ def saving(report: Report, file: BatchFile | None) -> Report:
         if isinstance(outcome, ProgramState):
             try:
                 file.save(index, outcome)
-            except Exception as error:  # saving failed: reported as this item's error
+            except Exception as error:  # saving failed: reported as the item's error
                 outcome = error
         report(index, outcome)
 
@@ -301,7 +307,7 @@ def saving(report: Report, file: BatchFile | None) -> Report:
 
 
 def _wanted(outcome: Outcome, on_error: OnError) -> bool:
-    """Tells whether an iterator yields an outcome. Raises it, where the caller wants that."""
+    """Returns True if an iterator yields an outcome. Raises the outcome if it is an error and `on_error` is "raise"."""
     if isinstance(outcome, Exception) and on_error == "raise":
         raise outcome
     return on_error != "skip" or not isinstance(outcome, Exception)

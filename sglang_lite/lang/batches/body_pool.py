@@ -1,4 +1,5 @@
-"""Pools that run the bodies of a batch: on threads that grow with what waits, or as tasks of one event loop."""
+"""Pools that run the bodies of a batch: on threads, whose number grows with the waiting bodies, or as tasks of an event
+loop."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import RequestAbortedError
 from sglang_lite.protocol.anything import UserValue
 
-# What became of an item: its state, executed to the end, or the exception that ended it.
+# Outcome of an item: its state, executed to the end, or the exception that ended it.
 Outcome: TypeAlias = "ProgramState | Exception"
 Job: TypeAlias = "tuple[int, Any]"
 Report: TypeAlias = Callable[[int, "ProgramState | Exception"], None]
 
 
 class PreparedRun(Protocol):
-    """A run that is prepared: its state is there before its body has begun."""
+    """Run whose state exists before its body has begun."""
 
     state: ProgramState
 
@@ -32,7 +33,7 @@ class PreparedRun(Protocol):
 
 
 class Pool(Protocol):
-    """Runs the items of a batch, and reports what becomes of each."""
+    """Runs the items of a batch, and reports the outcome of each."""
 
     def start(self) -> None: ...
 
@@ -42,7 +43,7 @@ class Pool(Protocol):
 
 
 class PoolOnLoop(Protocol):
-    """A pool for the event loop that awaits `run`, on which it reports."""
+    """Pool that runs within `await run()`, and reports on that event loop."""
 
     async def run(self) -> None: ...
 
@@ -51,21 +52,22 @@ class PoolOnLoop(Protocol):
     def release(self) -> None: ...
 
 
-_STALL = 0.002  # seconds without an item taken, after which a pool grows
+_STALL = 0.002  # seconds without a taken item after which the pool grows
 
 
 class BodyPool:
     """Runs the body of a plain program over items, on as few threads as keep the window full.
 
-    It starts with one thread. When all its threads wait for values, or no item has been taken for a while (the bodies
-    do something slow of their own), it grows, up to one thread for each run that may be under way.
+    The pool begins with one thread. It grows when all its threads wait for values, or when no item has been taken for 2
+    ms (the bodies do slow work themselves), up to one thread for each run that may be under way.
 
     Args:
         call: prepares the run of an item.
-        jobs: the items with their index.
-        window: how many runs may be under way.
-        report: called with each item's index and outcome, on any thread.
-        until_released: a run is under way until `release` is called for it, not only until it is finished.
+        jobs: items with their indices.
+        window: maximum number of runs under way.
+        report: called with the index and outcome of each item, on any thread.
+        until_released: whether a run counts as under way until `release` is called for it, not only until it has
+            finished.
     """
 
     def __init__(
@@ -84,12 +86,12 @@ class BodyPool:
             report,
             until_released,
         )
-        self._states: dict[int, ProgramState] = {}  # of the runs under way
+        self._states: dict[int, ProgramState] = {}  # states of the runs under way, by index
         self._stopped = False
-        self._context = copy_context()  # bodies see the caller's variables, each in a copy
+        self._context = copy_context()  # bodies see the caller's context variables, each in a copy
         self._bell = threading.Condition()
         self._room = window  # runs that may still be started
-        self._threads = self._waiting = self._idle = 0  # of them: waiting for values, waiting for room
+        self._threads = self._waiting = self._idle = 0  # total; waiting for values; waiting for room
         self._taken = 0
         self._watched = False
         self._over = False
@@ -100,7 +102,7 @@ class BodyPool:
             self._keep_watch()
 
     def stop(self) -> None:
-        """Takes no further item, and stops those under way."""
+        """Takes no more items, and stops the runs under way."""
         with self._bell:
             self._over = self._stopped = True
             self._bell.notify_all()
@@ -118,7 +120,7 @@ class BodyPool:
             self._waiting -= 1
 
     def _staff(self) -> None:
-        """Sees to it that somebody takes the next item. Under the lock."""
+        """Makes sure that a thread takes the next item, if a run may be started. Called with the lock held."""
         if self._over or not self._room:
             return
         self._keep_watch()
@@ -133,14 +135,14 @@ class BodyPool:
             threading.Thread(target=self._work, name="sglang_lite-body", daemon=True).start()
 
     def _keep_watch(self) -> None:
-        """Watches the pool as long as there is room. Under the lock."""
+        """Starts the timer that grows the pool, if it is not running. Called with the lock held."""
         if not self._watched:
             self._watched = True
             executor().post(self._watch_on, self._taken)
 
     def _watch(self, taken: int) -> None:
-        """Grows the pool when nothing has moved since `taken` items were taken, and looks again. On the executor
-        loop."""
+        """Grows the pool if no item has been taken since the count `taken`, and restarts the timer while runs may be
+        started. Runs on the executor loop."""
         with self._bell:
             self._watched = bool(self._room) and not self._over
             if not self._watched:
@@ -158,7 +160,7 @@ class BodyPool:
         watched.by = self
         while (job := self._next()) is not None:
             self._run(*job)
-            del job  # an idle thread keeps nothing alive
+            del job  # an idle thread must keep no item alive
 
     def _next(self) -> Job | None:
         with self._bell:
@@ -231,7 +233,7 @@ class AsyncBodyPool:
         self._over = False
 
     def start(self) -> None:
-        """Runs everything on an event loop of its own, in one thread."""
+        """Runs all items on a new event loop, in a thread of its own."""
 
         def everything() -> None:
             with contextlib.suppress(asyncio.CancelledError):  # it was stopped
@@ -251,7 +253,7 @@ class AsyncBodyPool:
                 self._loop.call_soon_threadsafe(self._room.release)
 
     async def run(self) -> None:
-        """Runs everything on the event loop that awaits it."""
+        """Runs all items on the running event loop."""
         self._loop, self._room = asyncio.get_running_loop(), asyncio.Semaphore(self._window)
         self._running = asyncio.current_task()
         tasks: set[asyncio.Task[None]] = set()
@@ -275,7 +277,7 @@ class AsyncBodyPool:
         except BaseException as error:  # as in BodyPool
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # it is the batch that was cancelled
+                raise  # the batch was cancelled, not the body
             outcome = _as_outcome(error)
         self._report(index, outcome)
         if not self._until_released and self._room is not None:
@@ -283,11 +285,11 @@ class AsyncBodyPool:
 
 
 class AwaitedPool:
-    """A pool that reports on threads, for an event loop.
+    """Adapter that lets an event loop await a pool whose reports come from threads.
 
     Args:
-        make_pool: makes it.
-        report: called on the loop.
+        make_pool: makes the pool, given the function to which it reports.
+        report: called on the event loop with the index and outcome of each item.
     """
 
     def __init__(self, make_pool: Callable[[Report], Pool], report: Report) -> None:
@@ -296,7 +298,7 @@ class AwaitedPool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
-        """Runs everything, until it is cancelled."""
+        """Runs the pool until this coroutine is cancelled."""
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._pool.start)
         await asyncio.Event().wait()
@@ -326,5 +328,5 @@ def _as_outcome(error: BaseException) -> Exception:
 
 def outcome_of(state: ProgramState) -> Outcome:
     player = state.branch.player
-    player.see_failure()  # the batch tells
+    player.see_failure()  # the batch reports the failure
     return state if player.failure is None else player.failure

@@ -1,8 +1,8 @@
-"""A batch that can be stopped and run again: finished items are kept in a file, one JSON line each.
+"""Checkpoint of a batch that can be interrupted and run again: finished items are stored in a file of JSON lines.
 
-The first line says what the results depend on beside the items: the program, its settings, the backend. A file that
-was made with others is refused, and so is one that another run has open; items may be added at the end. A line is
-written whole when its item has finished: one that a kill cut short is dropped, and its item runs again.
+The first line identifies everything that the results depend on besides the items: the program, its settings, the
+backend. A file with other values is refused, and so is one that another run has open; items may be added at the end. A
+line is written whole when its item has finished: a line that a kill cut short is dropped, and its item runs again.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ from sglang_lite.protocol.saved import SavedRun
 logger = logging.getLogger("sglang_lite")
 
 _VERSION = 3
-_HEAD = b'{"sglang_lite_batch":'  # what every line begins with
-_PYTHON = sys.implementation.cache_tag or sys.version  # whose code objects are compared
+_HEAD = b'{"sglang_lite_batch":'  # beginning of every line
+_PYTHON = sys.implementation.cache_tag or sys.version  # version of Python, as code objects are compared
 
 
 def batch_parts(function: object, settings: RunSettings, identity: object, version: str | int | None) -> dict[str, str]:
-    """Digests of what the results of a batch depend on beside its items, by what they are of.
+    """Digests of everything that the results of a batch depend on besides its items, by description.
 
     Args:
-        function: the program's body.
-        identity: of the backend.
-        version: of the program, to be compared instead of its code and the values that it reads.
+        function: body of the program.
+        settings: settings of each run.
+        identity: identity of the backend.
+        version: version of the program, compared instead of its code and the values that it reads; None to compare
+            those.
 
     Raises:
-        ParameterError: the program reads something that can't be compared.
+        ParameterError: the program reads a value that can't be compared, or `version` is neither text nor a whole
+            number.
     """
     found = Fingerprint()
     found.add("the backend", identity)
@@ -72,7 +75,7 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
 
 
 class _Line(msgspec.Struct):
-    """A finished item: digest of its arguments, and its run as data."""
+    """Line of a finished item: the digest of its arguments, and its run as data."""
 
     sglang_lite_batch: int
     index: int
@@ -81,22 +84,24 @@ class _Line(msgspec.Struct):
 
 
 class BatchFile:
-    """A checkpoint's file, which no other run can open until it is closed or its process ends, however that ends.
+    """Checkpoint file, locked against other runs until it is closed or its process ends, however that ends.
 
     Args:
-        path: of the file.
+        path: path of the file.
         program: name of the program.
-        parts: what `batch_parts` gave.
-        items: the batch's arguments, in the order of the lines' numbers; there may be more than there were.
-        skip_damaged: leave out lines that can't be read.
+        parts: result of `batch_parts`.
+        items: arguments of the batch's items, in the order of the indices in the file; items may have been added at the
+            end.
+        skip_damaged: whether to skip lines that can't be read, instead of refusing the file.
 
     Attributes:
-        states: by index, what the file has of these items. (Log-probabilities, scores and metadata are not kept.)
+        states: states of the items that the file contains, by index. (Log-probabilities, scores and metadata are not
+            stored.)
 
     Raises:
         ParameterError: the file can't be written, or an item can't be compared.
-        ProgramError: another run has it open, or it is something else, damaged, or of another batch. It is not changed
-            then.
+        ProgramError: the file is open in another run, is not a checkpoint, is damaged, or belongs to another batch. The
+            file is left unchanged then.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class BatchFile:
             raise
 
     def close(self) -> None:
-        """Lets other runs have the file. Items that finish later are not kept."""
+        """Unlocks the file. Items that finish later are not stored."""
         with self._lock:
             self._finalizer()
 
@@ -145,7 +150,7 @@ class BatchFile:
             self._check_head(lines[0])
         elif torn and not (torn.startswith(_HEAD) or _HEAD.startswith(torn)):
             raise self._refusal(1, "the file is not a batch checkpoint.")
-        whole = len(lines[0]) + 1 if lines else 0  # bytes that stay
+        whole = len(lines[0]) + 1 if lines else 0  # length in bytes of the valid lines
         for number, line in enumerate(lines[1:], 2):
             last = number == len(lines) and not torn
             if self._read_item(number, line, last=last) or not last:
@@ -172,7 +177,7 @@ class BatchFile:
             raise self._refusal(1, f"since it was made, this has changed: {_changes(parts, self._parts)}.")
 
     def _read_item(self, number: int, line: bytes, *, last: bool) -> bool:
-        """Takes an item from a line. False: the line is damaged."""
+        """Reads an item from a line. Returns False if the line is damaged."""
         try:
             entry = msgspec.json.decode(line, type=_Line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -204,10 +209,10 @@ class BatchFile:
         return ProgramError(f"{self._path}, line {line}: {problem}", hint=hint, where=user_location())
 
     def save(self, index: int, state: ProgramState) -> None:
-        """Keeps a finished item.
+        """Stores a finished item.
 
         Raises:
-            ProgramError: a variable has a value that can't be kept.
+            ProgramError: the value of a variable can't be stored.
         """
         saved = wire.encode(saved_run(state.branch, state.ret_value, again=False), form="json")
         with self._lock:
@@ -221,7 +226,7 @@ class BatchFile:
 
 
 def state_of(saved: SavedRun) -> ProgramState:
-    """A state of what was saved, which has nothing left to run."""
+    """State of a saved run, with nothing left to play."""
     return ProgramState.made(saved, BaseBackend(), named, None)
 
 
@@ -237,7 +242,7 @@ def _item_digest(index: int, item: Any) -> str:
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The names of parts that differ, the first few."""
+    """Descriptions of the parts that differ, at most four of them."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if "the version" in names:
         return "the version"

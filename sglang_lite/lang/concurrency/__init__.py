@@ -1,1 +1,2 @@
-"""The executor loop, threads for what blocks, values and streams that many wait for, batches. Knows no programs."""
+"""Concurrency without knowledge of programs: the executor loop, pools of threads for blocking work, and values and text
+streams that any number of readers can wait for."""

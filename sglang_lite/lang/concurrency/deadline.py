@@ -1,4 +1,4 @@
-"""The moment by which the current task's work must have ended, as `time.monotonic()`; None without one."""
+"""Deadline of the current task, as `time.monotonic()`, or None if it has no deadline."""
 
 from contextvars import ContextVar
 

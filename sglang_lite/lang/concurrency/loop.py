@@ -11,24 +11,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any
 
-_LOOKUPS = 2  # threads for what blocks in libraries that run on the loop
+_LOOKUPS = 2  # threads for blocking calls (DNS look-ups, say) of libraries that run on the loop
 
 
 class Mailbox:
     """Carries calls from any thread onto an event loop, in order. Many calls cost one wake-up.
 
     Args:
-        loop: where the calls are made.
+        loop: event loop that makes the calls.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
-        self._told = False  # the loop is on its way here; under the lock
+        self._told = False  # a delivery is scheduled on the loop; guarded by the lock
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Runs `callback(*args)` on the loop, soon."""
+        """Schedules `callback(*args)` on the loop, and wakes the loop."""
         with self._lock:
             self._calls.append((callback, args))
             told, self._told = self._told, True
@@ -36,12 +36,13 @@ class Mailbox:
             self.loop.call_soon_threadsafe(self._deliver)
 
     def put(self, callback: Callable[..., object], *args: object) -> None:
-        """Runs `callback(*args)` on the loop after `wake`: of many calls only the last one has to wake it."""
+        """Queues `callback(*args)` without waking the loop: of many calls only the last one has to be followed by
+        `wake`."""
         with self._lock:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Has the loop make the calls that were put, soon."""
+        """Makes the loop deliver the calls that were queued by `put`."""
         with self._lock:
             if self._told or not self._calls:
                 return
@@ -57,7 +58,7 @@ class Mailbox:
                 callback, args = self._calls.popleft()
             try:
                 callback(*args)
-            except Exception as error:  # one bad call must not stop the others
+            except Exception as error:  # a failed call must not stop the calls behind it
                 self.loop.call_exception_handler({"message": "a posted call failed", "exception": error})
 
 
@@ -67,42 +68,44 @@ _forks = 0
 
 
 def executor() -> Mailbox:
-    """The way onto the process's executor loop, which is started on first use. The loop's state is that of no program:
-    it only runs what it is given."""
+    """Mailbox of the process's executor loop, which is started on first use. The loop is created in an empty context,
+    so that it keeps no program's context variables alive."""
     global _executor
     if _executor is None:
         with _lock:
             if _executor is None:
-                loop = Context().run(asyncio.new_event_loop)  # else it would keep the run that starts it
+                # An empty context: else the loop would keep that of the run that starts it.
+                loop = Context().run(asyncio.new_event_loop)
                 threading.Thread(target=_run, args=(loop,), name="sglang_lite-executor", daemon=True).start()
                 _executor = Mailbox(loop)
     return _executor
 
 
 def executor_loop() -> asyncio.AbstractEventLoop | None:
-    """The executor loop, None where it has not been started."""
+    """The executor loop, or None if it has not been started."""
     return None if _executor is None else _executor.loop
 
 
 def running_mailbox() -> Mailbox:
-    """The way onto the event loop that runs here."""
+    """Mailbox of the event loop that runs in this thread."""
     return executor() if on_executor() else Mailbox(asyncio.get_running_loop())
 
 
 def on_executor() -> bool:
-    """Tells whether this is the executor loop's thread, which must not wait for what it executes itself."""
+    """Returns True if this is the executor loop's thread, which must not block on work that it executes itself."""
     return _executor is not None and asyncio._get_running_loop() is _executor.loop
 
 
 def forks() -> int:
-    """Number of forks from the first process to this one. What was made at another number waits for threads that are
-    not here."""
+    """Number of `os.fork` calls between the first process and this one. Objects that were made at another number rely
+    on threads that don't exist in this process."""
     return _forks
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    # SDKs look up names and the like in threads: asyncio would start one a look-up, up to four more than CPUs.
+    # SDKs resolve host names and the like in threads: asyncio's default executor would start one for each look-up, up
+    # to four more than there are CPUs.
     loop.set_default_executor(ThreadPoolExecutor(_LOOKUPS, "sglang_lite-lookups"))
     loop.run_forever()
 
@@ -112,4 +115,4 @@ def _forget() -> None:
     _executor, _lock, _forks = None, threading.Lock(), _forks + 1
 
 
-os.register_at_fork(after_in_child=_forget)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_forget)  # threads don't survive a fork

@@ -1,4 +1,5 @@
-"""Closing what belongs to an event loop when that loop ends, when nobody has it any more, or when the process ends."""
+"""Closing of resources that belong to an event loop: when the loop ends, when their handle is dropped, or when the
+process exits."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from weakref import WeakKeyDictionary
 from sglang_lite.lang.concurrency.loop import executor_loop
 
 Handle: TypeAlias = AsyncGenerator[None, None]
-_LAST_S = 1.0  # what closing may take when the process ends
+_LAST_S = 1.0  # seconds that closing may take when the process exits
 
 _open: WeakKeyDictionary[Handle, asyncio.AbstractEventLoop] = WeakKeyDictionary()
-_parents: list[Handle] = []  # of the process that this one is a forked copy of: what they hold is not this one's
+_parents: list[Handle] = []  # handles of the process that this one was forked from: they must not be closed here
 
 
 def closed_with_loop(close: Callable[[], Awaitable[object]]) -> Handle:
-    """A handle on something that the loop which runs here uses. `close` is awaited there: by `aclose` of the handle,
-    when the handle is dropped, or when the loop ends, as loops close the generators that they have begun."""
+    """Handle on a resource that the running event loop uses. `close` is awaited on that loop: by `aclose` of the
+    handle, when the handle is dropped, or when the loop ends, as loops close the asynchronous generators that they have
+    started."""
     handle = _until_closed(close)
     with contextlib.suppress(StopIteration):
         handle.__anext__().send(None)
@@ -37,11 +39,11 @@ async def _until_closed(close: Callable[[], Awaitable[object]]) -> Handle:
 
 
 def _close_all() -> None:
-    """Closes what the executor loop has, whose thread ends with the process."""
+    """Closes the resources of the executor loop, whose thread ends with the process."""
     loop = executor_loop()
     handles = [handle for handle, its in list(_open.items()) if its is loop]
     if loop is not None and handles:
-        with contextlib.suppress(Exception):  # nobody is there to hear of it
+        with contextlib.suppress(Exception):  # the process is exiting, so no caller can handle an error
             asyncio.run_coroutine_threadsafe(_closed(handles), loop).result(_LAST_S)
 
 
@@ -50,7 +52,8 @@ async def _closed(handles: list[Handle]) -> None:
 
 
 def _leave_to_the_parent() -> None:
-    """Keeps what the process had before it was forked: its connections are the parent's, and are not closed here."""
+    """Keeps the handles that were open before a fork, without closing them: their connections belong to the parent
+    process."""
     _parents.extend(_open)
     _open.clear()
 

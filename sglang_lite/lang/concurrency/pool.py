@@ -1,4 +1,4 @@
-"""A bounded pool of threads for work that blocks: bodies of programs, and backends with blocking hooks."""
+"""A bounded pool of threads for blocking work: bodies of programs, and backends with blocking hooks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class ThreadPool:
-    """Runs jobs on at most `size` daemon threads, started when they are needed and ended when they long were not.
+    """Runs jobs on at most `size` daemon threads, which are started on demand and ended when idle.
 
-    Waking a thread costs more than many a job, so one is woken at a time, and wakes the next if it finds more to do:
-    a burst of short jobs is worked off by few threads, a burst of long ones still gets all of them.
+    Waking a thread costs more than many a job, so one thread is woken first, and wakes the next one if it finds more
+    jobs: a burst of short jobs is worked off by few threads, a burst of long ones still uses all of them.
 
     Args:
-        size: most threads.
-        name: of the threads.
+        size: maximum number of threads.
+        name: name of the threads.
         idle: seconds after which a thread without a job ends.
     """
 
@@ -39,15 +39,15 @@ class ThreadPool:
         self._waking = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Runs `job` soon. It must deal with its own exceptions."""
-        if self._made != forks():  # none of the threads is in this process
+        """Queues `job` to be run on a thread of the pool. The job must handle its own exceptions."""
+        if self._made != forks():  # after a fork: the pool's threads are in the parent process
             self._begin()
         with self._lock:
             self._jobs.append(job)
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wakes or starts a thread, unless one is on its way. Under the lock."""
+        """Wakes or starts a thread, unless one is being woken already. Called with the lock held."""
         if self._waking:
             return
         if self._idle:
@@ -71,23 +71,29 @@ class ThreadPool:
                     self._wake_one()
             if job is not None:
                 job()
-                del job  # an idle thread keeps nothing alive
+                del job  # an idle thread must keep no job alive
             elif not bell.acquire(timeout=self._longest):
                 with self._lock:
                     if bell in self._idle:
                         self._idle.remove(bell)
                         self._threads -= 1
                         return
-                bell.acquire()  # it has just been rung
+                bell.acquire()  # released between the timeout and taking the lock: a job is waiting
 
 
 async def in_pool(pool: ThreadPool, work: Callable[[], UserValue]) -> UserValue:
-    """Runs blocking work on a pool. Cancelling leaves the thread to finish by itself."""
+    """Runs blocking work on a pool and returns its result. Cancelling does not stop the thread: it finishes by
+    itself."""
     return await elsewhere(pool.submit, work)
 
 
 async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Callable[[], UserValue]) -> UserValue:
-    """Runs `work` in this task's context, on the thread that `submit` has jobs run on. Returns its result."""
+    """Runs `work` on another thread, in a copy of this task's context, and returns its result.
+
+    Args:
+        submit: schedules a job on that thread.
+        work: blocking function.
+    """
     context = copy_context()
     mailbox = Mailbox(asyncio.get_running_loop())
     future: asyncio.Future[Any] = mailbox.loop.create_future()
@@ -99,7 +105,7 @@ async def elsewhere(submit: Callable[[Callable[[], object]], object], work: Call
     def run() -> None:
         try:
             result, failure = context.run(work), None
-        except BaseException as error:  # a hook may raise anything; it is the caller's, as far as a future takes it
+        except BaseException as error:  # hooks may raise anything; a future refuses non-Exceptions, so they are wrapped
             passes = isinstance(error, Exception) and not isinstance(error, StopIteration)
             result, failure = None, error if passes else located(error, None)
         mailbox.post(settle, result, failure)

@@ -1,4 +1,4 @@
-"""Values and texts that are still being made, for any number of threads and event loops that wait for them."""
+"""Values and texts that are still being produced, for any number of threads and event loops that wait for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sglang_lite.service_threads import serving
 
 
 def located(error: BaseException, where: Location | None) -> SglError:
-    """A fresh error to raise for `error`: of the same class and cause if it is one of ours, else a ProgramError that it
-    is the cause of. It names the line of the user's program.
+    """Fresh error to raise for `error`, with the line of the user's program: a copy of the same class and cause if
+    `error` is an SglError, else a ProgramError that is caused by it.
 
-    Fresh, because several readers raise it, each in its own thread.
+    Several readers raise it, each in its own thread, so each of them needs its own copy.
     """
     if not isinstance(error, SglError):
         fresh: SglError = ProgramError(f"{type(error).__name__}: {error}", where=where)
@@ -36,7 +36,7 @@ def located(error: BaseException, where: Location | None) -> SglError:
 
 
 class Blocking(Protocol):
-    """Watcher of threads that wait for values: a pool of bodies lets another thread run meanwhile."""
+    """Watcher of threads that wait for values, so that a pool of bodies can run another thread meanwhile."""
 
     def blocks(self) -> None: ...
 
@@ -47,21 +47,22 @@ class _Watched(threading.local):
     by: Blocking | None = None
 
 
-watched = _Watched()  # set by a pool on its own threads
+watched = _Watched()  # set by a pool of bodies on its own threads
 
 
 class Variable:
     """The value of a node: set once or failed once, read any number of times.
 
     Args:
-        where: the user's line that made it.
-        made: `forks()` when what sets it was started; None for now.
+        where: line of the user's code that made the variable.
+        made: `forks()` of the process that will set the variable. Defaults to this process.
 
     Attributes:
-        where: as given.
-        record: what the backend said about the node (a list for several samples); None for values set by hand.
-        kind: the Python type of the value, where one was asked for.
-        behind: the place in its branch behind the node; None where no node of the branch made it.
+        where: line of the user's code that made the variable.
+        record: the backend's result for the node (a list for several samples); None for values set by hand.
+        kind: Python type of the value, if one was requested.
+        behind: position in the branch's transcript directly after the node; None if no node of the branch made the
+            variable.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "behind", "kind", "record", "where")
@@ -80,7 +81,7 @@ class Variable:
 
     @staticmethod
     def of(value: object) -> Variable:
-        """A variable that has its value already."""
+        """Variable that has its value already."""
         variable = Variable()
         variable.set(value)
         return variable
@@ -93,8 +94,8 @@ class Variable:
         self.set(None, error)
 
     def set(self, value: object, error: BaseException | None = None) -> None:
-        """Gives the value, or the error that readers raise instead. A variable that has failed or was set keeps what it
-        has."""
+        """Sets the value, or the error that readers raise instead. Does nothing if the variable is already set or
+        failed."""
         with self._lock:
             if self._done:
                 return
@@ -104,7 +105,8 @@ class Variable:
             callback()
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, when the variable is settled: now, or later on the thread that settles it."""
+        """Calls `callback` once, when the variable is set or failed: immediately, or later on the thread that settles
+        it."""
         with self._lock:
             if not self._done:
                 if self._callbacks is None:
@@ -114,7 +116,7 @@ class Variable:
         callback()
 
     def result(self) -> UserValue:
-        """The value of a settled variable; raises what it failed with."""
+        """Value of a settled variable. Raises the error with which it failed."""
         if self._error is not None:
             raise located(self._error, self.where)
         return self._value
@@ -123,11 +125,11 @@ class Variable:
         return self._error
 
     def wait(self, timeout: float | None = None) -> UserValue:
-        """Blocks until the variable is settled.
+        """Blocks until the variable is settled, and returns its value.
 
         Raises:
-            RequestTimeoutError: not within `timeout` seconds.
-            ProgramError: what sets it is not in this process, or runs on this thread.
+            RequestTimeoutError: the variable was not settled within `timeout` seconds.
+            ProgramError: the code that sets the variable runs in another process, or on this thread.
         """
         if not self._done:
             _refuse_in_vain(self._made, self.where)
@@ -144,7 +146,7 @@ class Variable:
         return self.result()
 
     async def get(self) -> UserValue:
-        """`wait` for coroutines, on any event loop."""
+        """Coroutine form of `wait`, for any event loop."""
         if not self._done:
             future, wake = _bell()
             self.when_done(wake)
@@ -171,8 +173,8 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
 
 
 def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
-    """Calls `callback` once, when the last of the variables is settled. There is at least one."""
-    left = itertools.count(len(variables) - 1, -1)  # counts down atomically: they settle on several threads
+    """Calls `callback` once, when the last of the variables (at least one) is settled."""
+    left = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
 
     def one_more() -> None:
         if not next(left):
@@ -183,27 +185,28 @@ def when_all_done(variables: Sequence[Variable], callback: Callable[[], object])
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Ends the waiting for a future, unless that was cancelled. On its event loop."""
+    """Resolves a future unless it was cancelled or resolved before. Called on the future's event loop."""
     if not future.done():
         future.set_result(None)
 
 
 def _bell() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """A future of the event loop that runs here, and what resolves it from any thread."""
+    """Future of the running event loop, and a function that resolves it from any thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(resolve, future)
 
     return future, wake
 
 
 class TextLog:
-    """A text that grows: a replayable broadcast. Every reader, early or late, gets every piece from the first on.
+    """Text that grows, as a replayable broadcast: every reader, early or late, receives every piece from the first one
+    on.
 
-    A piece is (text, metadata); metadata is None where there is none.
+    A piece is (text, metadata); the metadata is None if the backend gave none.
     """
 
     def __init__(self) -> None:
@@ -229,7 +232,7 @@ class TextLog:
             wake()
 
     def close(self, error: BaseException | None = None, where: Location | None = None) -> None:
-        """Ends the text. With `error`, readers raise it after the last piece."""
+        """Ends the text. If `error` is given, readers raise it after the last piece."""
         with self._lock:
             if self._closed:
                 return
@@ -268,8 +271,8 @@ class TextLog:
         self._raise()
 
     def _from(self, at: int, wake: Callable[[], object]) -> tuple[list[tuple[str, dict[str, Any] | None]], bool]:
-        """The pieces from `at` on, and whether they are the last. With none of either, `wake` is called when there
-        is more."""
+        """Pieces from index `at` on, and True if the log is closed. If there are none yet and the log is open, `wake`
+        is called when the log changes."""
         with self._lock:
             pieces = self._pieces[at:]
             if not pieces and not self._closed:

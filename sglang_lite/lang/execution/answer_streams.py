@@ -1,4 +1,4 @@
-"""Answers while they come: put into the streams that somebody reads."""
+"""Streaming of answers: pieces are put into the text logs that readers follow."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ if TYPE_CHECKING:
 
 
 class AnswerStream:
-    """Puts an answer into the streams that are read, piece by piece: all of its text and metadata, none twice."""
+    """Writes an answer into the logs of its branch and its variable, piece by piece: all of its text and metadata,
+    without duplicates."""
 
     __slots__ = ("_chars", "_early", "_ids", "_log", "_logprobs", "_op", "_parser", "_thoughts")
 
     def __init__(self, branch: Player, op: GenOp, reasoning: str | None) -> None:
         self._log, self._op = branch.log, op
         self._parser = None if reasoning is None else ReasoningParser(reasoning, once=op.node.constraint is not None)
-        self._chars = self._ids = self._logprobs = self._thoughts = 0  # shown so far
-        self._early: dict[str, Any] = {}  # metadata whose text is yet to come
+        self._chars = self._ids = self._logprobs = self._thoughts = 0  # counts shown so far
+        self._early: dict[str, Any] = {}  # metadata whose text has not come yet
 
     def delta(self, delta: Delta) -> None:
-        """Shows a piece, with the counts of all so far that SGLang's streams have."""
+        """Shows a piece, with cumulative counts of tokens and log-probabilities, as in SGLang's streams."""
         self._ids += len(delta.token_ids)
         self._logprobs += len(delta.logprobs)
         meta = delta_meta(delta)
         if delta.logprobs:
             meta["output_token_logprobs_length"] = self._logprobs
-        tokens = max(self._ids, self._logprobs)  # not every backend tells them
+        tokens = max(self._ids, self._logprobs)  # some backends report only one of the two
         if tokens and (delta.text or delta.logprobs):
             meta["completion_tokens"] = tokens
         if delta.reasoning:
@@ -40,7 +41,8 @@ class AnswerStream:
         self.piece(delta.text, meta)
 
     def _think(self, thought: str) -> None:
-        """Shows reasoning that is told apart: then there is none in the text."""
+        """Shows reasoning that the backend reports apart from the text; the text then contains none, so it is not
+        parsed any more."""
         self._parser = None
         self._thoughts += len(thought)
         if self._op.thoughts_log is not None:
@@ -55,7 +57,7 @@ class AnswerStream:
         self._give(*(("", text) if self._parser is None else self._parser.push(text)), meta)
 
     def end(self, generation: Generation) -> None:
-        """Shows what has not been shown of a finished answer."""
+        """Shows the parts of a finished answer that have not been shown yet."""
         if self._log is None:
             return
         if generation.reasoning is not None:

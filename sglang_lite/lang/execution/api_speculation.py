@@ -1,25 +1,26 @@
-"""Speculation of a program on the calls of an API: whether it pays, by what it has brought so far."""
+"""Speculative generation on calls of a remote API: whether it pays, judged by its results so far."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
 
-_LEAST_SEEN, _LEAST_RATE = 32, 0.5  # speculation ends where fewer were found, of so many or more
+# Speculation ends below this rate of hits, after at least this number of generations.
+_LEAST_SEEN, _LEAST_RATE = 32, 0.5
 
 
 @dataclass(slots=True, eq=False)
 class ApiSpeculation:
-    """Speculation of a program on the calls of an API, and what it has brought in all runs of that program so far.
+    """Speculative generation of a program on calls of a remote API, and its results in all runs of that program so far.
 
     Args:
-        tokens: the most that a call generates ahead; None: no call does.
+        tokens: maximum number of tokens that a call may generate ahead, or None to disable speculation.
 
     Attributes:
-        found: generations whose text an earlier call had brought.
-        missed: those that it could have brought, and which needed a call.
-        saved_tokens: of prompts that were not sent again.
-        thrown_tokens: that were generated and not used.
+        found: number of generations whose text an earlier call had brought.
+        missed: number of generations that an earlier call could have brought, but that needed a call.
+        saved_tokens: number of prompt tokens that were not sent again.
+        thrown_tokens: number of generated tokens that were not used.
     """
 
     tokens: int | None
@@ -31,12 +32,13 @@ class ApiSpeculation:
 
     @property
     def on(self) -> bool:
-        """True if the next run will speculate: not after 32 generations of which less than half were found."""
+        """True if the next run will speculate: False after at least 32 generations of which less than half were
+        found."""
         seen = self.found + self.missed
         return self.tokens is not None and (seen < _LEAST_SEEN or self.found >= seen * _LEAST_RATE)
 
     def note(self, found: int, missed: int, saved: int, thrown: int) -> None:
-        """Counts what a call has brought."""
+        """Adds the results of a call to the counts."""
         with self._lock:
             self.found += found
             self.missed += missed

@@ -1,4 +1,4 @@
-"""SGLang's blocking hooks of a backend: what a generation or a selection asks of them, as records."""
+"""Calls of SGLang's blocking hooks (`generate`, `generate_stream`, `select`), and their results as records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 def generate(
     backend: BaseBackend, player: Player, op: GenOp, show: Callable[[str, dict[str, UserValue]], None] | None
 ) -> list[Generation]:
-    """Calls `generate` or, in a stream of one sample, `generate_stream`."""
+    """Calls the hook `generate`, or `generate_stream` if the run is streamed and asks for one sample.
+
+    Args:
+        show: called with the text and metadata of each piece of a stream; None if nothing is to be shown.
+    """
     given = SglSamplingParams.of(op.node.params, op.node.constraint)
     if player.log is None or given.n > 1:
         text, meta = backend.generate(StreamExecutor(player), given)
@@ -29,7 +33,8 @@ def generate(
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
-    for piece, meta in backend.generate_stream(StreamExecutor(player), given):  # the last one is the node's
+    # The last piece's metadata is kept for the node.
+    for piece, meta in backend.generate_stream(StreamExecutor(player), given):
         pieces.append(piece)
         if show is not None:
             show(piece, meta or {})

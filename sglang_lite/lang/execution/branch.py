@@ -1,4 +1,5 @@
-"""The user's side of a branch: makes nodes of what a user's thread adds, and checks what can be seen there."""
+"""User's side of a branch: makes nodes of the expressions that a body adds, and checks everything that can be checked
+before they are played."""
 
 from __future__ import annotations
 
@@ -93,12 +94,13 @@ _unknown_to_hooks = attrgetter(*_UNKNOWN_TO_HOOKS)
 
 
 class Branch:
-    """The user's side of a branch: it makes operations of what is added, and checks what can be seen there.
+    """User's side of a branch: makes operations of the added expressions, and checks what can be checked before they
+    are played.
 
     Args:
-        player: plays them.
-        path: where the branch is in the tree of forks; seeds are made from it.
-        node_count: nodes that it has had; seeds are made from them, too.
+        player: plays the operations.
+        path: path of the branch in the tree of forks, from which seeds are derived.
+        node_count: number of nodes so far, from which seeds are derived, too.
     """
 
     __slots__ = (
@@ -110,20 +112,21 @@ class Branch:
         self.player, self.path = player, path
         self.run, self.backend, self.names = player.run, player.backend, player.names
         self._turns: list[str] = []
-        self._role: tuple[str, str] | None = None  # the open turn's role and suffix
-        self._grammar: Constraint | None = None  # that is open
-        self._ahead: ByteMatcher | None = None  # through it, as long as all text in it is known
+        self._role: tuple[str, str] | None = None  # role and suffix of the open turn
+        self._grammar: Constraint | None = None  # open grammar
+        self._ahead: ByteMatcher | None = None  # its matcher, as long as all text in it is known
         self.node_count = node_count
 
     def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
-        """Queues what `expr` says. Misuse that can be seen now is raised now.
+        """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing it.
 
         Args:
-            equal: branches that nothing tells apart so far, and which are added the same.
+            equal: group of branches with equal prompts so far, to all of which this expression is added; None if there
+                is no group.
         """
-        if isinstance(expr, str):
+        if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
-        if type(expr) is str and self._ahead is None:  # as _put_text, in which a program spends its time
+        if type(expr) is str and self._ahead is None:  # fast path of _put_text, where programs spend most of their time
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
@@ -138,7 +141,7 @@ class Branch:
             self._submit_part(expr, where)
 
     def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: EqualBranches | None) -> None:
-        """Queues a statement whose turns are planned before anything of it is asked for."""
+        """Queues a statement after planning its turns as a whole."""
         role = None if self._role is None else self._role[0]
         run = self.run
         setting = Setting(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
@@ -204,8 +207,8 @@ class Branch:
         if type(text) is not str:
             if not isinstance(text, str):
                 raise not_addable("+=", text, where)
-            text = str.__str__(text)  # a subclass is no plain data
-        if self._ahead is not None:  # it is refused where it stands
+            text = str.__str__(text)  # a subclass of str is not plain data
+        if self._ahead is not None:  # raises at the user's line
             self._ahead.push(text)
         self._put(Text(text, ids, special and self._role is None, where=where))
 
@@ -223,7 +226,7 @@ class Branch:
         self._put(GrammarBegin(node.constraint, where=where))
 
     def _end_grammar(self, where: Location | None) -> None:
-        if self._grammar is None:  # a checkpoint has taken its beginning back
+        if self._grammar is None:  # a rollback has removed the grammar's beginning
             return
         ahead, self._grammar, self._ahead = self._ahead, None, None
         self._put(GrammarEnd(where=where))
@@ -259,7 +262,7 @@ class Branch:
         if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
-            else:  # which a stop would end
+            else:  # a stop would end the reasoning
                 constraint = number_as_regex(constraint, ENDS)
         if reasoning is not None and constraint is not None and InOrder in known:
             constraint = reasoned(reasoning, constraint)
@@ -291,14 +294,16 @@ class Branch:
         check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
 
     def _held(self, own: SglGen) -> bool:
-        """Tells whether the caller has a say in what comes of it."""
+        """Returns True if the caller's Python decides on the generation's result: by retries, a check, or another
+        backend."""
         if own.options is None or self.backend.remembers:
             return bool(self.run.settings.retries) or self.backend.remembers
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 
     def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
-        """Parameters of the node over those of the run; with more stops, those of the chat template too."""
+        """Parameters of the node over those of the run. `more` stops, and in a turn those of the chat template, are
+        added."""
         params, seed = node.params, self.node_seed()
         if self.run.settings.params is not NO_PARAMS:
             params = merge(self.run.settings.params, params)
@@ -321,7 +326,7 @@ class Branch:
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Variable, TextLog | None]:
         variable = Variable(where, self.run.made)
-        variable.kind = kind  # before the name is known: readers wait for that
+        variable.kind = kind  # before the name is declared: readers wait for the declaration
         if name is None:
             return variable, None
         log = TextLog() if self.player.log is not None else None
@@ -348,7 +353,7 @@ class Branch:
                 self._put(Text(system, where=where))
                 self._end_turn("system", where)
             prefix, suffix = template.get_prefix_and_suffix(role, [{"role": r, "content": ""} for r in self._turns])
-        except Exception as error:  # templates are foreign code
+        except Exception as error:  # templates are the user's code
             raise located(error, where) from error
         self._role = role, suffix
         self._put(Text(prefix, where=where))
@@ -367,7 +372,7 @@ class Branch:
         self._put(Text(suffix, where=where))
 
     def fork(self, size: int = 1, where: Location | None = None) -> list[Branch]:
-        """Branches that continue from here, each on its own."""
+        """Makes `size` branches that continue from here independently."""
         self.node_count += 1
         children = [Branch(self._forked(), f"{self.path}/{self.node_count}.{i}") for i in range(size)]
         self.hand_down(children)
@@ -385,7 +390,8 @@ class Branch:
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
     def hand_down(self, children: Iterable[Branch]) -> None:
-        """Tells branches that are forked from this one what its submitting side knows."""
+        """Copies the submitting side's state (variables, turns, open grammar) to branches that are forked from this
+        one."""
         for child in children:
             child.names.variables = dict(self.names.variables)
             child.begin(self._turns, self._role, self._grammar, self._ahead and self._ahead.copy())
@@ -393,20 +399,20 @@ class Branch:
     def begin(
         self, turns: Iterable[str], role: tuple[str, str] | None, grammar: Constraint | None, ahead: ByteMatcher | None
     ) -> None:
-        """Begins where another branch is.
+        """Initialises the branch with the state of another one.
 
         Args:
             turns: roles of its finished turns.
-            role: of its open turn, and the suffix of that.
-            grammar: that is open.
-            ahead: the matcher of that, behind all its text; None where not all of it is known.
+            role: role of its open turn and that turn's suffix, or None if no turn is open.
+            grammar: open grammar, or None.
+            ahead: matcher of that grammar, at the end of the text; None if some of the text is not known yet.
         """
         self._turns, self._role, self._grammar, self._ahead = list(turns), role, grammar, ahead
 
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
     ) -> None:
-        """Takes over what an earlier run has said; as in Transcript."""
+        """Takes over the text of an earlier run; arguments as of `Transcript.restore`."""
         self.player.transcript.restore(pieces, messages, turn)
         self._turns = [message.role for message in messages]
         if turn is not None:
@@ -414,17 +420,19 @@ class Branch:
             self._role = turn[0], self.run.template.get_prefix_and_suffix(turn[0], before)[1]
 
     def continue_on(self, backend: BaseBackend) -> None:
-        """Has another backend play what is added from now on; as in Player."""
+        """Makes another backend play everything that is added from now on; as `Player.continue_on`."""
         self.backend = backend
         self.player.continue_on(backend)
 
     def tell(self, hook: str, *args: object) -> None:
-        """Calls a hook of the backend when everything before has been played; nothing where it defines none."""
+        """Calls a hook of the backend after everything queued before has been played. Does nothing if the backend does
+        not define it."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
-        """Ends branches; if asked to, appends what they have added to the parent's text."""
+        """Ends forked branches. With mode "concate_and_append", appends the texts that they have added to this branch's
+        text."""
         players = [child.player for child in children]
         appended = [player.read(added, where) for player in players] if mode == "concate_and_append" else []
         node = Join(mode=mode, where=where)
@@ -435,7 +443,7 @@ class Branch:
         self._put(JoinOp(node, players, appended))
 
     def mark(self) -> BranchSnapshot:
-        """Remembers this place."""
+        """Sets a mark, and returns a snapshot for `roll_back`."""
         place = BranchSnapshot(
             BranchMark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes),
             self._grammar, self._ahead and self._ahead.copy(),
@@ -444,7 +452,7 @@ class Branch:
         return place
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
-        """Goes back to a mark: text, turns and variables are what they were there."""
+        """Goes back to a mark: restores the text, turns and variables of the snapshot."""
         self._go_back(to.mark, where)
         self.names.variables = dict(to.variables)
         self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
@@ -454,7 +462,7 @@ class Branch:
         self.player.go_back(mark, where)
 
     def end(self) -> None:
-        """Notes that the body has ended: names that were not declared never will be, and the text is complete."""
+        """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
         self.run.body_open = False
         if self.player.pushed is not None:
             when_finished(self.player, self.player.pushed.program.close)
@@ -464,8 +472,8 @@ class Branch:
         self.tell("end_program")
 
     def abandon(self, error: BaseException) -> None:
-        """Stops what is still under way, in every branch, as the body has raised. Its caller is told; in a stream only
-        who reads."""
+        """Stops all branches because the body has raised `error`. The body's caller receives the error, except in a
+        stream, where only its reader does."""
         if isinstance(error, SglError) and error.where is None:
             error.where = raised_at(error)
         if not isinstance(error, Exception):
@@ -473,11 +481,11 @@ class Branch:
         self.stop(located(error, raised_at(error)), told=not self.run.settings.stream)
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing; of a whole run also
-        those of programs that its body runs by themselves.
+        """Fails the branch and the branches forked from it, and cancels the work of their backends. The main branch
+        also stops the programs that its body runs by itself.
 
         Args:
-            told: who has the branch knows of it.
+            told: whether the caller already knows of the error, so that it need not be logged.
         """
         self.player.stop(error, told=told)
         if not self.path:
@@ -486,12 +494,13 @@ class Branch:
     # ----------------------------------------------------------------------------------------- reading
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
-        """A variable for something about the branch as it is after everything queued so far."""
+        """Variable that is set to `what(player)` when everything queued so far has been played."""
         return self.player.read(what, where)
 
 
 def raised_at(error: BaseException) -> Location | None:
-    """The deepest line of the user's code that an exception went through; of a library's, where there is only that."""
+    """Deepest line of the user's code in an exception's traceback; a line of a library if the traceback has no other.
+    None if all of it is in this package."""
     trace, found = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame

@@ -1,4 +1,4 @@
-"""Limits on what runs may use: a call that could go beyond one is not made."""
+"""Limits on the usage of runs: a call that could exceed a limit is not made."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from sglang_lite.protocol import (
     total_usage,
 )
 
-_BYTES_A_TOKEN = 3  # of a prompt; English has four, source code about three
-_OF_A_MESSAGE = 8  # tokens around a turn
+_BYTES_A_TOKEN = 3  # bytes of a prompt for each token; English has four, source code about three
+_OF_A_MESSAGE = 8  # tokens of markup around a turn
 _OF_AN_IMAGE = 1_500
-_AROUND_A_CHOICE = 16  # of the object that an API writes a choice into
+_AROUND_A_CHOICE = 16  # tokens of the JSON object into which an API writes a choice
 
 
 class Budget:
-    """Limits that runs share, and what they have used. Any thread may use it.
+    """Limits that runs share, and their usage so far. Thread-safe.
 
-    Before a call its prompt is estimated (a token for three bytes) and its answer counted at its longest; with what has
-    been used, and what the calls under way may use, that must be within the limits. When it has ended, what it has used
-    counts.
+    Before a call, its prompt is estimated (a token for three bytes) and its answer is counted at maximum length. The
+    estimate, the usage so far and the reservations of the calls under way must be within the limits together. When the
+    call has ended, its real usage replaces the reservation.
 
     Args:
-        max_cost: dollars; None for no limit.
-        max_total_tokens: of prompts and answers together; None for no limit.
+        max_cost: limit in dollars, or None for no limit.
+        max_total_tokens: limit on the tokens of prompts and answers together, or None for no limit.
 
     Raises:
-        ParameterError: a limit that is none.
+        ParameterError: a limit is not a positive number.
     """
 
     def __init__(self, max_cost: float | None, max_total_tokens: int | None) -> None:
@@ -49,14 +49,14 @@ class Budget:
             check_whole("max_total_tokens", max_total_tokens, 1)
         self.max_cost, self.max_total_tokens = max_cost, max_total_tokens
         self._lock = threading.Lock()
-        self._cost, self._tokens = 0.0, 0  # used, and booked for calls that are under way
+        self._cost, self._tokens = 0.0, 0  # used so far, plus reservations of the calls under way
 
     def afresh(self) -> Budget:
-        """The same limits, with nothing used."""
+        """Budget with the same limits and no usage."""
         return Budget(self.max_cost, self.max_total_tokens)
 
     def check(self, backend: BaseBackend) -> None:
-        """Raises ParameterError: nobody knows what a call of the backend costs."""
+        """Raises ParameterError if a cost limit is set and the price of the backend's model is not known."""
         if self.max_cost is not None and backend.cost(Usage(1, 0, 1)) is None:
             raise ParameterError(
                 "max_cost", f"the price of the model {backend.get_model_name()!r} is not known.",
@@ -65,17 +65,18 @@ class Budget:
 
     @contextlib.contextmanager
     def call(self, backend: BaseBackend, most: Usage) -> Iterator[list[Usage]]:
-        """Books a call, which is made inside.
+        """Reserves the usage of a call, which is made in the `with` block.
 
         Args:
-            most: that it may use.
+            most: maximum usage of the call.
 
-        Returns:
-            To be filled with what it has used; an `SglError` tells that itself. Of a call that anything else ends (a
-            timeout, a stop) nobody knows, so what was booked counts as used.
+        Yields:
+            List to which the caller adds the call's usage. An `SglError` carries its usage itself. If anything else
+                ends the call (a timeout, a stop), its usage is unknown, so the reservation counts as used.
 
         Raises:
-            BudgetError: it could go beyond a limit.
+            BudgetError: the call could exceed a limit.
+            ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
         self.check(backend)
         cost = self._cost_of(backend, most, 0.0)
@@ -107,7 +108,8 @@ class Budget:
             self._tokens -= booked.prompt_tokens + booked.completion_tokens
 
     def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
-        """Dollars of a usage; where the price of cached tokens is not known, as if they were none."""
+        """Cost of a usage in dollars. If the price of cached tokens is not known, cached tokens are priced as uncached;
+        if the model has no price, returns `otherwise`."""
         if self.max_cost is None:
             return 0.0
         cost = backend.cost(usage)
@@ -123,10 +125,10 @@ def _over(limit: str, problem: str) -> BudgetError:
 
 
 def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> Usage:
-    """The most that a generation is expected to use.
+    """Upper estimate of a generation's usage.
 
     Raises:
-        ParameterError: nothing limits its answer.
+        ParameterError: neither max_tokens nor the backend limits the length of the answer.
     """
     longest = backend.unset_max_tokens if isinstance(params.max_tokens, Unset) else params.max_tokens
     if longest is None:
@@ -139,12 +141,12 @@ def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingPar
 
 
 def most_of_selection(prompt: Prompt, choices: Sequence[str]) -> Usage:
-    """The most that a selection is expected to use."""
+    """Upper estimate of a selection's usage."""
     longest = max((len(choice.encode("utf-8", "replace")) for choice in choices), default=0)
     return Usage(estimated_tokens(prompt), 0, longest // _BYTES_A_TOKEN + _AROUND_A_CHOICE)
 
 
 def estimated_tokens(prompt: Prompt) -> int:
-    """Tokens of a prompt, rather too many than too few."""
+    """Number of tokens in a prompt, estimated rather too high than too low."""
     text = len(prompt.text.encode("utf-8", "replace"))
     return text // _BYTES_A_TOKEN + 1 + _OF_A_MESSAGE * (len(prompt.messages) + 1) + _OF_AN_IMAGE * len(prompt.images)

@@ -1,4 +1,4 @@
-"""Branches of a fork that nothing tells apart: their first generation is one call with a sample for each."""
+"""Branches of a fork with equal prompts so far: their first generation is one call with a sample for each branch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from sglang_lite.lang.expressions import SglCall, SglGen, SglSelect, SglSeparate
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import Constraint, Delta, Generation, Prompt, SamplingParams, Unset
 
-_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # of what differs from branch to branch
+_MAKERS = (SglGen, SglSelect, SglCall, SglSeparateReasoning)  # expressions whose results differ from branch to branch
 
 
 def is_constant(expression: Expression) -> bool:
-    """Tells whether branches that an expression is added to are still alike."""
+    """Returns True if branches remain equal when an expression is added to all of them: nothing in it is generated or
+    called."""
     return not any(isinstance(part, _MAKERS) for part in expression.walk())
 
 
 def first_shared(parts: Sequence[Expression]) -> int | None:
-    """The place of a statement's first generation, if nothing before it makes anything."""
+    """Index of a statement's first generation, or None if it has none, or if a selection, call or reasoning block comes
+    first."""
     first = next((i for i, part in enumerate(parts) if isinstance(part, _MAKERS)), None)
     return first if first is not None and isinstance(parts[first], SglGen) else None
 
@@ -30,12 +32,12 @@ def first_shared(parts: Sequence[Expression]) -> int | None:
 def may_share(
     own: SglGen, params: SamplingParams, constraint: Constraint | None, backend: BaseBackend, size: int
 ) -> bool:
-    """Tells whether a generation may be a sample of another branch's call: it has no seed, samples, tools or backend of
-    its own, and the backend makes so many samples in a call.
+    """Returns True if a generation may take a sample of another branch's call: it has no seed, sample count, tools or
+    backend of its own, and the backend makes `size` samples in a call.
 
     Args:
-        params: of the node and its run.
-        size: how many branches there are.
+        params: sampling parameters of the node, merged with those of the run.
+        size: number of branches.
     """
     if not isinstance(params.seed, Unset) or not isinstance(params.n, Unset) or own.tools is not None:
         return False
@@ -44,19 +46,20 @@ def may_share(
 
 
 class EqualBranches:
-    """Call of several branches. Who comes first makes it; the others take its samples, if they ask for the same. If it
-    fails, or its branch is stopped, each of them has a call of its own.
+    """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
+    they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
+    other branches makes its own call.
 
     Args:
-        size: how many branches there are.
+        size: number of branches.
     """
 
     __slots__ = ("_asked", "_made", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._asked: tuple[Any, ...] = ()  # prompt, parameters and constraint of the call
-        self._made: asyncio.Future[list[Generation]] | None = None  # samples that nobody has taken
+        self._asked: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
+        self._made: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
     async def answers(
         self,
@@ -67,7 +70,7 @@ class EqualBranches:
         *,
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Answers of a branch's generation, as `BaseBackend.agenerate` gives them. On the executor loop."""
+        """Yields the events of a branch's generation, as `BaseBackend.agenerate` does. Runs on the executor loop."""
         if self._made is None:
             self._asked, self._made = (prompt, params, constraint), asyncio.get_running_loop().create_future()
             async for event in self._call(backend, self._made, stream=stream):

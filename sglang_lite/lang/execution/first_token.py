@@ -1,4 +1,5 @@
-"""A fork's branches that wait for the first token of one of them: by then its prompt is in the provider's cache."""
+"""Gate that lets a fork's branches wait for the first token of one of them: by then its prompt is in the provider's
+cache."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ LEAST_BRANCHES = 4
 
 
 class FirstToken:
-    """Gate before the first generations of a fork's branches. Whoever comes first goes through and opens it."""
+    """Gate before the first generations of a fork's branches. The first branch passes at once, and opens the gate for
+    the other branches."""
 
     __slots__ = ("_led", "_opened")
 
@@ -17,7 +19,8 @@ class FirstToken:
         self._opened = asyncio.Event()
 
     async def enter(self) -> bool:
-        """Waits until the gate is open. True: the caller is the first, and has to open it. On the executor loop."""
+        """Waits until the gate is open. Returns True at once for the first caller, which must open it. Runs on the
+        executor loop."""
         if not self._led:
             self._led = True
             return True
@@ -25,5 +28,5 @@ class FirstToken:
         return False
 
     def open(self) -> None:
-        """Lets the others through: the first token has come, or there will be none."""
+        """Lets the waiting branches through: the first token has come, or none will come."""
         self._opened.set()

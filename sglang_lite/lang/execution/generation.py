@@ -1,4 +1,4 @@
-"""Playing generations: where the answer comes from, its value, and what it adds to the text."""
+"""Playing of generations: the source of the answer, its value, and the text that it adds."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _STOPS = ("stop", "stop_token_ids", "stop_regex")
 
 
 def generate_immediately(player: Player, op: GenOp) -> bool:
-    """Plays a generation whose answer is there without waiting. False: it has to wait."""
+    """Plays a generation if the backend can answer without waiting. Returns False if it has to wait."""
     backend = player.backend
     if not backend.answers_now or player.log is not None or not player.run.plain:
         return False
     if op.own.options is not None and _decides(op.own.options):
         return False
-    if op.turn is not None:  # which is asked for as a whole
+    if op.turn is not None:  # turns are planned and asked for as a whole
         return False
     set_asked_node(player, op)
     generations = backend.answer_now(player.transcript.prompt(), op.node.params, _constraint(player, op))
@@ -69,19 +69,19 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
 
 
 def set_asked_node(player: Player, op: AskedOp) -> None:
-    """Lets the backend know which node asks."""
+    """Sets the context variable from which a backend learns which node asks."""
     called = player.run.called
     asking.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
 
 
 def _decides(options: GenOptions) -> bool:
-    """Tells whether more than the answer has a say in what comes of a generation."""
+    """Returns True if options beyond `reasoning` affect the generation's result."""
     return options != GenOptions(reasoning=options.reasoning)
 
 
 def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
-    """Tells whether an operation is a generation, handed over, of which one whole answer will come, and nothing of the
-    caller's has a say in it."""
+    """Returns True if an operation is a handed-over generation with a single sample, on whose result no Python code of
+    the caller decides: it needs no task to be played."""
     return (
         type(op) is GenOp
         and op.asked is not None
@@ -94,7 +94,8 @@ def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
 
 
 def take_answer(player: Player, op: GenOp) -> bool:
-    """Plays such a generation, if its answer is there. On the executor loop."""
+    """Plays a generation for which `is_only_answered` is true, if its answer has come. Returns False if not. Runs on
+    the executor loop."""
     assert op.asked is not None
     pushed, place = op.asked
     pushed.reach(op, player.transcript.pieces)
@@ -110,7 +111,7 @@ def take_answer(player: Player, op: GenOp) -> bool:
 
 
 def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
-    """Plays a generation, when its branch's gate is open."""
+    """Plays a generation; the first one of a branch waits for the branch's gate."""
     gate, player.gate = player.gate, None
     return _generate(player, op, None) if gate is None else _generate_behind(gate, player, op)
 
@@ -120,15 +121,15 @@ async def _generate_behind(gate: FirstToken, player: Player, op: GenOp) -> None:
     try:
         await _generate(player, op, gate.open if leads else None)
     finally:
-        if leads:  # whatever has come of it
+        if leads:  # on failure, too
             gate.open()
 
 
 def _generate(player: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
-    """Asks the backend until the answer will do, and appends it.
+    """Asks the backend until an answer is accepted, and appends it.
 
     Args:
-        came: to be called when something of an answer has come.
+        came: called when an event of an answer has come.
     """
     if player.pushed is not None:
         player.pushed.reach(op, player.transcript.pieces)
@@ -144,7 +145,7 @@ async def _generate_once(player: Player, op: GenOp, came: Callable[[], None] | N
 async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
     run, options = player.run, op.own.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
-    live = not retries and options.check is None  # text that may be taken back is not shown while it comes
+    live = not retries and options.check is None  # text that may be refused is not streamed
 
     answers: list[Generation] = []
     greedy = op.node.params.temperature == 0 or op.node.params.top_k == 1
@@ -163,7 +164,7 @@ async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], No
                 async with limit(left, "the check did not end within the node's timeout of", options.timeout):
                     for value, answer in zip(values, answers):
                         await check_value(options.check, value, answer.text)
-        except Exception as error:  # noted, and raised on
+        except Exception as error:  # recorded, and raised again
             _refuse(player, op, answers, error)
             raise
         return answers, values
@@ -178,7 +179,8 @@ async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], No
 
 
 def generate(player: Player, op: GenOp) -> None:
-    """`agenerate` on a thread of the backend's pool, for blocking hooks and nodes that wait for nothing else."""
+    """Blocking form of `agenerate`, run on a thread of the backend's pool, for blocking hooks and nodes that wait for
+    nothing else."""
     show = AnswerStream(player, op, None) if player.log is not None else None
     generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
     _hold(player, op, generations)
@@ -188,9 +190,9 @@ def generate(player: Player, op: GenOp) -> None:
 
 
 def needs_loop(player: Player, op: Op) -> bool:
-    """Tells whether an operation of a backend with blocking hooks has to be played on the executor loop: where it waits
-    for other branches (a thread that waited for them could be the one they need), where there are attempts or a time
-    limit to watch, or another backend to ask."""
+    """Returns True if an operation of a backend with blocking hooks has to be played on the executor loop: if it waits
+    for other branches (a waiting thread could be the one that they need), has attempts or a time limit, or asks another
+    backend."""
     if isinstance(op, AskedOp):
         return not player.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
     return isinstance(op, JoinOp)
@@ -199,7 +201,7 @@ def needs_loop(player: Player, op: Op) -> bool:
 async def _ask(
     player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
-    """Makes one attempt, if the budgets allow it. Returns the samples, in order."""
+    """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
     with player.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
@@ -217,7 +219,7 @@ async def _call(
     events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or came is not None)
     done: list[Generation] = []
     try:
-        async for event in events:  # to its end: only the generator itself, or cancelling it, ends it sooner
+        async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
             if came is not None:
                 came()
             if isinstance(event, Generation):
@@ -253,9 +255,10 @@ def _events(
     *,
     stream: bool,
 ) -> AsyncGenerator[Any, None]:
-    """Events of an answer, of whoever has it: an earlier run, the run's program, hooks, a turn's call, the backend."""
+    """Events of an answer, from the first source that has it: an earlier run, the handed-over program, blocking hooks,
+    a turn's shared call, a call shared by equal branches, or the backend."""
     params = op.node.params
-    if attempt and not isinstance(params.seed, Unset):  # the same draws would give the same answer
+    if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
     if backend.remembers and player.pushed is not None:
@@ -281,9 +284,10 @@ def _events(
 
 
 def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Prompt:
-    """The prompt of an attempt."""
+    """Prompt of an attempt, rendered for the node's own backend if it has one, and with the refused answer if it
+    repairs."""
     prompt, template = player.transcript.prompt(same_model=options.backend is None), None
-    if options.backend is not None and not options.backend.capabilities.continues:  # a chat, whose marks are others
+    if options.backend is not None and not options.backend.capabilities.continues:  # a chat API, with its own template
         template = options.backend.get_chat_template()
         prompt = rendered(prompt, template, player.run.template)
     if attempt and shows(options, op):
@@ -297,16 +301,16 @@ async def _each(known: Sequence[Generation]) -> AsyncGenerator[Generation, None]
 
 
 def _constraint(player: Player, op: GenOp) -> Constraint | None:
-    """The constraint of a generation where the branch is now."""
+    """Constraint of a generation; within an open grammar, the continuation of that grammar."""
     walk = player.transcript.walk
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
 def _checked(player: Player, op: GenOp, generations: Sequence[Generation]) -> list[Any]:
-    """`_values` of an only attempt."""
+    """Values of a generation that has only one attempt; failures are recorded as in `_generate_in_attempts`."""
     try:
         return _values(op, generations)
-    except Exception as error:  # as in `ask`
+    except Exception as error:  # as in `_generate_in_attempts`
         _refuse(player, op, generations, error)
         raise
 
@@ -317,10 +321,10 @@ def _refuse(player: Player, op: GenOp, answers: Sequence[Generation], error: Exc
 
 
 def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
-    """The samples' values.
+    """Values of the samples: parsed, and validated against JSON schemas.
 
     Raises:
-        ValueValidationError: a text is no value of the node's type, or breaks its schema.
+        ValueValidationError: a text is not a value of the node's type, or breaks its schema.
     """
     own = op.own
     texts = list(map(_text, generations))
@@ -334,13 +338,15 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
         from sglang_lite.constraints.schema import parse_json
 
         for generation, text in zip(generations, texts):
-            if generation.finish_reason == "stop":  # text that max_tokens cut short says so in its metadata
+            # A text that max_tokens cut is no value; its metadata has the reason.
+            if generation.finish_reason == "stop":
                 parse_json(own.node.constraint, text)
     return texts
 
 
 def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
-    """The value of a text in the node's type. Raises ValueValidationError: it is none, and whether it was cut."""
+    """Value of a text in the node's type. Raises ValueValidationError if the text can't be parsed; the hint mentions
+    max_tokens if that cut the text."""
     value_type = op.own.value_type
     assert value_type is not None, "as `_values` has found"
     try:
@@ -355,11 +361,11 @@ def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
 
 
 def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
-    """Holds finished texts against the node's constraint. (`_values` does it with types and JSON, the branch with a
-    grammar that spans several nodes.)
+    """Validates finished texts against the node's constraint, for backends that don't enforce it. (`_values` does so
+    for types and JSON schemas, the branch for a grammar that spans several nodes.)
 
     Raises:
-        ValueValidationError: a text breaks it.
+        ValueValidationError: a text breaks the constraint.
     """
     constraint = op.node.constraint
     if (
@@ -371,14 +377,15 @@ def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
         return
     given = (op.own.node.params, player.run.settings.params)
     if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
-        return  # they may end it anywhere
+        return  # a stop may end the text anywhere
     for generation in generations:
         if generation.finish_reason == "stop" and generation.matched is None:
             validate(constraint, generation.text)
 
 
 def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
-    """Reasoning and answer. In one that is constrained marks of reasoning may be part of a value."""
+    """Reasoning and answer of a generation. If it has a constraint, only the first reasoning block is split off, as
+    marks of reasoning may be part of a value."""
     if generation.reasoning is not None:
         return generation.reasoning, generation.text
     assert op.own.options is not None
@@ -387,8 +394,8 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
 
 
 def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
-    """Appends the first sample to the text and gives the variable its value."""
-    if not player.is_at(op):  # stopped meanwhile
+    """Appends the first sample to the text and sets the variable to the value."""
+    if not player.is_at(op):  # the branch was stopped meanwhile
         return
     samples = op.node.params.n
     several = not isinstance(samples, Unset) and samples > 1

@@ -1,4 +1,4 @@
-"""Operations that a branch plays where they are submitted, without waiting."""
+"""Operations that a branch can play at once, on the thread that submits them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def _fork(player: Player, op: ForkOp) -> bool:
 
 
 def _gate(player: Player, op: ForkOp) -> FirstToken | None:
-    """The gate of a fork over so much text that a provider keeps it, of so many branches that it pays to wait."""
+    """Gate for a fork's first generations, or None if waiting does not pay: the prompt is too short for the provider's
+    cache, or the fork has too few branches."""
     if len(op.children) < LEAST_BRANCHES or not player.backend.caches_prompts:
         return None
     return FirstToken() if len(player.transcript.text()) >= LEAST else None
@@ -71,7 +72,8 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Playe
     return immediate
 
 
-# What is played where it is submitted. True: done. False: it has to wait for a backend.
+# Functions that play an operation on the submitting thread. They return True if it is done, False if it has to wait for
+# a backend.
 IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,

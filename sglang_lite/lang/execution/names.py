@@ -1,4 +1,4 @@
-"""The variables of a branch, by name."""
+"""Variables of a branch, by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang_lite.protocol import SglError
 
 
 class Names:
-    """Names and their variables. A reader on another thread may be earlier than the body that declares a name: it waits
-    for a promise, which is settled when the name is declared or never will be.
+    """Names of a branch and their variables. A reader on another thread may ask for a name before the body declares it:
+    the reader waits for a promise, which is settled when the name is declared or can't be declared any more.
 
     Attributes:
-        variables: by name; may be read on any thread.
-        logs: streams of those that are generated while somebody may read them.
-        scopes: of the names whose text is being collected; one may be inside another of its name.
+        variables: variables by name; may be read on any thread.
+        logs: text streams of generated variables, by name; only filled in streamed runs.
+        scopes: open scopes by name, each a stack of variables, as a scope may contain another one of the same name.
     """
 
     __slots__ = ("_lock", "_promises", "logs", "scopes", "variables")
@@ -29,9 +29,9 @@ class Names:
         self._promises: dict[str, Variable] = {}
 
     def declare(self, name: str, variable: Variable, log: TextLog | None = None) -> None:
-        """Gives a name its variable, in place of the one it had."""
+        """Binds a name to a variable, in place of its previous one, and settles the promise for the name."""
         with self._lock:
-            if log is not None:  # first: who finds the variable looks for the log
+            if log is not None:  # first: a reader that finds the variable looks for its log
                 self.logs[name] = log
             self.variables[name] = variable
             promise = self._promises.pop(name, None) if self._promises else None
@@ -39,10 +39,10 @@ class Names:
             promise.set(None)
 
     def promise(self, name: str, fresh: Variable, refusal: Callable[[], SglError | None]) -> Variable:
-        """A variable to wait for until a name is declared: `fresh`, or the one that others wait for.
+        """Variable that is settled when a name is declared: `fresh`, or the one that other readers wait for already.
 
         Args:
-            refusal: why the name never will be.
+            refusal: returns the error to raise if the name will never be declared, else None.
         """
         with self._lock:
             if name in self.variables:
@@ -53,7 +53,11 @@ class Names:
             return self._promises.setdefault(name, fresh)
 
     def close(self, unknown: Callable[[str], SglError]) -> None:
-        """Ends the declaring of names: who waits for one is told that it will not come."""
+        """Fails all promises: no name will be declared any more.
+
+        Args:
+            unknown: makes the error of a name.
+        """
         if not self._promises:
             return
         with self._lock:
@@ -63,11 +67,15 @@ class Names:
 
     @property
     def awaited(self) -> bool:
-        """True if somebody waits for a name."""
+        """True if a reader waits for a name."""
         return bool(self._promises)
 
     def own(self, outer: Mapping[str, Variable]) -> dict[str, Variable]:
-        """Variables by name that are not those of the branch it was forked from."""
+        """Variables that this branch has declared since its fork, by name.
+
+        Args:
+            outer: variables of the parent branch.
+        """
         return {name: variable for name, variable in self.variables.items() if outer.get(name) is not variable}
 
     def listed(self) -> str:

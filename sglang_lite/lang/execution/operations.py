@@ -1,4 +1,4 @@
-"""Operations that a branch plays: nodes, and with those that give something what its run keeps for them."""
+"""Operations that a branch plays: nodes, together with the variables and streams that their run keeps for them."""
 
 from __future__ import annotations
 
@@ -35,35 +35,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A failed attempt: its answers, where it had any, and what was wrong."""
+    """Failed attempt at an answer: the answers, if any, and the error."""
 
     answers: tuple[Generation, ...]
     error: Exception
 
 
-class AskedOp(msgspec.Struct, eq=False):  # which is made without Python
-    """A node that a backend answers.
+class AskedOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
+    """Node that a backend answers: a generation or a selection.
 
     Attributes:
-        node: with the parameters of the run, and the constraint of its whole text, reasoning included.
-        own: what was asked for.
+        node: the node, with the parameters of the run, and the constraint of its whole text, reasoning included.
+        own: the user's expression.
     """
 
     node: nodes.Gen | nodes.Select
     own: SglGen | SglSelect
     variable: Variable
     log: TextLog | None
-    asked: tuple[PushedBranch, int] | None = None  # where its answer comes, and the place of its node there
-    mark: int | None = None  # before that node, to go back to
-    began: float = 0.0  # when it began to wait; 0.0: it has not, or that was not looked at
-    ended: float = 0.0  # when it had its answer, or failed
-    refused: tuple[Refused, ...] = ()  # attempts before that one
-    turn: tuple[Turn, int] | None = None  # that it is part of, and its place there; None: it is asked for as if alone
-    path: str = ""  # of its branch in the tree of forks
-    number: int = 0  # of the node there
+    # Handed-over branch that receives the answer, and the node's index there.
+    asked: tuple[PushedBranch, int] | None = None
+    mark: int | None = None  # index of the mark before that node, for rolling back
+    began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
+    ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
+    refused: tuple[Refused, ...] = ()  # failed attempts so far
+    # Planned turn of the node and its index there; None if the node is asked for on its own.
+    turn: tuple[Turn, int] | None = None
+    path: str = ""  # path of the branch in the tree of forks
+    number: int = 0  # number of the node in its branch
 
     def refuse(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
-        """Keeps an attempt that has failed."""
+        """Records a failed attempt."""
         if isinstance(error, SglError) and error.origin is None and answers:
             error.origin = Origin.of(answers[0].meta)
         self.refused = (*self.refused, Refused(tuple(answers), error))
@@ -72,9 +74,9 @@ class AskedOp(msgspec.Struct, eq=False):  # which is made without Python
 class GenOp(AskedOp, eq=False):
     node: nodes.Gen
     own: SglGen
-    thoughts: Variable | None = None  # gets the reasoning, where it is split off
+    thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
     thoughts_log: TextLog | None = None
-    equal: EqualBranches | None = None  # a call that it may share; None: it has its own
+    equal: EqualBranches | None = None  # call that it may share with other branches; None if it makes its own
 
 
 class SelectOp(AskedOp, eq=False):
@@ -96,9 +98,10 @@ class ForkOp:
 
 @dataclass(slots=True)
 class JoinOp:
-    """
+    """Join of the children of a fork.
+
     Attributes:
-        added: gets what each of the children has added to its text.
+        added: for each child, a variable with the pieces that it has added to its text. Empty if no text is appended.
     """
 
     node: nodes.Join
@@ -108,7 +111,7 @@ class JoinOp:
 
 @dataclass(slots=True)
 class MarkOp:
-    """A place to come back to; `back` goes there."""
+    """Marks a place in the branch, or rolls back to it if `back` is True."""
 
     mark: BranchMark
     back: bool
@@ -116,7 +119,7 @@ class MarkOp:
 
 @dataclass(slots=True)
 class ReadOp:
-    """Asks for something about the branch as it is at this place in the queue. No node: it is the caller's."""
+    """Reads something about the branch at this place in the queue. Not a node: the program does not contain it."""
 
     variable: Variable
     what: Callable[[Player], Any]
@@ -124,7 +127,8 @@ class ReadOp:
 
 @dataclass(slots=True)
 class HookOp:
-    """Tells a backend that defines the hook; on its pool of threads, as the hook may block. No node, as ReadOp."""
+    """Calls a hook that the backend defines, on the backend's thread pool, as hooks may block. Not a node, like
+    ReadOp."""
 
     hook: str
     args: tuple[Any, ...]
@@ -138,8 +142,8 @@ Op: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class BranchMark:
-    """A place to come back to: where it is in the transcript, once it is played, and of its node, where that is handed
-    over."""
+    """Place in a branch to come back to: its position in the transcript (`played`, once the mark is played), and the
+    index of its node in the handed-over branch (`place`, if the mark is handed over)."""
 
     played: Place | None = None
     place: int | None = None
@@ -147,7 +151,7 @@ class BranchMark:
 
 @dataclass(frozen=True, slots=True)
 class BranchSnapshot:
-    """Knowledge of the submitting side of a branch at a mark."""
+    """State of the user's side of a branch (`Branch`) at a mark."""
 
     mark: BranchMark
     variables: dict[str, Variable]

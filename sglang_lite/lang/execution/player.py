@@ -1,10 +1,10 @@
-"""Playing a branch: its operations in order, one at a time, wherever the one it is at can be played.
+"""Playing of a branch: its operations in order, one after another, on whichever thread can play the current one.
 
-Text and turns are played at once, where they are submitted; what has to wait for a backend is played on the executor
-loop (concurrency/loop.py), or on the backend's pool of threads if its hooks block. Whoever plays a branch owns it: only
-one thread at a time, handed on under the branch's lock.
+Text and turns are played at once, on the thread that submits them; operations that wait for a backend are played on the
+executor loop (concurrency/loop.py), or on the backend's thread pool if its hooks block. The thread that plays a branch
+owns it: one thread at any time, with handover under the branch's lock.
 
-A branch that fails stays failed: everything queued and submitted later fails with the same error, and nothing waits.
+A branch that fails stays failed: all queued and later operations fail with the same error, and none of them waits.
 """
 
 from __future__ import annotations
@@ -50,28 +50,29 @@ from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite")
 
-_NOTHING = Text("")  # what a forked branch is at until its parent gets there
-_NO_QUEUE: deque[Op] = deque()  # of branches that nothing has had to wait in so far: one of its own takes much memory
+_NOTHING = Text("")  # current operation of a forked branch until its parent has played the fork
+# Shared by branches that have never queued anything: a deque of their own would take much memory.
+_NO_QUEUE: deque[Op] = deque()
 
 
 class Player:
     """Plays one branch.
 
     Args:
-        run: what it belongs to.
-        pushed: the branch as far as it is handed to a backend that plays whole programs; None: that is asked node by
-            node.
-        forked: it begins when its parent gets there.
+        run: run that the branch belongs to.
+        pushed: handed-over side of the branch, for a backend that plays whole programs; None if the backend is asked
+            node by node.
+        forked: whether the branch begins only when its parent has played the fork.
 
     Attributes:
-        names: of its variables; the submitting side's, too.
-        transcript: what it has said so far; belongs to whoever plays it.
-        log: the stream of its text; None: nobody reads one.
-        children: that were forked from it.
-        gate: before its first generation; None: that waits for no other branch.
-        played: operations that are done, in order, those included that were taken back or have failed: the log that a
-            trace is made of. Belongs to whoever plays it.
-        scope_starts: where open scopes began in the transcript, by their variables.
+        names: names of the branch's variables, shared with the submitting side.
+        transcript: text of the branch; owned by the thread that plays it.
+        log: text log of the branch, or None if the run is not streamed.
+        children: branches forked from it.
+        gate: gate before its first generation, or None if it waits for no other branch.
+        played: operations that are done, in order, including those that have failed or were rolled back; traces are
+            made of it. Owned by the thread that plays the branch.
+        scope_starts: index of the first piece of each open scope, by the id of its variable.
     """
 
     __slots__ = (
@@ -90,18 +91,18 @@ class Player:
         self._sid = ""
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE
-        self._at: Op | None = _NOTHING if forked else None  # who plays it owns the branch, as long as it stays here
+        # Current operation; the thread that plays it owns the branch until it is replaced.
+        self._at: Op | None = _NOTHING if forked else None
         self._failure: SglError | None = None
         self._failure_seen = False
-        self._stopped = False  # from outside of the body: for good
+        self._stopped = False  # from outside the body, for good
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
 
     # ------------------------------------------------------------------------------------------ any thread
 
     def put(self, op: Op) -> None:
-        """Plays an operation, and what was queued behind it, as far as that needs no waiting; queues it where somebody
-        is playing."""
+        """Queues an operation, or plays it at once if no thread is playing the branch and it need not wait."""
         with self._lock:
             failure = self._failure
             if failure is None:
@@ -112,7 +113,7 @@ class Player:
                         self._queue = deque()
                     self._queue.append(op)
                     return
-                if type(op) is Text and self.transcript.walk is None:  # which could refuse it
+                if type(op) is Text and self.transcript.walk is None:  # an open grammar could refuse the text
                     self.transcript.write(op)
                     self.played.append(op)
                     return
@@ -123,34 +124,36 @@ class Player:
             self._hand_over(waits)
 
     def _hand(self, op: Op) -> None:
-        """Hands an operation over, under the lock."""
+        """Hands an operation over to the backend's program, or to a new program if that one is closed. Called with the
+        lock held."""
         assert self.pushed is not None
         if not self.pushed.add(op):
             self.pushed = self.pushed.fresh(self._at, self.transcript.pieces)
             self.pushed.add(op)
 
     def continue_on(self, backend: BaseBackend) -> None:
-        """Has another backend play what is added from now on, in a program of its own. Nothing may be left to play."""
+        """Makes another backend play everything that is added from now on, in a program of its own. Nothing may be left
+        to play."""
         self.backend, self.pushed = backend, self.run.pushed()
         if self.pushed is not None:
             self.pushed.program.close()
 
     def read(self, what: Callable[[Player], UserValue], where: Location | None = None) -> Variable:
-        """A variable for something about the branch as it is after everything queued so far."""
+        """Variable that is set to `what(player)` when everything queued so far has been played."""
         variable = Variable(where, self.run.made)
         self.put(ReadOp(variable, what))
         return variable
 
     def tree(self) -> list[Player]:
-        """The branch, and those that were forked from it, parents first."""
+        """Branch itself and the branches forked from it, parents first."""
         found = [self]
-        for player in found:  # which grows meanwhile
+        for player in found:  # the list grows meanwhile
             found += player.children
         return found
 
     @property
     def failure(self) -> SglError | None:
-        """The error that the branch has failed with so far."""
+        """Error with which the branch has failed, or None."""
         return self._failure
 
     @property
@@ -160,40 +163,46 @@ class Player:
 
     @property
     def stopped(self) -> bool:
-        """True if it was stopped from outside of the body: for good."""
+        """True if the branch was stopped for good, from outside the body."""
         return self._stopped
 
     @property
     def waits(self) -> bool:
-        """True if something that is being played or queued has to wait; else all of it is played in a moment."""
+        """True if an operation that is being played or queued has to wait; if False, all of them are played in a
+        moment."""
         with self._lock:
             ops = [*self._queue] if self._at is None else [self._at, *self._queue]
         return any(map(_has_to_wait, ops))
 
     def see_failure(self) -> None:
-        """Notes that somebody is told what the branch has failed with, or will be."""
+        """Notes that the branch's failure is reported to the user, so that it need not be logged."""
         self._failure_seen = True
 
     def declare_no_more(self) -> None:
-        """Notes that the body has ended: names that were not declared never will be, and the text is complete."""
+        """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
         self.names.close(partial(unknown, self))
         if self.log is not None:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
     def go_back(self, mark: BranchMark, where: Location | None) -> None:
-        """Goes back to a mark. A branch that has failed since works again, unless it was stopped from outside or its
-        time is over."""
+        """Goes back to a mark. A branch that has failed since the mark works again, unless it was stopped from outside
+        or its deadline has passed.
+
+        Raises:
+            ProgramError: the run is streamed.
+            SglError: the branch was stopped or its deadline has passed; the error is the branch's failure.
+        """
         if self.log is not None:
             raise ProgramError(
                 "text that was already streamed can't be rolled back.", hint="Run without stream=True.", where=where
             )
         deadline = self.run.deadline
         over = self._stopped or (deadline is not None and time.monotonic() >= deadline)
-        if over and self._failure is not None:  # else a body that tries until it succeeds would never end
+        if over and self._failure is not None:  # else a body that retries until it succeeds would never end
             raise located(self._failure, where)
         given_up = RequestAbortedError("a rollback removed this node.")
         with self._lock:
-            lost = self._failure is not None and mark.played is None  # it has failed before the mark
+            lost = self._failure is not None and mark.played is None  # the branch failed before the mark
             running, gone = self._take_back(mark)
             if self.pushed is not None and not lost:
                 self.pushed.roll_back(mark.place)
@@ -204,35 +213,36 @@ class Player:
             executor().post(self._give_up, running, given_up)
 
     def _take_back(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
-        """Takes what comes after a mark out of the queue, but for hooks. Returns what is being played of it, and what
-        will not be played. Under the lock."""
+        """Removes the operations behind a mark from the queue, except for hooks. Returns the operation behind it that
+        is being played, or None, and the removed ones. Called with the lock held."""
         queued = list(self._queue)
         if mark.played is not None:
             self._failure = None
             before, after, running = list[Op](), queued, None if self._at is _NOTHING else self._at
-        else:  # so nothing after it has been played
+        else:  # nothing behind the mark has been played either
             at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
             before, after, running = queued[: at + 1], queued[at + 1 :], None
         self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
         return running, [op for op in after if not isinstance(op, HookOp)]
 
     def _give_up(self, op: Op, error: SglError) -> None:
-        """Ends an operation that a rollback waits for, unless a thread plays it: that can't be stopped. On the
-        executor loop."""
+        """Ends an operation that a rollback waits for, unless a thread plays it, which can't be interrupted. Runs on
+        the executor loop."""
         if self._waiting is not None and (waiting := self._fail(error, op)) is not None:
             waiting.cancel()
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
-        """Fails the branch and those forked from it, and cancels what their backends are doing. A body that is stopped
-        from outside can add nothing more.
+        """Fails the branch and the branches forked from it, and cancels the work of their backends. If the stop comes
+        from outside an open body, the body can add nothing more.
 
         Args:
-            told: who has the branch knows of it.
+            told: whether the holder of the branch already knows of the error, so that it need not be logged.
         """
         self._failure_seen = self._failure_seen or told
         self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
-            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"  # nothing is left but to tell so
+            # Only the hook for the end of the program is left.
+            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"
             busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
         waiting = self._fail(error) if busy or self._stopped else None
         if waiting is not None:
@@ -243,15 +253,16 @@ class Player:
     # -------------------------------------------------------------------------------- the playing side
 
     def begin(self) -> None:
-        """Begins to play, as the branch that it was forked from has got there."""
+        """Begins to play a forked branch, as its parent has played the fork."""
         self._play_on(_NOTHING)
 
     def fail(self, error: SglError) -> None:
-        """Fails the branch: the one that it was to be forked from has failed before."""
+        """Fails the branch, as its parent has failed before the fork."""
         self._fail(error)
 
     def _play_on(self, op: Op) -> None:
-        """Plays `op`, which the branch is at, and on; hands what has to wait to where it can. (As in `put`.)"""
+        """Plays `op`, the branch's current operation, and those behind it, and hands over an operation that has to
+        wait."""
         if (waits := self._advance(op)) is not None:
             self._hand_over(waits)
 
@@ -265,8 +276,9 @@ class Player:
             executor().post(self._start, op)
 
     def _advance(self, op: Op) -> Op | None:
-        """Plays `op`, which the branch is at, and the queue up to the first operation that has to wait, and returns
-        that; None where the caller does not own the branch any more: nothing is left to play, or it was stopped."""
+        """Plays `op`, the branch's current operation, and the queue up to the first operation that has to wait, and
+        returns that one. Returns None if the caller no longer owns the branch: nothing is left to play, or the branch
+        was stopped."""
         while True:
             try:
                 if type(op) is Text:
@@ -275,12 +287,12 @@ class Player:
                     return op
                 if type(op) is not ReadOp:
                     self.played.append(op)
-            except BaseException as error:  # whatever it is, the branch has failed and its readers must know
+            except BaseException as error:  # whatever was raised, the branch has failed and its readers must know
                 self._fail(error, op)
                 if not isinstance(error, Exception):
                     raise
                 return None
-            with self._lock:  # as in _next, which is not called: this is the hottest loop there is
+            with self._lock:  # `_next`, inlined: this is the hottest loop of the language
                 if self._at is not op:
                     return None
                 if self.pushed is not None and self.pushed.held is op:
@@ -291,7 +303,7 @@ class Player:
                 op = self._at = self._queue.popleft()
 
     def _next(self, op: Op) -> Op | None:
-        """Takes the operation after `op`, which the caller has played; None as in _advance."""
+        """Takes the operation behind `op`, which the caller has played. Returns None as `_advance` does."""
         with self._lock:
             if self._at is not op:
                 return None
@@ -301,7 +313,7 @@ class Player:
             return self._at
 
     def _play_after(self, op: Op) -> Op | None:
-        """`_advance` from what comes after `op`."""
+        """`_advance`, beginning with the operation behind `op`."""
         if not isinstance(op, HookOp):
             self.played.append(op)
         following = self._next(op)
@@ -314,8 +326,8 @@ class Player:
                 self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
 
     def _await(self, waits: GenOp) -> None:
-        """Plays from a generation on of which only the answer is to come: without a task, which would cost more than
-        the rest. On the executor loop."""
+        """Plays the branch from `waits` on, a generation for which only the answer is missing, without creating a task,
+        which would cost more than all the rest. Runs on the executor loop."""
         token = current_run.set(self.run)
         op: Op | None = waits
         try:
@@ -341,7 +353,7 @@ class Player:
                 self._waiting = pushed.when_answered(place, partial(self._await, op))
 
     async def _play(self, op: Op) -> None:
-        """Plays on the executor loop from an operation on that has to wait."""
+        """Plays the branch from an operation that has to wait, as a task of the executor loop."""
         current_run.set(self.run)
         task = self._waiting
         while True:
@@ -372,7 +384,7 @@ class Player:
             self._waiting = None
 
     def _play_blocking(self, op: Op) -> None:
-        """Plays on a thread of the backend's pool from an operation on that has to wait."""
+        """Plays the branch from an operation that has to wait, on a thread of the backend's pool."""
         current_run.set(self.run)
         while self._at is op:
             try:
@@ -396,11 +408,13 @@ class Player:
             _begin(op)
 
     def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
-        """Fails the branch, with everything that is queued or being played. Returns what was waiting for
-        it.
+        """Fails the branch and all its queued operations. If the error belongs to an operation that a queued rollback
+        takes back, the branch continues with that rollback instead. Returns the task or inbox that was waiting for the
+        current operation.
 
         Args:
-            op: what its player tells to have failed; one that was stopped meanwhile has nothing to tell.
+            op: operation that has failed; ignored if it is no longer the current one, as the branch was stopped
+                meanwhile. None if the branch fails as a whole.
         """
         with self._lock:
             at, self._at = self._at, None
@@ -414,7 +428,7 @@ class Player:
             left, logs = list[Op](), list[TextLog]()
             while self._queue and self._queue[0] is not back:
                 left.append(self._queue.popleft())
-            if back is not None:  # what has failed is taken back already, by a rollback that waits for it
+            if back is not None:  # the failed operation is already taken back, by a rollback that is queued
                 self._at = self._queue.popleft()
             else:
                 if self.pushed is not None:
@@ -423,7 +437,7 @@ class Player:
                 if self.log is not None:
                     logs.append(self.log)
             waiting, self._waiting = self._waiting, None
-        if at is not None and not isinstance(at, HookOp):  # a hook is called already
+        if at is not None and not isinstance(at, HookOp):  # a hook has been called already
             left.insert(0, at)
             if isinstance(at, AskedOp):
                 at.ended = time.perf_counter()
@@ -438,12 +452,13 @@ class Player:
         return waiting
 
     def is_at(self, op: Op) -> bool:
-        """Tells whether it is (still) playing an operation: what was stopped meanwhile has nothing to say."""
+        """Returns True if `op` is the branch's current operation; if not, the branch was stopped and results of `op`
+        must be dropped."""
         return self._at is op
 
     @property
     def sid(self) -> str:
-        """A unique name."""
+        """Unique name of the branch."""
         if not self._sid:
             self._sid = uuid.uuid4().hex
         return self._sid
@@ -460,7 +475,7 @@ def _where(op: Op | None) -> Location | None:
 
 
 def _begin(op: Op) -> None:
-    """Notes when an operation begins to wait for its answer."""
+    """Records the time at which an operation begins to wait for its answer."""
     if isinstance(op, AskedOp) and not op.began:
         op.began = time.perf_counter()
 
@@ -474,7 +489,7 @@ def _has_to_wait(op: Op) -> bool:
 
 
 def _goes_back(op: Op) -> bool:
-    """Tells whether an operation goes back to before anything that is played now."""
+    """Returns True if an operation rolls back to a mark that has been played already."""
     return isinstance(op, MarkOp) and op.back and op.mark.played is not None
 
 
@@ -485,17 +500,17 @@ def _call_hook(backend: BaseBackend, op: HookOp) -> None:
 def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
     try:
         _call_hook(backend, op)
-    except Exception:  # its program has failed already, with another error
+    except Exception:  # the program has already failed, with another error
         logger.exception("%s of %s failed", op.hook, type(backend).__name__)
 
 
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
-            child.see_failure()  # the parent tells
+            child.see_failure()  # the parent reports the failure
             child.fail(failure)
     elif isinstance(op, HookOp):
-        if op.hook == "end_program":  # a program that failed has ended too
+        if op.hook == "end_program":  # a failed program has ended, too
             backend = op.args[0].backend
             backend.pool.submit(partial(_call_last_hook, backend, op))
     elif isinstance(op, AskedOp | ReadOp | ScopeOp):

@@ -1,11 +1,11 @@
-"""Handing a run to a backend that plays whole programs.
+"""Handing over of a run to a backend that plays whole programs.
 
-The first generation or selection of a run opens its program; all that its branches queue from then on extends it, as it
-is queued. Each branch still plays its operations itself, for values, variables and streams: what a backend would have
-been asked for comes from the program.
+The first generation or selection of a run opens its program; later nodes of its branches extend the program as they are
+queued. Each branch still plays its operations itself, to set values, variables and streams, but it takes the answers
+from the program instead of asking the backend node by node.
 
-What the caller's Python decides on (a check, further attempts, a method of choosing, another backend) is held: nothing
-behind it is handed over until the branch is through with it and knows the text.
+A node is held if the caller's Python decides on its result (a check, further attempts, a method of choosing, another
+backend): no later node of the branch is handed over until the branch has played the held node and knows its text.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ if TYPE_CHECKING:
 
 
 class ProgramAtBackend(Protocol):
-    """A program that is open at a backend. Any thread may call it; none of the calls waits."""
+    """Program that is open at a backend. Its methods are thread-safe and don't block."""
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch. Raises SglError: they can't be taken."""
+        """Appends nodes to a branch. Raises SglError if the backend refuses the nodes."""
         ...
 
     def drop(self, path: Path) -> None:
-        """Ends what is queued or under way in a branch; a rollback continues from before."""
+        """Cancels the queued and running nodes of a branch; a rollback continues from an earlier mark."""
         ...
 
     def close(self) -> None:
-        """Says that nothing more will come."""
+        """Announces that no more nodes will come."""
         ...
 
 
 class PushedProgram:
-    """The program of a run, at its backend.
+    """Program of a run that is handed over to its backend.
 
     Args:
-        stream: somebody reads texts while they grow.
-        priority: of the program.
+        stream: whether texts are read while they grow.
+        priority: priority of the program at its engine.
 
     Attributes:
-        lock: of all its branches; a branch's own lock is taken before.
-        closed: what comes nevertheless needs a program of its own.
+        lock: lock of all its branches; a branch's own lock is taken before it.
+        closed: True if no more nodes are accepted; later nodes need a new program.
     """
 
     def __init__(self, backend: BaseBackend, *, stream: bool, priority: int = 0) -> None:
@@ -79,16 +79,16 @@ class PushedProgram:
         self.lock = threading.RLock()
         self.closed = False
         self._open: ProgramAtBackend | None = None
-        self._branches: dict[Path, PushedBranch] = {}  # those that the program has
-        self._over: SglError | None = None  # it has ended
+        self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
+        self._over: SglError | None = None  # error with which the program ended
 
     @property
     def opened(self) -> bool:
-        """True if the program was opened, though it may have ended."""
+        """True if the program was opened, even if it has ended since."""
         return self._open is not None or self._over is not None
 
     def flush(self, branch: PushedBranch) -> None:
-        """Hands over what a branch and those before it have, and opens the program with it."""
+        """Sends the pending nodes of a branch and its ancestors to the backend. The first call opens the program."""
         if self._over is not None:
             executor().post(branch.end, self._over)
             return
@@ -126,22 +126,22 @@ class PushedProgram:
             self._send_waiting(each, program)
 
     def drop(self, branch: PushedBranch) -> None:
-        """Ends what is queued or under way of a branch."""
+        """Cancels the queued and running nodes of a branch."""
         path = branch.path
         if self._open is not None and path is not None:
             with contextlib.suppress(SglError):
-                self._send(branch, self._open)  # a mark among it may be gone back to
+                self._send(branch, self._open)  # the pending nodes may contain a mark for a later rollback
             self._open.drop(path)
 
     def close(self) -> None:
-        """Says that nothing more will come."""
+        """Announces that no more nodes will come."""
         with self.lock:
             self.closed = True
             if self._open is not None:
                 self._open.close()
 
     def _take(self, event: ProgramEvent) -> None:
-        """Takes an event of the program. On the executor loop."""
+        """Dispatches an event of the program to its branch. Runs on the executor loop."""
         if isinstance(event, Played):
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.take(event.path[-1], event.event)
@@ -149,24 +149,26 @@ class PushedProgram:
         error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
         with self.lock:
             self._over, self._open = error, None
-            branches, self._branches = self._branches, {}  # no cycle is left that the garbage collector had to find
+            # Breaks reference cycles, which the garbage collector would have to find.
+            branches, self._branches = self._branches, {}
         for branch in branches.values():
             branch.end(error)
 
 
 class PushedBranch:
-    """A branch, as far as it is handed over.
+    """Part of a branch that is handed over to the backend.
 
     Attributes:
-        parent: the branch it was forked from.
-        nodes: that are yet to be sent: they wait for the next generation or selection.
-        joined: branches that have to be sent before.
-        forks: branches that were forked from it, as far as that is handed over.
-        late: those of them that may wait for it.
-        waiting: its nodes are asked for, but its own fork is not handed over yet.
-        held: the operation that the branch has to get through before more is handed over.
-        forked_at: the place of its fork in the parent, and which of that fork it is; None: not handed over yet.
-        count: of its nodes, those that are sent too.
+        parent: branch from which it was forked, or None for the main branch.
+        nodes: nodes that are not sent yet: they wait for the next generation or selection.
+        joined: joined branches whose nodes have to be sent before those of this branch.
+        forks: handed-over branches that were forked from it.
+        late: those forked branches that have nodes waiting for this branch's fork to be sent.
+        waiting: True if its nodes are to be sent as soon as its own fork has been handed over.
+        held: operation that the branch has to finish before more nodes are handed over, or None.
+        forked_at: (index of the fork's node in the parent, index in the fork), or None if the fork is not handed over
+            yet.
+        count: number of its nodes, sent and pending.
     """
 
     def __init__(self, program: PushedProgram, parent: PushedBranch | None = None) -> None:
@@ -179,16 +181,16 @@ class PushedBranch:
         self.held: Op | None = None
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
-        self._known = 0  # pieces of text that are handed over, of those that the branch had when it came to `held`
-        self._behind = False  # not even those are
-        self._inboxes: dict[int, NodeEvents] = {}  # by the places of nodes; on the executor loop
-        self._ended: SglError | None = None  # its program
-        self._failed: tuple[int, SglError] | None = None  # where, and with what
-        self._back = -1  # the place of the last rollback
+        self._known = 0  # number of pieces that the program has, counted when `held` was reached
+        self._behind = False  # True if no text was handed over to this program yet
+        self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
+        self._ended: SglError | None = None  # error with which the program ended
+        self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
+        self._back = -1  # index of the last rollback's node
 
     @property
     def path(self) -> Path | None:
-        """Path of the branch in the program; None: its fork is not handed over yet."""
+        """Path of the branch in the program, or None if its fork is not handed over yet."""
         if self.parent is None:
             return ()
         before = self.parent.path
@@ -197,7 +199,7 @@ class PushedBranch:
     # ------------------------------------------------------------------ the submitting side, under the branch's lock
 
     def add(self, op: Op) -> bool:
-        """Hands an operation over, unless something before it is held. False: the program is closed."""
+        """Hands over an operation, unless an operation before it is held. Returns False if the program is closed."""
         with self.program.lock:
             if self.program.closed:
                 return False
@@ -206,11 +208,11 @@ class PushedBranch:
             return True
 
     def fresh(self, at: Op | None, pieces: Sequence[Piece]) -> PushedBranch:
-        """Copy of the branch, handed over in a program of its own.
+        """Copy of the branch in a new program.
 
         Args:
-            at: what the branch is at.
-            pieces: its text, where that is nothing.
+            at: operation that the branch is playing, or None.
+            pieces: text of the branch, used if `at` is None.
         """
         pushed = PushedBranch(
             PushedProgram(self.program.backend, stream=self.program.stream, priority=self.program.priority)
@@ -219,13 +221,15 @@ class PushedBranch:
         return pushed
 
     def begin_behind(self, at: Op | None, pieces: Sequence[Piece]) -> None:
-        """Begins with text that is not handed over yet; as `fresh`."""
+        """Begins a new program with the branch's text so far: at once if no operation is being played, else when `at`
+        is finished. Arguments as of `fresh`."""
         self.held, self._behind = at, True
         if at is None:
             self._sync(pieces)
 
     def join(self, node: Join, children: Sequence[PushedBranch | None]) -> Join:
-        """The node, with how many nodes each of the branches has; without, if not all of them are handed over."""
+        """Returns the join node with the current number of nodes of each joined branch, or unchanged if some of the
+        branches are held or not handed over."""
         with self.program.lock:
             own = [child for child in children if child is not None and child.parent is self and child.held is None]
             if len(own) < len(children):
@@ -233,7 +237,8 @@ class PushedBranch:
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
     def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
-        """Hands over what an operation that was held has brought, as the branch is through with it, and the queue."""
+        """Hands over the text that a held operation has added, and the queued operations behind it. Called when the
+        branch has played the held operation."""
         with self.program.lock:
             if self.held is not op:
                 return
@@ -243,7 +248,8 @@ class PushedBranch:
                 self.program.flush(self)
 
     def roll_back(self, mark: int | None) -> None:
-        """Goes back to a mark. One that was not handed over (None) stands behind what is held."""
+        """Appends a rollback to a mark. Does nothing if `mark` is None: the mark stands behind the held operation and
+        was not handed over."""
         if mark is None:
             return
         with self.program.lock:
@@ -253,22 +259,22 @@ class PushedBranch:
                 self.program.flush(self)
 
     def drop(self) -> None:
-        """Ends what is queued or under way, as the branch has failed."""
+        """Cancels the queued and running nodes, as the branch has failed."""
         with self.program.lock:
             self.program.drop(self)
 
     def waits(self) -> bool:
-        """Tells whether the branch, or one that was forked from it, is waiting."""
+        """Returns True if this branch, or a branch forked from it, has nodes waiting for a fork to be handed over."""
         return self.waiting or any(pushed.waits() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
-        """Appends nodes. Returns the place of the last one."""
+        """Appends nodes, and returns the index of the last one."""
         self.nodes += nodes
         self.count += len(nodes)
         return self.count - 1
 
     def _sync(self, pieces: Sequence[Piece]) -> None:
-        """Hands over the text that is not known yet."""
+        """Appends the text that is not handed over yet."""
         for piece in pieces[self._known :]:
             if isinstance(piece, str):
                 self._put(Text(piece))
@@ -278,7 +284,8 @@ class PushedBranch:
         self._known, self._behind = len(pieces), False
 
     def _add(self, op: Op) -> bool:
-        """Takes the node of an operation. Says whether it asks for something."""
+        """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
+        needed."""
         match op:
             case GenOp():
                 return self._gen(op)
@@ -321,7 +328,7 @@ class PushedBranch:
         if op.node.method is None:
             self.held = op
             return False
-        if isinstance(op.node.seed, Unset):  # as both sides draw
+        if isinstance(op.node.seed, Unset):  # a fixed seed, as the branch and the backend both draw
             op.node = msgspec.structs.replace(op.node, seed=secrets.randbits(63))
         op.asked = self, self._put(op.node)
         return True
@@ -350,12 +357,13 @@ class PushedBranch:
     # -------------------------------------------------------------- the playing side, on the executor loop
 
     def reach(self, op: Op, pieces: Sequence[Piece]) -> None:
-        """Notes that the branch begins to play an operation."""
+        """Notes how much text a held operation begins with. Called when the branch begins to play an operation."""
         if self.held is op and not self._behind:
             self._known = len(pieces)
 
     def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:
-        """Asks for a generation that is held, once more if it was asked for. Returns its place."""
+        """Sends a held generation; if it was sent before, after a rollback to its mark. Returns the index of its
+        node."""
         with self.program.lock:
             op.mark = self._again(op.mark, pieces)
             place = self._put(msgspec.structs.replace(op.node, params=params, held=True))
@@ -363,7 +371,7 @@ class PushedBranch:
             return place
 
     def score(self, op: SelectOp, choices: Sequence[str], pieces: Sequence[Piece], *, unconditional: bool) -> int:
-        """Asks for the scores of choices. Returns the node's place."""
+        """Sends a selection that is to be scored only. Returns the index of its node."""
         with self.program.lock:
             op.mark = self._again(op.mark, pieces)
             held = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
@@ -378,7 +386,7 @@ class PushedBranch:
         return self._put(Mark())
 
     def take(self, place: int, event: Delta | Generation | Selection | SglError) -> None:
-        """Takes an event of a node. An error is that of all nodes behind it, too, up to a rollback."""
+        """Passes an event of a node to its inbox. An error also fails all nodes behind the node, up to a rollback."""
         if isinstance(event, SglError):
             self._failed = place, event
             for each, inbox in list(self._inboxes.items()):
@@ -387,17 +395,18 @@ class PushedBranch:
         self._inbox(place).put(event)
 
     def _lost(self, place: int) -> bool:
-        """Tells whether a node before has failed."""
+        """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
         return self._failed is not None and self._failed[0] < place and not self._failed[0] < self._back < place
 
     def end(self, error: SglError) -> None:
-        """Ends the branch: nothing more will come."""
+        """Ends the branch with an error: no more events will come."""
         self._ended = error
         for inbox in list(self._inboxes.values()):
             inbox.put(error)
 
     async def answers(self, place: int, last: int = 1) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Events of a node, up to its `last`-th generation or selection. Raises SglError: what it failed with."""
+        """Yields the events of a node, up to its `last`-th generation or selection. Raises the SglError with which the
+        node failed."""
         inbox = self._inbox(place)
         try:
             while last:
@@ -410,7 +419,7 @@ class PushedBranch:
             self._inboxes.pop(place, None)
 
     def answer(self, place: int) -> UserValue:
-        """The first event of a node, None as long as there is none."""
+        """First event of a node, or None if none has come yet."""
         inbox = self._inbox(place)
         if not inbox.events:
             return None
@@ -418,7 +427,8 @@ class PushedBranch:
         return inbox.events.popleft()
 
     def when_answered(self, place: int, then: Callable[[], object]) -> NodeEvents:
-        """Calls `then` once `answer` has something, which it has not now. Returns what cancels that."""
+        """Calls `then` when the next event of a node comes; `answer` must have returned None. Returns an object whose
+        `cancel` revokes the call."""
         inbox = self._inbox(place)
         inbox.then = then
         return inbox
@@ -435,11 +445,11 @@ class PushedBranch:
 
 
 class NodeEvents:
-    """Events of a node, for whoever plays it: one at a time. On the executor loop.
+    """Queue of a node's events, with a single consumer. Used on the executor loop only.
 
     Attributes:
-        events: that have come.
-        then: is called with the next one.
+        events: events that have come and were not taken.
+        then: called once when the next event comes.
     """
 
     __slots__ = ("events", "then")
@@ -462,5 +472,5 @@ class NodeEvents:
         return self.events.popleft()
 
     def cancel(self) -> None:
-        """Forgets what was to be called."""
+        """Revokes the callback."""
         self.then = None

@@ -1,4 +1,4 @@
-"""Reading a branch while it is played: its variables by name, its text and messages as they are at a place."""
+"""Reading of a branch while it is played: its variables by name, and its text and messages at a place in its queue."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def check_name(name: object, where: Location | None) -> None:
-    """Raises ParameterError: this is no name of a variable."""
+    """Raises ParameterError if `name` is not a string, as names of variables must be."""
     if not isinstance(name, str):
         raise ParameterError("name", f"{name!r:.60} is not a string.", where=where)
 
 
 def find_variable(player: Player, name: str, where: Location | None = None) -> Variable:
-    """The variable of a name. From outside a body that is still running, waits for the name to be declared."""
+    """Returns the variable of a name. If the body is still running and the caller is outside it, waits for the name to
+    be declared."""
     check_name(name, where)
     variable = player.names.variables.get(name)
     while variable is None:
@@ -38,7 +39,7 @@ def find_variable(player: Player, name: str, where: Location | None = None) -> V
 
 
 async def afind_variable(player: Player, name: str, where: Location | None = None) -> Variable:
-    """`find_variable` for coroutines."""
+    """Coroutine form of `find_variable`."""
     check_name(name, where)
     variable = player.names.variables.get(name)
     while variable is None:
@@ -52,7 +53,7 @@ def _promise(player: Player, name: str, where: Location | None) -> Variable:
 
 
 def _never(player: Player, name: str, where: Location | None) -> SglError | None:
-    """The error of a name that will not be declared; None for others."""
+    """Error of a name that will never be declared, or None if the running body may still declare it."""
     if name in player.names.scopes:
         return ProgramError(f"the variable scope {name!r} is still open.", where=where)
     declaring = player.run.body_open and current_run.get() is not player.run
@@ -60,8 +61,9 @@ def _never(player: Player, name: str, where: Location | None) -> SglError | None
 
 
 def unknown(player: Player, name: str, where: Location | None = None) -> SglError:
-    """The error for a name that there is not."""
-    if player.failure is not None:  # it may have been about to be made
+    """Error for an unknown name: the branch's own failure, if it has failed, as the name may have been about to be
+    declared."""
+    if player.failure is not None:  # the variable may have been about to be declared
         player.see_failure()
         return located(player.failure, where)
     return UnknownVariableError(
@@ -70,25 +72,28 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
 
 
 def may_block(run: Run, instead: str, where: Location | None) -> None:
-    """Checks that a caller may block; asked before it does.
+    """Checks that the caller may block, before it does.
+
+    Args:
+        instead: expression to be suggested in the error.
 
     Raises:
-        ProgramError: the coroutine body that is waited for needs the event loop of this thread.
+        ProgramError: the body is a coroutine that needs the event loop of this thread.
     """
     if not (run.is_async and run.body_open):
         return
-    with contextlib.suppress(RuntimeError):  # no event loop is running here
+    with contextlib.suppress(RuntimeError):  # no event loop is running in this thread
         if asyncio.get_running_loop() is run.loop or current_run.get() is run:
             raise ProgramError(
                 "reading here would block the event loop of an async program.", hint=f"Use {instead}.", where=where
             )
 
 
-# What `Player.read` may ask.
+# Functions for `Player.read`.
 
 
 def nothing(player: Player) -> None:
-    """Reads nothing, for who only waits."""
+    """Reads nothing, for callers that only wait."""
 
 
 def whole_text(player: Player) -> str:
@@ -100,12 +105,12 @@ def all_messages(player: Player) -> list[dict[str, UserValue]]:
 
 
 def added(player: Player) -> list[Piece]:
-    """Pieces that have come since the branch was forked."""
+    """Pieces of the transcript that were added since the branch was forked."""
     return player.transcript.added
 
 
 def error_of(player: Player) -> SglError | None:
-    """The error that a branch failed with, once everything queued has been played."""
+    """Waits until everything queued has been played, and returns the branch's failure, or None."""
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
     player.see_failure()
@@ -113,7 +118,8 @@ def error_of(player: Player) -> SglError | None:
 
 
 def when_finished(player: Player, callback: Callable[[], object]) -> None:
-    """Calls back when everything queued so far, in every branch, has been played or has failed."""
+    """Calls `callback` when everything queued so far, in this branch and the branches forked from it, has been played
+    or has failed."""
     if not player.children:
         player.read(nothing).when_done(callback)
         return
@@ -121,7 +127,8 @@ def when_finished(player: Player, callback: Callable[[], object]) -> None:
 
 
 def finished(player: Player) -> Variable:
-    """A variable that is set when everything queued so far, in every branch, has been played or has failed."""
+    """Variable that is set when everything queued so far, in this branch and the branches forked from it, has been
+    played or has failed."""
     variable = Variable()
     when_finished(player, lambda: variable.set(None))
     return variable

@@ -1,4 +1,4 @@
-"""Attempts that show the model its own answer, and what was wrong with it: `gen(repair=True)`."""
+"""Attempts that show the model its own failed answer and the error: `gen(repair=True)`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 def check_repair(
     own: SglGen, backend: BaseBackend, retries: int, role: str | None, params: SamplingParams, where: Location | None
 ) -> None:
-    """Refuses a generation whose answer could not be shown to the model.
+    """Refuses a generation whose failed answer could not be shown to the model.
 
     Args:
-        retries: of the node, or of its run.
-        role: of the open turn.
-        params: of the node and its run.
+        retries: number of retries of the node, or of its run.
+        role: role of the open turn, or None if no turn is open.
+        params: sampling parameters of the node, merged with those of the run.
 
     Raises:
-        ParameterError: it is never tried again, or has several samples.
-        CapabilityError: there is no turn to show, or a backend that sees no prompt.
+        ParameterError: the generation has no retries, or several samples.
+        CapabilityError: no assistant's turn is open, or the backend has blocking hooks, which see no prompt.
     """
     if not retries:
         hint = "Set retries= to the number of attempts after the first."
@@ -49,19 +49,23 @@ def check_repair(
 
 
 def answer_to_show(refused: Refused) -> str | None:
-    """The answer of a failed attempt; None: there was none."""
+    """Answer of a failed attempt, or None if the attempt had no answer."""
     if refused.answers:
         return refused.answers[0].text
     return refused.error.text if isinstance(refused.error, ValueValidationError) and refused.error.text else None
 
 
 def shows(options: GenOptions, op: GenOp) -> bool:
-    """Tells whether the next attempt shows the last one's answer."""
+    """Returns True if the next attempt's prompt contains the last attempt's answer."""
     return options.repair and bool(op.refused) and answer_to_show(op.refused[-1]) is not None
 
 
 def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
-    """The prompt of the next attempt: behind it the last answer, and what was wrong with it."""
+    """Prompt of the next attempt: the original prompt, then the last answer and what was wrong with it.
+
+    Raises:
+        TemplateError: the model has no chat template.
+    """
     if template is None:
         raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")
     refused = op.refused[-1]

@@ -1,4 +1,4 @@
-"""Attempts at an answer: how often, how long, and what the caller's check says of it."""
+"""Attempts at an answer: their number, their time limits, and the caller's check of the value."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _SAME_AGAIN = (
     "It was not tried again, because at temperature 0 the answer stays the same: set a temperature, or repair=True, "
     "which shows the model what was wrong."
 )
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts, doubling
+# Seconds between attempts: the first pause, doubled after each attempt up to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 async def attempts(
@@ -45,10 +46,11 @@ async def attempts(
     ask: Callable[[int], Awaitable[_T]],
     same_again: Callable[[Exception], bool] = lambda _: False,
 ) -> _T:
-    """Asks until there is an answer, the run's time is over, or `retries` more attempts have failed.
+    """Awaits `ask` until it returns, the run's deadline has passed, or `retries` more attempts have failed.
 
     Args:
-        same_again: an attempt has failed by what would be so in the next one.
+        ask: makes an attempt; its argument is the number of the attempt, from 0.
+        same_again: returns True if another attempt would fail with the same error, so that none is made.
     """
     deadline = player.run.deadline
     left = None if deadline is None else deadline - time.monotonic()
@@ -57,7 +59,7 @@ async def attempts(
         while True:
             try:
                 return await ask(attempt)
-            except Exception as error:  # foreign backends raise anything
+            except Exception as error:  # foreign backends may raise anything
                 if attempt >= retries or isinstance(error, _HOPELESS):
                     raise
                 if same_again(error):
@@ -72,10 +74,11 @@ async def attempts(
 
 
 def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
-    """Seconds until the next attempt: longer and longer ones, or as many as the provider asks for, if that is more.
+    """Seconds until the next attempt: exponential backoff, or the delay that the provider asks for, whichever is
+    longer.
 
     Raises:
-        Exception: the error itself, where the run's time would be over before.
+        BackendError: `error` itself, if the run's deadline would pass during the delay.
     """
     pause: float = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
     if not isinstance(error, BackendError) or error.retry_after is None:
@@ -89,14 +92,15 @@ def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
 
 @contextlib.asynccontextmanager
 async def limit(left: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
-    """Cancels what is inside when it has taken too long.
+    """Cancels the `with` block when its time is over.
 
     Args:
-        left: seconds it may take, None for no limit.
-        timeout: what was asked for, where that is not what is left.
+        left: seconds that the block may take, or None for no limit.
+        message: beginning of the error's message, which ends with the number of seconds.
+        timeout: seconds to name in the message. Defaults to `left`.
 
     Raises:
-        RequestTimeoutError: it has.
+        RequestTimeoutError: the block has taken longer than `left` seconds.
     """
     if left is None:
         yield
@@ -111,7 +115,7 @@ async def limit(left: float | None, message: str, timeout: float | None = None) 
         async with asyncio.timeout(left) as timer:
             yield
     except TimeoutError:
-        if not timer.expired():  # it is the backend's own
+        if not timer.expired():  # the backend's own timeout
             raise
         raise RequestTimeoutError(late) from None
     finally:
@@ -123,7 +127,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
     try:
         if inspect.iscoroutinefunction(check):
             verdict = check(value)
-        else:  # in a thread of its own, as it may wait for other programs, whose checks need threads too
+        else:  # in a fresh thread, as the check may wait for other programs, whose checks need threads too
             verdict = await elsewhere(
                 lambda job: threading.Thread(target=job, daemon=True).start(), partial(check, value)
             )
@@ -133,7 +137,7 @@ async def check_value(check: Callable[[UserValue], UserValue], value: UserValue,
         code = getattr(check, "__code__", None)
         error.add_note(f"in check={name}" + (f", {code.co_filename}:{code.co_firstlineno}" if code else ""))
         raise
-    if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's too
+    if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's bool_ included
         raise ParameterError(
             "check",
             f"{name} returned {verdict!r:.60}, not True or False.",

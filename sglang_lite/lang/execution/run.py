@@ -51,14 +51,15 @@ class RunSettings:
 
     Attributes:
         params: sampling parameters that nodes inherit.
-        stream: somebody may read the text while it grows.
-        seed: from which each node's seed is made.
-        timeout: seconds for the whole run, None for no limit.
-        retries: how often a node whose backend failed is tried again.
-        push_down: hand the run over as one program, where the backend plays programs.
-        priority: of that program at its engine.
-        budget: limits on what it may use; runs may share one. It is asked node by node then.
-        use_thread: `run` returns before everything has been executed.
+        stream: whether the text may be read while it grows.
+        seed: seed from which each node's seed is derived, or None for random seeds.
+        timeout: seconds for the whole run, or None for no limit.
+        retries: number of further attempts after a node's backend has failed.
+        push_down: whether to hand over the run as one program, if the backend plays programs.
+        priority: priority of that program at its engine.
+        budget: limits on the run's usage, which runs may share; the backend is then asked node by node. None for no
+            limits.
+        use_thread: whether `run` returns before everything has been executed.
     """
 
     params: SamplingParams = NO_PARAMS
@@ -72,7 +73,8 @@ class RunSettings:
     use_thread: bool = True
 
     def check_priority(self, backend: BaseBackend) -> None:
-        """Raises CapabilityError: a priority, which only who is handed the run as a program may take."""
+        """Raises CapabilityError if a priority is set, but the run is not handed over to a backend that accepts
+        priorities."""
         if self.priority and not (self.push_down and backend.plays_programs and backend.takes_priority):
             raise CapabilityError(
                 f"{type(backend).__name__} accepts no priority for this run.",
@@ -82,7 +84,7 @@ class RunSettings:
 
 
 class Calling(msgspec.Struct, frozen=True, eq=False):
-    """A program and the arguments of its body."""
+    """Program and the arguments of its body."""
 
     program: BaseProgram
     args: Sequence[Any]
@@ -90,35 +92,36 @@ class Calling(msgspec.Struct, frozen=True, eq=False):
 
 
 class Inner(Protocol):
-    """Something that a body runs by itself: a program, or a batch of them."""
+    """Program, or batch of programs, that a body runs by itself."""
 
     def stop(self, error: SglError) -> object:
-        """Ends it with an error, unless it has ended. Any thread may call it."""
+        """Ends the run with an error, unless it has ended. Thread-safe."""
 
 
 class Run:
     """State shared by the branches of a run.
 
     Attributes:
-        backend, settings: as given.
-        deadline: `time.monotonic()` at which the run, or one that it is inside, has taken too long; None for never.
-        timeout: the seconds that the deadline stands for.
-        called: the program that is run; None where there is none.
-        speculation: of its program, where that may speculate on the calls of an API.
-        speculates: it does in this run.
-        remembered: answers of an earlier run, which this one continues.
-        body_open: the body is still running, so that names may yet be declared.
-        is_async: the body is a coroutine, whose event loop no read may block.
-        body: the task of a streaming coroutine body, which nobody else may hold.
-        loop: the event loop that a coroutine body runs on, where that is the caller's.
-        made: `forks()` when it began.
-        new_state: makes what a body holds of a branch; None: the run has no body.
-        plain: neither retries, a timeout nor a budget are to be watched.
-        budgets: its own, and those of the runs that it is inside.
-        state: what the body holds of the first branch, for errors of budgets; None: there is no body, or no budget.
-        account: what its nodes have used, and how long it has taken.
-        push_down: as set, for this run and those that it is inside.
-        context: of whoever has run it: what is played elsewhere is played in copies of it.
+        backend, settings: backend and settings of the run.
+        deadline: `time.monotonic()` at which this run, or an enclosing run, times out; None for never.
+        timeout: timeout in seconds that the deadline comes from.
+        called: program that is run and its arguments, or None if no program is run.
+        speculation: speculative generation of its program on calls of a remote API, or None.
+        speculates: True if this run speculates.
+        remembered: answers of the earlier run that this run continues.
+        body_open: True while the body is running, so that names may yet be declared.
+        is_async: True if the body is a coroutine; no read may block its event loop.
+        body: task of a streaming coroutine body, kept here because the event loop holds tasks only weakly.
+        loop: event loop of a coroutine body, if that is the caller's loop.
+        made: `forks()` when the run began.
+        new_state: makes the state that a body has of a branch, or None if the run has no body.
+        plain: True if the run has no retries, deadline or budget.
+        budgets: budgets of this run and of the enclosing runs.
+        state: returns the body's state of the main branch, for errors of budgets; None if there is no body or no
+            budget.
+        account: usage of the nodes, and elapsed time.
+        push_down: True if this run and the enclosing runs may be handed over.
+        context: context variables of the run's caller; operations are played in copies of it.
     """
 
     __slots__ = (
@@ -160,14 +163,14 @@ class Run:
         self.state: Callable[[], Any] = _no_state
         self._seeds = itertools.count(1)
         self._inside: set[weakref.ref[Inner]] = set()
-        self._stopped: SglError | None = None  # for good
+        self._stopped: SglError | None = None  # set if the run was stopped for good
         self.account = RunUsage()
 
     def pushed(self) -> PushedBranch | None:
-        """Hands the run over; None where the backend is asked node by node.
+        """Main branch of a program to hand over, or None if the backend is asked node by node.
 
         Raises:
-            CapabilityError: a priority, which nobody takes.
+            CapabilityError: a priority is set that no backend takes.
         """
         self.settings.check_priority(self.backend)
         if not self.push_down or not self.backend.plays_programs:
@@ -177,7 +180,7 @@ class Run:
 
     @property
     def template(self) -> TurnTemplate:
-        """The chat template: how roles become text. Raises TemplateError: the model has none."""
+        """Chat template of the backend's model. Raises TemplateError if the model has none."""
         if self._template is None:
             self._template = self.backend.get_chat_template()
             if self._template is None:
@@ -190,7 +193,11 @@ class Run:
 
     @contextlib.contextmanager
     def within_budget(self, backend: BaseBackend, most: Callable[[], Usage]) -> Iterator[list[Usage]]:
-        """Books a call with all budgets, which is made inside; as `Budget.call`."""
+        """Reserves a call with all budgets; the call is made in the `with` block, as in `Budget.call`.
+
+        Args:
+            most: computes the maximum usage of the call.
+        """
         if not self.budgets:
             yield []
             return
@@ -207,21 +214,21 @@ class Run:
                 each += told
 
     def inner_seed(self) -> int | None:
-        """A seed for the next program that the body runs by itself."""
+        """Seed for the next program that the body runs by itself, or None if the run has no seed."""
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
     def contain(self, inner: Inner) -> None:
-        """Has something that the body runs by itself stopped with this run."""
+        """Registers an inner run, to be stopped together with this run."""
         self._inside.add(weakref.ref(inner, self._inside.discard))
         if self._stopped is not None:
             inner.stop(self._stopped)
 
     def stop_inside(self, error: SglError, *, final: bool) -> None:
-        """Stops what the body runs by itself.
+        """Stops the inner runs.
 
         Args:
-            final: and whatever it will run.
+            final: whether to stop inner runs that begin later, too.
         """
         if final:
             self._stopped = self._stopped or error
@@ -233,17 +240,18 @@ class Run:
     def hand_over(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
-        """Has the run of a body that is only recorded call something when it is there. None: this is no such run."""
+        """Records a call of the user's Python, to be made when the compiled program runs, and returns a symbol of its
+        result. Returns None if this run is not being recorded for compilation."""
         return None
 
 
 def _no_state() -> None:
-    """Stands for a state that nobody holds."""
+    """State of a run without a body."""
 
 
 def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None, float | None]:
-    """Deadline of a run that begins now (`time.monotonic()`), and the seconds that it stands for: its own timeout, or
-    that of the run which it is inside. None: it has none."""
+    """Deadline of a run that begins now (`time.monotonic()`), and its timeout in seconds: the run's own, or those of
+    the enclosing run if that ends earlier. (None, None) if neither has a timeout."""
     deadline = None if timeout is None else time.monotonic() + timeout
     if outer is not None and outer.deadline is not None and outer.deadline < (deadline or math.inf):
         return outer.deadline, outer.timeout
@@ -251,20 +259,21 @@ def deadline_of(timeout: float | None, outer: Run | None) -> tuple[float | None,
 
 
 def too_long(timeout: float | None) -> RequestTimeoutError:
-    """The error of a run whose time is over."""
+    """Error of a run whose deadline has passed."""
     return RequestTimeoutError(f"the run took longer than its timeout of {timeout:g} s.")
 
 
-current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)  # whose body is running here
+# Run whose body is being executed in this context.
+current_run: ContextVar[Run | None] = ContextVar("sglang_lite_run", default=None)
 
 
 def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    """`outer`, with everything that `inner` sets."""
+    """Sampling parameters of `outer`, overridden by those that `inner` sets."""
     if outer is NO_PARAMS or inner is NO_PARAMS:
         return inner if outer is NO_PARAMS else outer
     try:
         return _merged(outer, inner)
-    except TypeError:  # a value that is only known when the program runs has no hash
+    except TypeError:  # symbols of a trace are not hashable
         return _merged.__wrapped__(outer, inner)
 
 

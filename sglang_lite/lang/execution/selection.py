@@ -1,4 +1,4 @@
-"""Playing selections: scores from the backend, or its own choice, and what is chosen by them."""
+"""Playing of selections: scores from the backend, or its own pick, and the choice that follows from them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _T = TypeVar("_T")
 
 
 def select_immediately(player: Player, op: SelectOp) -> bool:
-    """Plays a selection whose scores are there without waiting. False: it has to wait."""
+    """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
     if not player.backend.answers_now or op.own.multi is not None or player.log is not None or not player.run.plain:
         return False
-    if op.turn is not None:  # which is asked for as a whole
+    if op.turn is not None:  # turns are planned and asked for as a whole
         return False
     unconditional = op.own.choices_method.requires_unconditional_logprobs
     _set_asked_selection(player, op)
@@ -43,13 +43,13 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
 
 
 def _set_asked_selection(player: Player, op: SelectOp) -> None:
-    """Lets the backend know which node asks, and whether it needs scores."""
+    """Sets the context variables from which a backend learns which node asks, and whether it needs scores."""
     set_asked_node(player, op)
     scores_needed.set(not only_picks(op.own))
 
 
 async def aselect(player: Player, op: SelectOp) -> None:
-    """Plays a selection."""
+    """Plays a selection: one choice, or several with `select(multi=…)`."""
     backend = player.backend
     if player.pushed is not None:
         player.pushed.reach(op, player.transcript.pieces)
@@ -75,15 +75,16 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
 
 
 def _choices(player: Player, node: Select) -> Sequence[str]:
-    """Choices that may come where the branch is now."""
+    """Choices that the open grammar allows here; all of them if no grammar is open."""
     walk = player.transcript.walk
     return node.choices if walk is None else walk.possible(node.choices)
 
 
 async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
-    """
+    """Result of `ask`, tried again as often as the run's retries allow.
+
     Args:
-        ask: makes an attempt; 0 is the first.
+        ask: makes an attempt; its argument is the number of the attempt, from 0.
     """
     if player.run.plain:
         return await ask(0)
@@ -91,7 +92,7 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
     async def attempt(number: int) -> _T:
         try:
             return await ask(number)
-        except Exception as error:  # as in `ask`
+        except Exception as error:  # recorded, and raised again
             op.refuse(error)
             raise
 
@@ -126,7 +127,7 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 async def _select_once(
     player: Player, op: SelectOp, texts: Sequence[str], attempt: int, *, unconditional: bool
 ) -> Selection:
-    """Asks the backend for scores, if the budgets allow it."""
+    """Asks the backend for scores, within the budgets."""
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
     with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
         try:
@@ -158,14 +159,14 @@ async def _select_several(player: Player, op: SelectOp) -> None:
         if decision == multi.end:
             break
         player.transcript.choose(decision)
-        op.mark = None  # that was before it
+        op.mark = None  # the mark was before the text of this choice
         taken.append(decision.removeprefix(before))
         left.remove(taken[-1])
     _chosen(player, op, records, multi.separator.join(taken), taken)
 
 
 def select(player: Player, op: SelectOp) -> None:
-    """`aselect` with blocking hooks, on a thread of the backend's pool."""
+    """Blocking form of `aselect`, for blocking hooks, on a thread of the backend's pool."""
     _picked(player, op, None, blocking_hooks.select(player, op))
 
 
@@ -178,7 +179,7 @@ def _picked(player: Player, op: SelectOp, selection: Selection | None, decision:
 
 
 def _chosen(player: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
-    """Gives the variable of a selection its value, and its stream the text."""
+    """Sets the variable of a selection, and closes its text log."""
     op.variable.record = record
     op.variable.behind = player.transcript.behind
     op.ended = player.run.account.played(record)

@@ -1,4 +1,4 @@
-"""The part of a branch that SGLang's users and its blocking hooks read."""
+"""View of a branch with the names of SGLang's `StreamExecutor`, for SGLang's users and its blocking hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Variables(MutableMapping[str, Any]):
-    """The variables of a branch that have their value; what is written is set, as by `s[name] = value`."""
+    """Mapping of a branch's variables that have their value. Writing declares a variable, as `s[name] = value` does."""
 
     __slots__ = ("_names",)
 
@@ -51,7 +51,7 @@ class Variables(MutableMapping[str, Any]):
 
 
 class VariableEvent:
-    """Event of a variable, which is set when it has its value or has failed."""
+    """Event of a variable, in the manner of `threading.Event`: set when the variable has its value or has failed."""
 
     __slots__ = ("_variable",)
 
@@ -62,18 +62,19 @@ class VariableEvent:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, or for `timeout` seconds; returns whether it is."""
+        """Waits until the variable is set or has failed, or `timeout` seconds have passed. Returns True if it is
+        settled."""
         try:
             self._variable.wait(timeout)
         except RequestTimeoutError:
             return self._variable.done
-        except SglError:  # who reads the variable is told
+        except SglError:  # readers of the variable receive the error
             return True
         return True
 
 
 class StreamExecutor:
-    """A branch, by SGLang's names. Two are equal that show the same one."""
+    """Branch with the attributes of SGLang's `StreamExecutor`. Two are equal if they show the same branch."""
 
     __slots__ = ("_player",)
 
@@ -88,7 +89,7 @@ class StreamExecutor:
 
     @property
     def sid(self) -> str:
-        """A unique name."""
+        """Unique name of the branch."""
         return self._player.sid
 
     @property
@@ -121,17 +122,17 @@ class StreamExecutor:
 
     @property
     def variables(self) -> Variables:
-        """The variables that have their value; writing sets one."""
+        """Variables that have their value; writing declares a variable."""
         return Variables(self._player.names)
 
     @property
     def variable_event(self) -> dict[str, VariableEvent]:
-        """Events of the variables, of those too that have no value yet."""
+        """Events of all variables by name, including those that have no value yet."""
         return {name: VariableEvent(variable) for name, variable in list(self._player.names.variables.items())}
 
     @property
     def arguments(self) -> dict[str, UserValue]:
-        """Arguments of the program that were given by name, those of `bind` included."""
+        """Arguments that were given to the program by name, including those of `bind`."""
         called = self._player.run.called
         return {} if called is None else dict(called.kwargs)
 
@@ -142,28 +143,29 @@ class StreamExecutor:
 
     @property
     def num_api_spec_tokens(self) -> int | None:
-        """Tokens that a call of an API may generate ahead; None: none."""
+        """Maximum number of tokens that a call of a remote API may generate ahead, or None if the program does not
+        speculate."""
         speculation = self._player.run.speculation
         return None if speculation is None else speculation.tokens
 
     @property
     def use_thread(self) -> bool:
-        """True unless `run` was told to wait until everything had been executed."""
+        """True unless `run` waits until everything has been executed."""
         return self._player.run.settings.use_thread
 
     @property
     def fork_start_text_pos(self) -> int | None:
-        """Length of the text that the branch was forked from; None: it was not forked."""
+        """Length in characters of the text that the branch was forked with, or None if the branch was not forked."""
         return self._player.transcript.fork_position
 
     @property
     def cur_images(self) -> list[Image]:
-        """Images of the open turn; where there are no turns, all of them."""
+        """Images of the open turn; all images if the text has no turns."""
         return list(self._player.transcript.turn_images)
 
     @property
     def meta_info(self) -> dict[str, Json]:
-        """Metadata that the backend reported about the variables that have their value."""
+        """Metadata that the backend reported, by name, of the variables that have their value."""
         variables = self._player.names.variables.items()
         return {name: meta_info(variable.record) for name, variable in variables if variable.done and variable.record}
 
@@ -186,10 +188,11 @@ class StreamExecutor:
         self._player.names.declare(name, Variable.of(value))
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Json] | None:
-        """Metadata that the backend reported about a variable; None for others, and where there is no such variable.
+        """Metadata that the backend reported about a variable, or None if the backend did not make the variable or it
+        does not exist.
 
         Raises:
-            RequestTimeoutError: the variable has no value within `timeout` seconds.
+            RequestTimeoutError: the variable was not set within `timeout` seconds.
         """
         try:
             variable = find_variable(self._player, name)

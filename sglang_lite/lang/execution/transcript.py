@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """A generation of which the user sees only a part: `answer` is what messages and variables show of it."""
+    """Generation with reasoning, of which the user sees only a part: `answer` is its text in messages and variables."""
 
     spans: tuple[Span, ...]
     answer: str
@@ -28,12 +28,12 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Image | Reasoned
-Behind: TypeAlias = tuple[int, int, tuple[str, int] | None]  # counts of pieces and finished turns, and the open turn
+Behind: TypeAlias = tuple[int, int, tuple[str, int] | None]  # numbers of pieces and finished turns, and the open turn
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a transcript to come back to."""
+    """Place in a transcript, for rolling back."""
 
     pieces: int
     messages: int
@@ -42,13 +42,13 @@ class Place:
 
 
 class Transcript:
-    """The text of a branch. It belongs to whoever plays the branch: one thread at a time.
+    """Text of a branch. Owned by the thread that plays the branch.
 
     Attributes:
-        pieces: of the text.
-        messages: the finished turns.
-        log: gets the text while it grows; None: nobody reads a stream.
-        walk: the matcher of the open grammar; None: none is open.
+        pieces: pieces of the text, in order.
+        messages: finished turns.
+        log: text log that is written while the text grows, or None if no stream is read.
+        walk: matcher of the open grammar, or None if no grammar is open.
     """
 
     __slots__ = (
@@ -59,17 +59,18 @@ class Transcript:
         self.pieces: list[Piece] = []
         self.messages: list[Message] = []
         self.log = log
-        self._turn: tuple[str, int] | None = None  # the open turn's role and where its text starts
+        self._turn: tuple[str, int] | None = None  # role of the open turn, and index of its first piece
         self.walk: ByteMatcher | None = None
-        self._known, self._told = list[Span](), 0  # spans of the first pieces, and of how many
-        self._mixed = self._images = False  # there may be pieces that are no plain text; images
-        self._start = 0  # where the branch was forked
-        self._forks: tuple[int, ...] = ()  # finished turns at forks
+        self._known: list[Span] = []  # cached spans …
+        self._told = 0  # … and the number of pieces that they cover
+        self._mixed = self._images = False  # some pieces may be other than plain text; images
+        self._start = 0  # index of the first piece after the fork
+        self._forks: tuple[int, ...] = ()  # number of finished turns at each fork
 
     # ------------------------------------------------------------------------------------------ writing
 
     def write(self, node: Text) -> None:
-        """Appends text of the program. Raises ConstraintError: the open grammar does not allow it."""
+        """Appends text of the program. Raises ConstraintError if the open grammar does not allow the text."""
         text = node.text
         if not text:
             return
@@ -84,11 +85,12 @@ class Transcript:
             self.log.append(text)
 
     def choose(self, text: str) -> None:
-        """Appends what was chosen. In a turn it names no special tokens."""
+        """Appends a chosen text. Inside a turn, special tokens written in it are plain text."""
         self.write(Text(text, special=self._turn is None))
 
     def append(self, pieces: Sequence[Piece]) -> Behind:
-        """Appends what a backend has generated: its text was logged while it came. Returns the place behind it."""
+        """Appends pieces that a backend has generated; they were logged while they came. Returns the place behind
+        them."""
         start = len(self.pieces)
         self.pieces += pieces
         self._mixed = True
@@ -97,7 +99,7 @@ class Transcript:
         return len(self.pieces), len(self.messages), self._turn
 
     def take(self, pieces: Sequence[Piece]) -> None:
-        """Appends what other branches have added."""
+        """Appends pieces of joined branches, and logs their text."""
         start = len(self.pieces)
         self.append(pieces)
         self._images = self._images or Image in map(type, pieces)
@@ -105,7 +107,7 @@ class Transcript:
             self.log.append(self.text(start))
 
     def show(self, node: ImagePart) -> None:
-        """Appends an image."""
+        """Appends an image and its placeholder text."""
         self.pieces.append(node.image)
         self._mixed = self._images = True
         self.write(Text(node.text))
@@ -125,29 +127,29 @@ class Transcript:
         self.walk = ByteMatcher(node.constraint)
 
     def end_grammar(self, node: GrammarEnd) -> None:
-        """Raises ConstraintError: the text of the grammar is not complete."""
+        """Closes the grammar. Raises ConstraintError if its text is not complete."""
         walk, self.walk = self.walk, None
         if walk is not None:
             walk.end()
 
     def restore(self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None) -> None:
-        """Takes over what an earlier run has said.
+        """Takes over the text of an earlier run.
 
         Args:
-            turn: role of the open turn, and the piece that it begins with.
+            turn: role of the open turn, and index of its first piece; None if no turn is open.
         """
         self.pieces, self.messages, self._turn = list(pieces), list(messages), turn
         self._look()
 
     def _look(self) -> None:
-        """Sees what kinds of pieces there are, where others were taken away."""
+        """Recomputes the cached facts about the pieces, after pieces were removed or replaced."""
         self._known, self._told = [], 0
         self._mixed, self._images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
     def fork(self, other: Transcript) -> None:
-        """Lets another one, which has nothing yet, continue from here."""
+        """Initialises an empty transcript as a copy that continues from here."""
         other.begin(
             list(self.pieces), list(self.messages), self._turn, self.walk and self.walk.copy(),
             (*self._forks, len(self.messages)), mixed=self._mixed, images=self._images,
@@ -159,14 +161,14 @@ class Transcript:
         self, pieces: list[Piece], messages: list[Message], turn: tuple[str, int] | None, walk: ByteMatcher | None,
         forks: tuple[int, ...], *, mixed: bool, images: bool,
     ) -> None:  # fmt: skip
-        """Begins a fork behind what is there, which is its own from now on.
+        """Initialises a fork with the parent's content. The lists become its own.
 
         Args:
-            turn: role of the open turn, and the piece that it begins with.
-            walk: the matcher of the open grammar, for this branch alone.
-            forks: finished turns at each fork that led here.
-            mixed: there may be pieces that are no plain text.
-            images: there may be images.
+            turn: role of the open turn, and index of its first piece; None if no turn is open.
+            walk: copy of the open grammar's matcher, or None.
+            forks: number of finished turns at each fork on the way here.
+            mixed: whether some pieces may be other than plain text.
+            images: whether some pieces may be images.
         """
         self.pieces, self.messages, self._turn, self.walk = pieces, messages, turn, walk
         self._start, self._forks, self._mixed, self._images = len(pieces), forks, mixed, images
@@ -183,22 +185,22 @@ class Transcript:
 
     @property
     def behind(self) -> Behind:
-        """The place behind all that there is."""
+        """Place behind the last piece."""
         return len(self.pieces), len(self.messages), self._turn
 
     @property
     def turn(self) -> tuple[str, int] | None:
-        """The open turn's role, and the piece that it begins with; None: none is open."""
+        """Role of the open turn and index of its first piece, or None if no turn is open."""
         return self._turn
 
     @property
     def role(self) -> str | None:
-        """The open turn's role; None: none is open."""
+        """Role of the open turn, or None if no turn is open."""
         return self._turn[0] if self._turn is not None else None
 
     @property
     def added(self) -> list[Piece]:
-        """Pieces that have come since the branch was forked."""
+        """Pieces that were added since the branch was forked."""
         return self.pieces[self._start :]
 
     @property
@@ -207,22 +209,26 @@ class Transcript:
 
     @property
     def turn_images(self) -> tuple[Image, ...]:
-        """Images of the open turn; of a text without turns, all of them."""
+        """Images of the open turn; all images if the text has no turns."""
         if self._turn is None:
             return () if self.messages else self.images
         return tuple([piece for piece in self.pieces[self._turn[1] :] if type(piece) is Image])
 
     @property
     def fork_position(self) -> int | None:
-        """Length of the text that the branch was forked from; None: it was not forked."""
+        """Length in characters of the text that the branch was forked with, or None if the branch was not forked."""
         return len(self.text()) - len(self.text(self._start)) if self._forks else None
 
     def text(self, start: int = 0) -> str:
-        """The text, from a piece on."""
+        """Text from the piece with index `start` on, without images."""
         return "".join([p if isinstance(p, str) else p.text for p in self.pieces[start:] if not isinstance(p, Image)])
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
-        """The prompt that a backend continues. `same_model`: its token ids are those of the run's backend."""
+        """Prompt that a backend continues.
+
+        Args:
+            same_model: whether the token ids fit the backend's model; if False, they are left out.
+        """
         spans = self._spans(same_model) if self._mixed else (Span("".join(map(str, self.pieces))),)
         if self._turn is None and not self.messages:
             return Prompt(spans, images=self.images if self._images else ())
@@ -230,8 +236,9 @@ class Transcript:
         return Prompt(spans, tuple(self.messages), role, self.text(start), self.images, self._shared())
 
     def _shared(self) -> tuple[int, ...]:
-        """Numbers of messages that begin other prompts, too: at forks, the last first; before turns of the user, those
-        behind the longest text first. (The last turn mostly is what one prompt is about.)"""
+        """Numbers of leading messages that other prompts probably share, best first: those at forks, the last fork
+        first; then those before turns of the user, longest preceding text first. (The last turn usually belongs to one
+        prompt alone.)"""
         found, length = list[tuple[int, int]](), 0
         for count, message in enumerate(self.messages):
             if count and message.role == "user":
@@ -254,7 +261,7 @@ class Transcript:
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:
-    """A finished turn's content: neighbouring texts joined; of reasoned answers only the answer."""
+    """Content of a finished turn: adjacent texts joined; of reasoned generations only the answer."""
     content: list[str | Image] = []
     for kind, group in itertools.groupby(pieces, key=lambda p: isinstance(p, Image)):
         if kind:

@@ -1,5 +1,5 @@
-"""Several generations in one turn, on a backend that is asked generation by generation: what one call has brought of
-them beyond the one that asked. It belongs to the branch that the statement adds to (turn_plan.py)."""
+"""Several generations in one turn, on a backend that is asked generation by generation: answers that one call has
+brought for other generations than its own. Belongs to the branch that the statement is added to (see turn_plan.py)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from sglang_lite.protocol import (
     total_usage,
 )
 
-_NOT_ASKED = {"calls": 0, "cost": 0.0}  # of what another generation's call has brought
-_BESIDE = 16  # tokens of a property of an object, besides its value
+_NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another generation's call has brought
+_BESIDE = 16  # tokens of a JSON property, besides its value
 
 
 def turns_of(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[Turn, int]]:
-    """Turns of a statement, by the places of their generations in it, with their places in the turn.
+    """Turns of a statement, by the indices of their generations in the statement, each with the generation's index in
+    its turn. Generations that are asked for alone are left out.
 
     Raises:
-        CapabilityError: a model that can't continue a begun turn would have to.
+        CapabilityError: the statement needs a model that continues a begun turn, and the backend's does not.
     """
-    turns: dict[int, Turn] = {}  # by their plans
+    turns: dict[int, Turn] = {}  # by the ids of their plans
     found: dict[int, tuple[Turn, int]] = {}
     for i, (planned, place) in plan(parts, setting).items():
         if planned.refusal is not None:
@@ -55,10 +56,11 @@ def turns_of(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[T
 
 
 class Turn:
-    """A turn's span of text and generations, with what is known of it ahead. It belongs to whoever plays the branch.
+    """Span of text and generations within a turn, with the answers that are known ahead. Owned by the thread that plays
+    the branch.
 
     Args:
-        planned: how its generations are asked for.
+        planned: way in which its generations are asked for.
     """
 
     __slots__ = ("_ahead", "_found", "_parts", "_places", "_plan", "_speculation", "_spent")
@@ -69,17 +71,18 @@ class Turn:
         self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.params) for p in span.parts)
         self._places = [i for i, part in enumerate(self._parts) if isinstance(part, Hole)]
         self._ahead = planned.ahead
-        self._found: dict[int, Generation] = {}  # by place
-        self._spent: list[Generation] = []  # calls that have brought nothing for the generation that they were for
+        self._found: dict[int, Generation] = {}  # by index of the generation
+        self._spent: list[Generation] = []  # calls that brought nothing for their generation
 
     async def answers(
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None,
         attempt: int, *, stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:  # fmt: skip
-        """Answers of the generation at a place, as `BaseBackend.agenerate` gives them.
+        """Yields the events of the generation at index `place`, as `BaseBackend.agenerate` does.
 
         Args:
-            attempt: 0 for the first. Later ones have calls of their own, and what was known behind it counts no more.
+            attempt: number of the attempt, from 0. A later attempt makes its own call, and answers known ahead are
+                dropped.
         """
         known = backend.remembered(prompt, params, constraint)
         if known is not None:
@@ -98,7 +101,7 @@ class Turn:
     async def selection(
         self, place: int, backend: BaseBackend, prompt: Prompt, choices: Sequence[str], attempt: int
     ) -> Selection:
-        """Answer of the selection at a place, as `BaseBackend.aselect` gives it."""
+        """Answer of the selection at index `place`, as `BaseBackend.aselect` returns it."""
         found = await self._known(place, backend, prompt, self._plan.drawn or SamplingParams(), attempt)
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
@@ -108,13 +111,14 @@ class Turn:
         return msgspec.structs.replace(picked, usage=said.usage, meta=said.meta)
 
     def forget(self) -> None:
-        """Forgets what is known ahead, as a generation before it is asked for once more."""
+        """Drops the answers known ahead, as an earlier generation of the turn is asked for again."""
         self._found, self._ahead = {}, False
 
     async def _known(
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, attempt: int
     ) -> Generation | None:
-        """The answer at a place that a call has brought, or one that is made now; None: it needs its own."""
+        """Answer for the generation at index `place`, from an earlier call or from a shared call made now; None if it
+        needs a call of its own."""
         if attempt:
             self.forget()
         if place not in self._found:
@@ -122,7 +126,7 @@ class Turn:
         return self._found.pop(place, None)
 
     async def _look_ahead(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
-        """Makes a call that may bring this generation, and others behind it."""
+        """Makes a call that may bring this generation and later ones of the turn."""
         if self._plan.by == "object":
             await self._ask_object(place, backend, prompt, params)
         elif self._plan.by == "text":
@@ -143,11 +147,11 @@ class Turn:
         self, place: int, parts: Sequence[Part], backend: BaseBackend, prompt: Prompt, params: SamplingParams,
         begun: str,
     ) -> bool:  # fmt: skip
-        """Asks for a turn from a place on, and keeps the texts that are found in the answer. False: not that of the
-        place.
+        """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
+        Returns False if the answer does not contain the generation at `place`.
 
         Args:
-            begun: text that the model may say again, before what is asked for.
+            begun: text of the turn so far, which the model may repeat at the beginning of its answer.
         """
         assert self._speculation is not None
         free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET, max_tokens=self._speculation.tokens)
@@ -177,16 +181,20 @@ class Turn:
         return found > 0
 
     async def _ask_object(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
-        """Asks for the generations from a place on as one object."""
+        """Asks for the generations from `place` on as one JSON object."""
         whole = turn_object((prompt.partial, *self._plan.fields[self._places[place] :]))
-        assert whole is not None  # as all of them have one
+        assert whole is not None  # plans by object are only made of parts that fit into one
         said = await self._whole(place, backend, prompt, params, whole.constraint)
         self._keep_whole(place, said, whole.texts(said.text))
 
     async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
-        """Asks for the turn from its start as one text, and finds the generations from a place on in it."""
+        """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
+
+        Raises:
+            ValueValidationError: the text can't be split into the generations.
+        """
         whole = turn_text((prompt.partial, *self._plan.fields[self._places[place] :]))
-        assert whole is not None  # as there is such a plan
+        assert whole is not None  # plans by text are only made of parts that fit into one
         said = await self._whole(place, backend, prompt, params, whole)
         asked = self._parts[self._places[place] : self._places[-1] + 1]
         parts = [part for part in (prompt.partial, *asked) if part != ""]
@@ -200,14 +208,14 @@ class Turn:
     async def _whole(
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint
     ) -> Generation:
-        """Answer of a call that brings all generations from a place on."""
+        """Answer of a call that brings all generations from `place` on."""
         limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, Hole)]
         most = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else most)
         return await only_answer(backend.agenerate(from_start(prompt), params, constraint, stream=False))
 
     def _keep_whole(self, place: int, said: Generation, texts: Sequence[str]) -> None:
-        """Keeps the texts of all generations from a place on."""
+        """Keeps the texts of all generations from `place` on. The first one carries the call's usage."""
         for i, text in enumerate(texts):
             turn = {"by": "found"} if i else {"by": self._plan.by, "found": len(texts) - 1}
             usage = Usage() if i else said.usage
@@ -217,14 +225,18 @@ class Turn:
     async def _go_on(
         self, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Generation:
-        """Has the model go on with the begun turn."""
+        """Answer of a call that shows the model the begun turn and asks it to continue.
+
+        Raises:
+            BackendError: the model only repeated the begun turn.
+        """
         begun = prompt.partial
         shown = asked_to_go_on(prompt, _template(backend))
         said = await only_answer(backend.agenerate(shown, params, constraint, stream=False))
         if constraint is not None:
             return msgspec.structs.replace(said, meta={**said.meta, "turn": {"by": "asked"}})
         text = unrepeated(begun, said.text)
-        if not text.strip() and said.text.strip():  # a stop has ended it in what it said again
+        if not text.strip() and said.text.strip():  # a stop ended the answer within the repeated text
             self._spent.append(said)
             free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET)
             said = await only_answer(backend.agenerate(shown, free, None, stream=False))
@@ -237,7 +249,7 @@ class Turn:
         return msgspec.structs.replace(said, text=text, meta={**said.meta, "turn": {"by": "asked"}})
 
     def _with_spent(self, said: Generation) -> Generation:
-        """An answer with the usage of the calls before it that have brought nothing."""
+        """Answer whose usage includes that of earlier calls that brought nothing."""
         spent, self._spent = self._spent, []
         if not spent:
             return said
@@ -261,7 +273,7 @@ def _hole(gen: Generated, outer: SamplingParams) -> Hole:
 
 
 def _fits(gen: SglGen, text: str) -> bool:
-    """Tells whether a text is a value of a generation."""
+    """Returns True if a text is a valid value of a generation."""
     try:
         if gen.node.constraint is not None:
             validate(gen.node.constraint, text)
@@ -273,7 +285,7 @@ def _fits(gen: SglGen, text: str) -> bool:
 
 
 def _with_thrown(usage: Usage, tokens: int) -> Usage:
-    """A usage of which so many tokens were generated in vain."""
+    """Usage with `tokens` more tokens that were generated in vain."""
     return msgspec.structs.replace(usage, thrown_away_tokens=usage.thrown_away_tokens + tokens)
 
 

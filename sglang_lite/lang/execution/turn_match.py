@@ -1,10 +1,11 @@
-"""Reading several generations out of one answer: constants and stops held against its text. Pure functions.
+"""Reading of several generations out of one answer: the program's constants and stops are matched against its text.
+Pure functions.
 
-Characters that are seen must be the same; layout need not be, as models and APIs change it:
-- blanks: more or fewer of them, and blank lines, before a constant that has anything else in it; in it, between words
-  and before punctuation. A constant of blanks alone is matched as it is.
-- lines: a constant that begins a line may have the mark of a list before it, and stand some lines further down; lines
-  that the program has no place for are thrown away, as a stop and the next constant would have kept them from coming.
+Visible characters must be equal; layout need not be, as models and APIs change it:
+- blanks: more or fewer of them, and blank lines, before a constant with visible characters; and within it between words
+  and before punctuation. A constant of blanks alone is matched exactly.
+- lines: a constant that begins a line may have a list marker before it, and stand some lines further down; lines
+  that the program has no place for are dropped, as a stop and the next constant would have prevented them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from typing import TypeAlias
 
 from sglang_lite.text.stop import StopMatcher
 
-_BLANKS = r"[^\S\n]*"  # but for line ends
-_MARK = rf"(?:(?:[-*+•]|[0-9]{{1,2}}[.)]){_BLANKS})?"  # of a list
-_SKIPPED = 2  # lines with text before one that begins with a constant, at most
+_BLANKS = r"[^\S\n]*"  # blanks other than line ends
+_MARK = rf"(?:(?:[-*+•]|[0-9]{{1,2}}[.)]){_BLANKS})?"  # list marker
+_SKIPPED = 2  # maximum number of non-blank lines before a line that begins with a constant
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A generation in a turn, as far as an answer is concerned.
+    """Generation in a turn, as far as reading an answer is concerned.
 
     Attributes:
-        stops: strings that end it.
-        max_tokens: of its text; None: no limit.
-        fits: whether a text keeps its constraint, which ends it before the next constant; None: it has none.
+        stops: strings that end the value.
+        max_tokens: maximum number of tokens of the value, or None for no limit.
+        fits: returns True if a text satisfies the constraint, which ends the value before the next constant; None if it
+            has no constraint.
     """
 
     stops: tuple[str, ...] = ()
@@ -43,13 +45,13 @@ Part: TypeAlias = str | Hole
 
 @dataclass(frozen=True, slots=True)
 class OverrunAnswer:
-    """An answer that was not stopped where its first generation would have been.
+    """Answer that was not stopped at the end of its first generation.
 
     Attributes:
-        text: of all of it.
-        ended: the model ended it; else a limit did.
-        count: its tokens.
-        tokens: their texts, as far as they are known.
+        text: whole text of the answer.
+        ended: True if the model ended the answer, False if a limit cut it.
+        count: number of its tokens.
+        tokens: texts of its tokens, as far as they are known.
     """
 
     text: str
@@ -60,11 +62,11 @@ class OverrunAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Text of a generation in an answer.
+    """Text of one generation, found in an answer.
 
     Attributes:
-        matched: the stop that ended it.
-        cut: its limit on tokens did.
+        matched: stop string that ended the value, or None.
+        cut: True if the limit on its tokens ended the value.
     """
 
     text: str
@@ -74,11 +76,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Values that an answer holds.
+    """Values found in an answer.
 
     Attributes:
-        values: of the first holes, up to the first that is not there.
-        thrown: tokens of the answer that are in no value and in no constant, by their share of the characters.
+        values: values of the first holes, up to the first one that was not found.
+        thrown: number of the answer's tokens that are in no value and no constant, estimated by their share of the
+            characters.
     """
 
     values: tuple[Value, ...]
@@ -86,10 +89,10 @@ class Reading:
 
 
 def read(answer: OverrunAnswer, parts: Sequence[Part]) -> Reading:
-    """Reads a turn, from its first part on, out of an answer.
+    """Reads the parts of a turn, from the first on, out of an answer.
 
-    The answer's beginning may stand some lines further down, too. A generation ends at its first stop, else with the
-    answer, if the model has ended that. Blanks alone are no value.
+    The first constant may stand some lines further down, too. A generation ends at its first stop string, or with the
+    answer if the model has ended that. Blanks alone are not a value.
     """
     text, values = answer.text, list[Value]()
     begun = at = 0
@@ -113,12 +116,13 @@ def read(answer: OverrunAnswer, parts: Sequence[Part]) -> Reading:
 
 
 def _first(constant: str, text: str) -> tuple[int, int] | None:
-    """Place of the constant that begins a turn."""
+    """Span of the constant that begins a turn, or None if it is not found."""
     return _line(constant, text, 0) if constant.strip() else (0, 0)
 
 
 def _after(constant: str, text: str, at: int, values: Sequence[Value]) -> tuple[int, int] | None:
-    """Place of a constant that follows on another. The stop that ended the value there may begin it, or not."""
+    """Span of a constant behind a value or another constant, or None if it is not found. The constant may begin with
+    the stop string that ended the value, or behind it."""
     pattern = _pattern(constant)
     stop = values[-1].matched if values else None
     for start in (at, at + len(stop or "")):
@@ -130,7 +134,8 @@ def _after(constant: str, text: str, at: int, values: Sequence[Value]) -> tuple[
 
 
 def _line(constant: str, text: str, at: int) -> tuple[int, int] | None:
-    """Place of a line that begins with a constant, not far behind another."""
+    """Span of a line's beginning that matches a constant, at most `_SKIPPED` non-blank lines below `at`; None if not
+    found."""
     match = _line_pattern(constant).search(text, at)
     if match is None:
         return None
@@ -149,8 +154,8 @@ def _line_pattern(constant: str) -> re.Pattern[str]:
 
 
 def _words(constant: str) -> str:
-    """Pattern of a constant from its first character that is seen on. Line ends at its end are counted: what is on the
-    next line may be an empty value."""
+    """Pattern of a constant, from its first visible character on. Line ends at its end must match in number: the next
+    line may be an empty value."""
     behind = constant[len(constant.rstrip()) :]
     ends = (_BLANKS + r"\n") * behind.count("\n") + _BLANKS * bool(behind)
     words = [re.findall(r"\w+|[^\w\s]+", word) for word in constant.split()]
@@ -158,10 +163,10 @@ def _words(constant: str) -> str:
 
 
 def _value(hole: Hole, behind: str, answer: OverrunAnswer, at: int) -> tuple[Value, int] | None:
-    """The value at a place, and where it ends; None: it is not there, or nobody knows where it ends.
+    """Value that begins at `at`, and its end; None if no value is there, or its end is unknown.
 
     Args:
-        behind: the constant after it.
+        behind: constant behind the value.
     """
     if hole.fits is not None:
         return _constrained(hole, hole.fits, behind, answer.text, at)
@@ -179,8 +184,8 @@ def _value(hole: Hole, behind: str, answer: OverrunAnswer, at: int) -> tuple[Val
 
 
 def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str, at: int) -> tuple[Value, int] | None:
-    """The shortest text before the constant `behind` that keeps a constraint, without the blanks around it if need
-    be."""
+    """Shortest text before the constant `behind` that satisfies the constraint, if need be without the blanks around
+    it."""
     ends = [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
     for end in [*ends, len(text)]:
         for value in dict.fromkeys((text[at:end], text[at:end].strip())):
@@ -191,17 +196,18 @@ def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str
 
 
 def _limited(hole: Hole, answer: OverrunAnswer, start: int, end: int) -> int | None:
-    """Number of a text's characters that the limit on its tokens leaves; None: nobody knows."""
+    """Number of characters that the limit on tokens leaves of a text, or None if that is unknown."""
     length, limit = end - start, hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
         return length
     if "".join(answer.tokens) != answer.text:
         return None
-    ends = [each for each in itertools.accumulate(map(len, answer.tokens)) if each > start]  # of the tokens in it
+    # Ends of the tokens in the text.
+    ends = [each for each in itertools.accumulate(map(len, answer.tokens)) if each > start]
     return length if len(ends) < limit else min(length, ends[limit - 1] - start)
 
 
 def _unused(answer: OverrunAnswer, used: int) -> int:
-    """Tokens of an answer of which so many characters were used."""
+    """Number of an answer's tokens outside the `used` characters."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count

@@ -1,8 +1,8 @@
 """Planning of turns with several generations, on a backend that is asked generation by generation: which of them one
-call can bring. What serves a turn and what explains it both ask `plan`.
+call can bring. Both the execution of a turn and `explain` call `plan`.
 
-What is known of a turn is what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:" + gen("job"))`.
-So the plan depends on the program alone, never on timing.
+A turn is planned from what one statement adds to it: `s += assistant("Name:" + gen("name") + "Job:" + gen("job"))`. So
+the plan depends on the program alone, never on timing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_lite.lang.expressions import GenOptions, SglGen, SglSelect, only_pic
 from sglang_lite.program.nodes import Expression, ScopeBegin, ScopeEnd, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import UNSET, CapabilityError, Choices, Location, SamplingParams, Unset
 
-_OWN = ("stop", "max_tokens", "seed")  # parameters that generations of one call may each have
+_OWN = ("stop", "max_tokens", "seed")  # parameters in which the generations of one call may differ
 _ALONE = (
     "n", "min_tokens", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "return_logprob",
     "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
@@ -34,11 +34,12 @@ By: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refu
 
 @dataclass(slots=True)
 class Span:
-    """Text, generations and selections that follow on each other in a statement, within one turn.
+    """Adjacent text, generations and selections of a statement, within one turn.
 
     Attributes:
-        begins: it begins the turn.
-        places: of its generations and selections in the statement.
+        begins: True if the span begins the turn.
+        parts: texts, generations and selections, in order.
+        places: indices of its generations and selections in the statement.
     """
 
     begins: bool
@@ -47,17 +48,18 @@ class Span:
 
     @property
     def asked(self) -> list[Generated]:
-        """Generations and selections of the turn."""
+        """Generations and selections of the span."""
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
     def begun(self) -> bool:
-        """True if a generation stands behind anything in it that is seen."""
+        """True if the span has several generations, or visible text besides its only one."""
         return len(self.asked) > 1 or bool(self.first_behind[1].strip())
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
-        """The first generation with text before it, or the last one, and that text."""
+        """First generation with visible text before it, and that text; if there is none, the last generation and all
+        text of the span."""
         before = ""
         for part in self.parts:
             if isinstance(part, str):
@@ -69,14 +71,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Setting of a statement: what its turns are planned for.
+    """Circumstances that a statement's turns are planned for.
 
     Attributes:
-        role: of the turn that is open before it.
-        params: of the run.
-        speculation: None: the program does not speculate.
-        ahead: it does in this run.
-        where: it stands.
+        backend: backend that is asked.
+        role: role of the turn that is open before the statement, or None.
+        params: sampling parameters of the run.
+        speculation: speculative generation of the program, or None if it does not speculate.
+        ahead: True if the program speculates in this run.
+        where: line of the statement.
     """
 
     backend: BaseBackend
@@ -89,16 +92,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnPlan:
-    """Plan of a span whose generations are not asked for as if each were alone.
+    """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        by: "object": one call for an object that has all of it; "text": one for its text, in a grammar; "ahead": a call
-            may bring more than the generation that it is for; "asked": the model is shown the begun turn, and asked to
-            go on; "asked_ahead": both; "refused".
-        stops: of the chat template, which end any generation in a turn.
-        drawn: sampling parameters of all of it; None: each has its own, and no call brings several.
-        fields: parts of the object, or of the text.
-        refusal: the generation that is refused, what can't be honoured, and what to do instead.
+        by: "object": one call for a JSON object with all values; "text": one call for the whole text, under a grammar;
+            "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun turn and
+            asked to continue; "asked_ahead": both; "refused": the backend can't do it.
+        stops: stop strings of the chat template, which end any generation in a turn.
+        drawn: sampling parameters common to all generations; None if they differ, so that no call brings several.
+        fields: parts of the object or of the text.
+        refusal: the refused generation, what can't be done, and what to do instead; None unless `by` is "refused".
     """
 
     by: By
@@ -110,18 +113,18 @@ class TurnPlan:
 
     @property
     def asked(self) -> bool:
-        """True if the model is asked to go on."""
+        """True if the model is shown the begun turn and asked to continue."""
         return self.by in ("asked", "asked_ahead")
 
     @property
     def ahead(self) -> bool:
-        """True if a call may bring more than the generation that it is for."""
+        """True if a call may bring later generations besides its own."""
         return self.by in ("ahead", "asked_ahead")
 
 
 def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnPlan, int]]:
-    """Plans of a statement's turns, by the places of their generations in it, with their places in the turn. Those that
-    are asked for as if each were alone have none."""
+    """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
+    index in its turn. Generations that are asked for alone are left out."""
     if setting.backend.turn_rules is None:
         return {}
     plans: dict[int, tuple[TurnPlan, int]] = {}
@@ -135,7 +138,7 @@ def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnP
 
 
 def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
-    """Strings that end a generation."""
+    """Stop strings of a generation; a selection has none."""
     if isinstance(asked, SglSelect):
         return ()
     stops = merge(outer, asked.node.params).stop
@@ -143,7 +146,7 @@ def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
 
 
 def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, Span]]:
-    """Spans of a statement that have a generation, with the roles of their turns."""
+    """Yields the spans of a statement that contain a generation, each with the role of its turn."""
     span = Span(begins=False)
     for place, part in enumerate(parts):
         match part:
@@ -167,7 +170,8 @@ def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan |
     rules = setting.backend.turn_rules
     assert rules is not None
     drawn = _drawn_alike(span.asked, setting.params)
-    needed = len(span.asked) > 1 or not rules.constrained  # one alone is continued where that can be
+    # A single generation is continued if the backend can continue it.
+    needed = len(span.asked) > 1 or not rules.constrained
     if span.begun and drawn is not None and needed:
         if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
             return TurnPlan("object", span, stops, drawn, fields)
@@ -193,8 +197,8 @@ _INSTEAD = (
 
 
 def _drawn_alike(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
-    """Sampling parameters of all generations, beside what each may have of its own. None: one call can't bring all of
-    them, as they are drawn in different ways, or something else is asked of their tokens."""
+    """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
+    are drawn differently, or need details of their tokens."""
     alike = None
     for part in asked:
         if isinstance(part, SglSelect):
@@ -217,10 +221,10 @@ def _without_own(params: SamplingParams) -> SamplingParams:
 
 
 def _fields(span: Span, setting: Setting, form: Literal["object", "text"], *, free: bool) -> tuple[str | Field, ...]:
-    """The parts of an object, or of a text, that brings all of a span; none where the backend takes no such thing.
+    """Parts of an object, or of a text, that brings a whole span; empty if the backend does not support it.
 
     Args:
-        free: also generations without a constraint, as strings.
+        free: whether generations without a constraint are allowed, as strings.
     """
     parts: list[str | Field] = []
     for part in span.parts:

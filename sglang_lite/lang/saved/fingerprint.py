@@ -1,7 +1,8 @@
-"""Digests of what a program's results depend on, the same in every process of one version of Python.
+"""Digests of everything that a program's results depend on, equal in every process of one version of Python.
 
-A function is its code, its constants and defaults, and whatever it reads: closures, globals, the functions and classes
-among them, and so on from there. Of installed packages names alone are compared, as versions of them are none of ours.
+A function is digested by its code, its constants and defaults, and everything that it reads: closures, globals, and
+recursively the functions and classes among them. Of installed packages only names are compared, as their versions are
+not part of the program.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.tracebacks import LIBRARIES
 
 _PLAIN = (type(None), bool, int, float, complex, str, type(...), type(NotImplemented))
-# They keep order among threads and tasks, and no value is read from them.
+# Synchronisation primitives: programs read no values from them.
 _GUARDS = (type(threading.Lock()), type(threading.RLock()), threading.Semaphore, asyncio.Lock, asyncio.Semaphore)
-_CHANCE = getattr(random.random, "__self__", None)  # of the random module: like os.environ, other in every process
-_CLASS_FIELDS = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__")  # what dunder names say of a class
+# State of the random module: like os.environ, it differs in every process.
+_CHANCE = getattr(random.random, "__self__", None)
+# Dunder attributes that describe a class's fields.
+_CLASS_FIELDS = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__")
 
 
 class UnreadableError(Exception):
-    """A value that has no content to compare. `kind` is its type's name."""
+    """Value without content that could be compared. `kind` is the name of its type."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -53,22 +56,23 @@ class UnreadableError(Exception):
 
 
 class Fingerprint:
-    """
+    """Digests of values, by description.
+
     Attributes:
-        parts: digests by what they are of, in words.
-        unreadable: what could not be read, with the name of its type.
+        parts: digests by description ("the body", "the code of helper" …).
+        unreadable: type names of the values that could not be read, by description.
     """
 
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
-        self._names: dict[int, str] = {}  # of the functions and classes that were read
-        self._kept: list[Any] = []  # so that no id is used twice
-        self._open: list[int] = []  # values that are being read, which may be inside themselves
+        self._names: dict[int, str] = {}  # part names of the functions and classes that were read, by id
+        self._kept: list[Any] = []  # keeps values alive, so that no id is reused
+        self._open: list[int] = []  # ids of the values being read, which may contain themselves
         self._package = ""
 
     def add(self, name: str, value: object) -> None:
-        """Adds a part."""
+        """Adds the digest of a value under a description."""
         try:
             self.parts[name] = self._value(value)
         except UnreadableError as error:
@@ -77,7 +81,8 @@ class Fingerprint:
             self.unreadable[name] = f"{type(value).__name__} of too many levels"
 
     def add_program(self, function: object) -> None:
-        """Adds a program's body, and the functions of its package wherever that is installed."""
+        """Adds a program's body. Functions of the body's package are read in full, even if that package is
+        installed."""
         self._package = (getattr(function, "__module__", None) or "").partition(".")[0]
         self.add("the body", function)
 
@@ -105,7 +110,7 @@ class Fingerprint:
             self._open.pop()
 
     def _content(self, value: Any) -> Iterator[str]:
-        """Texts that tell a value from others of its type."""
+        """Yields texts that distinguish a value from others of its type."""
         match value:
             case FunctionType():
                 yield self._function(value)
@@ -142,7 +147,7 @@ class Fingerprint:
                     yield from (self._value(key), self._value(item))
             case _ if isinstance(value, _GUARDS) or value is _CHANCE or value is os.environ:
                 return
-            case _ if callable(getattr(value, "__wrapped__", None)):  # of lru_cache, say
+            case _ if callable(getattr(value, "__wrapped__", None)):  # lru_cache, for example
                 yield self._value(value.__wrapped__)
             case _ if is_engine(value):
                 yield self._value(as_backend(value).identity())
@@ -150,14 +155,14 @@ class Fingerprint:
                 yield from self._pickled(value)
 
     def _pickled(self, value: Any) -> Iterator[str]:
-        """The content of any other object: what pickle would write of it."""
+        """Yields the content of any other object: the parts that pickle would store."""
         kind = type(value)
         try:
             reduce = copyreg.dispatch_table.get(kind)
             reduced: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        except Exception as error:  # an object's own code
+        except Exception as error:  # __reduce__ is the object's own code
             raise UnreadableError(kind.__name__) from error
-        if isinstance(reduced, str):  # a name in a module
+        if isinstance(reduced, str):  # name of a global in its module
             yield from (kind.__module__, reduced)
             return
         for part in reduced[:3]:
@@ -171,7 +176,7 @@ class Fingerprint:
         yield from map(self._value, code.co_consts)
 
     def _function(self, function: FunctionType) -> str:
-        """The name of the part that has the function's code. What it reads is further parts."""
+        """Name of the part with the function's code. Values that the function reads are added as further parts."""
         known = self._names.get(id(function))
         if known is not None:
             return known
@@ -181,14 +186,14 @@ class Fingerprint:
             return f"{module}.{qualname}"
         short = qualname.rpartition("<locals>.")[2]
         name = self._name(function, f"the code of {short}")
-        self.parts[name] = ""  # taken: functions may call each other
+        self.parts[name] = ""  # reserves the name: functions may call each other
         self.parts[name] = self._value(function.__code__)
         for read, value in _read_by(function, follow=not installed, own=self._own).items():
             self.add(f"{read} in {short}{name.removeprefix(f'the code of {short}')}", value)
         return name
 
     def _class(self, kind: type) -> str:
-        """`_function` of a class: its bases and what its body says."""
+        """Name of the part with the class's bases. The members that its body defines are added as further parts."""
         known = self._names.get(id(kind))
         if known is not None:
             return known
@@ -208,7 +213,7 @@ class Fingerprint:
         return not self._installed(module.__name__, getattr(module, "__file__", None))
 
     def _installed(self, module: str, file: str | None) -> bool:
-        """Tells whether code is that of a package that is installed, and not the program's own."""
+        """Returns True if a module belongs to an installed package, not to the program."""
         package = module.partition(".")[0]
         if package == "sglang_lite":
             return True
@@ -226,10 +231,10 @@ def _digest(*parts: str | bytes) -> str:
 
 
 def digest(value: object) -> str:
-    """A digest of plain data, and of what it has of functions and objects.
+    """Digest of plain data, and of the functions and objects in it.
 
     Raises:
-        UnreadableError: something in it has no content to compare.
+        UnreadableError: a value in it has no content that could be compared.
     """
     found = Fingerprint()
     found.add("", value)
@@ -239,7 +244,7 @@ def digest(value: object) -> str:
 
 
 def _is_said(key: str, value: Any) -> bool:
-    """Tells whether a member of a class is what its body says, not what Python or a library has made of that."""
+    """Returns True if a member is defined by the class's body, not added by Python or a library."""
     if isinstance(value, GetSetDescriptorType | MemberDescriptorType) or key == "_abc_impl":
         return False
     dunder = key.startswith("__") and key.endswith("__")
@@ -247,7 +252,7 @@ def _is_said(key: str, value: Any) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of the functions inside it."""
+    """Yields a function's code and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -255,11 +260,12 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any]:
-    """Values that a function reads beside its arguments, by name. Names that it sets itself are its memory: left out.
+    """Values that a function reads besides its arguments, by name. Names that the function itself assigns are left out,
+    as they are its state.
 
     Args:
-        follow: globals and imports too.
-        own: whether a module's content is to be read, not only its name.
+        follow: whether to include globals and imported modules.
+        own: returns True if the attributes that are read from a module are to be included, not only the module's name.
     """
     codes = list(_codes(function.__code__))
     steps = [step for code in codes for step in dis.get_instructions(code)]
@@ -273,7 +279,7 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
         if name not in stored:
             try:
                 read[name] = cell.cell_contents
-            except ValueError:  # not set yet
+            except ValueError:  # the variable is not assigned yet
                 read[name] = None
     if not follow:
         return read
@@ -296,13 +302,13 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
 
 
 def _imported(steps: list[dis.Instruction], package: str | None) -> Iterator[ModuleType]:
-    """The modules that a function's own import statements name."""
+    """Yields the modules that a function's own import statements name."""
     for level, names, step in zip(steps, steps[1:], steps[2:]):
         if step.opname != "IMPORT_NAME":
             continue
         try:
             base = importlib.import_module("." * int(level.argval or 0) + step.argval, package)
-        except Exception:  # the body will say so where it imports it
+        except Exception:  # the body raises the error when it runs the import
             continue
         yield base
         for name in names.argval or ():

@@ -1,4 +1,4 @@
-"""Values of variables as JSON and back: plain data, and what `gen(type=…)` makes."""
+"""Conversion of variables' values to JSON and back: plain data, and values of the types that `gen(type=…)` supports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def packed(value: UserValue, what: str) -> UserValue:
-    """A value as JSON; of the types that `gen(type=…)` makes, with the name of the type."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # which data does not have
+    """Value as JSON data. Values of types beyond JSON's are wrapped with the name of their type.
+
+    Args:
+        what: description of the value for the error.
+
+    Raises:
+        ProgramError: the value can't be saved.
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:  # JSON data has no integers beyond 64 bits
         return {"$type": "builtins:int", "$value": str(value)}
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
@@ -33,7 +40,7 @@ def packed(value: UserValue, what: str) -> UserValue:
         data = [packed(item, what) for item in value]
     elif kind is dict:
         data = [[packed(key, what), packed(item, what)] for key, item in value.items()]
-    elif inspect.isfunction(value):  # of a ToolCall
+    elif inspect.isfunction(value):  # the function of a ToolCall
         kind, data = value, value.__name__
     elif isinstance(value, enum.Enum):
         data = value.name
@@ -56,7 +63,7 @@ def packed(value: UserValue, what: str) -> UserValue:
 
 
 def named(name: str) -> UserValue:
-    """The class or function of a name, as `module:qualified.name`; its module is imported."""
+    """Class or function with the name `module:qualified.name`. Imports the module."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -65,10 +72,14 @@ def named(name: str) -> UserValue:
 
 
 def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
-    """A value from what `packed` gave.
+    """Value from the result of `packed`.
 
     Args:
-        find: gives the class of a name. Raises where there is none, or none that may be made.
+        find: returns the class or function of a name. Raises if the name is unknown, or its class must not be
+            instantiated.
+
+    Raises:
+        ValueError: a type is not one of a saved value.
     """
     if isinstance(value, list):
         return [unpacked(item, find) for item in value]

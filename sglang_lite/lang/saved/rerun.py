@@ -1,7 +1,7 @@
-"""Running a program once more where a value in it has changed: what that value does not reach is not asked again.
+"""Rerun of a program after a value in it was changed: answers that the value does not affect are reused.
 
-An answer is known by its question: the prompt, the parameters and the constraint. So whatever the body does with the
-changed value, a node whose question is the same has the answer that it had.
+An answer is identified by its question: the prompt, the parameters and the constraint. So whatever the body does with
+the changed value, a node with an unchanged question receives the answer that it had.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sglang_lite.protocol.saved import SavedAnswer, SavedChoice
 
 
 class Question:
-    """A prompt as far as it is written, to be asked about.
+    """Prompt so far, from which questions are digested.
 
     Attributes:
-        hashed: the text so far, as SHA-256.
+        hashed: SHA-256 of the text so far.
     """
 
     def __init__(self, text: str = "", images: Iterable[Image] = ()) -> None:
@@ -57,19 +57,19 @@ class Question:
         self._images += images
 
     def digest(self, *about: object) -> str:
-        """Digest of the prompt, and of what is asked about it."""
+        """Digest of the prompt and of the parameters in `about`."""
         found = self.hashed.copy()
         found.update(repr((self._images, about)).encode("utf-8", "surrogatepass"))
         return found.hexdigest()
 
 
 class RememberingBackend(DelegatingBackend):
-    """A backend that is asked what is not known yet, in one program where it plays such. What is given instead of an
-    answer is held against its constraint.
+    """Backend that answers known questions from memory, and passes unknown ones on to another backend (as one program,
+    if that backend plays programs). A substituted answer is validated against its constraint.
 
     Args:
-        backend: to be asked.
-        answers: that are known, each good for one time that its question is asked.
+        backend: backend that answers unknown questions.
+        answers: known answers; each one is used once.
     """
 
     def __init__(self, backend: BaseBackend, answers: Iterable[SavedAnswer]) -> None:
@@ -101,7 +101,8 @@ class RememberingBackend(DelegatingBackend):
         if known is None:
             return self.backend.remembered(prompt, params, constraint)
         answers = [answer for answer in known.answers if isinstance(answer, Generation)]
-        return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]  # it costs nothing this time
+        # A remembered answer costs nothing.
+        return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
@@ -132,19 +133,19 @@ class RememberingBackend(DelegatingBackend):
 
 
 def answers_of(player: Player) -> list[SavedAnswer]:
-    """Answers that a branch has had, and those that were forked from it."""
+    """Answers that a branch and the branches forked from it have received."""
     names = {id(variable): name for name, variable in player.names.variables.items()}
     return list(_Reader(Question(), None, names).read(player))
 
 
 def with_value(answers: Sequence[SavedAnswer], name: str, value: str | None) -> list[SavedAnswer]:
-    """Answers, with another one for the node of a variable.
+    """Answers, with a substitute for those of the variable `name`.
 
     Args:
-        value: that answer; None: none, so that it is asked again.
+        value: text of the substituted answer, or None to remove the old one, so that the question is asked again.
 
     Raises:
-        ParameterError: no node gave the variable its value.
+        ParameterError: no node set the variable, or `value` is not a string.
     """
     of_name = [answer for answer in answers if answer.name == name]
     if not of_name:
@@ -167,12 +168,12 @@ def with_value(answers: Sequence[SavedAnswer], name: str, value: str | None) -> 
 
 
 class _Reader:
-    """Reads the log of a branch.
+    """Reads answers from the log of a branch.
 
     Args:
-        question: of the text before it.
-        grammar: that is open, and its text.
-        names: of variables, by their ids.
+        question: prompt before the branch's log begins.
+        grammar: open grammar, and its text so far; None if no grammar is open.
+        names: names of variables, by id of the variable.
     """
 
     def __init__(self, question: Question, grammar: tuple[Constraint, str] | None, names: dict[int, str]) -> None:
@@ -246,7 +247,7 @@ class _Reader:
             choices: Sequence[str] = left
             if multi is not None and taken:
                 choices = [multi.separator + choice for choice in left] + [multi.end]
-            if selection.scores:  # of those that the open grammar allows
+            if selection.scores:  # only the choices that the open grammar allows have scores
                 choices = [score.text for score in selection.scores]
             asked = self._question.digest(tuple(choices), op.own.choices_method.requires_unconditional_logprobs)
             yield SavedAnswer(asked, self._names.get(id(op.variable)), (choice_of(selection, decision),))

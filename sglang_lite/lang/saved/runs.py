@@ -1,4 +1,4 @@
-"""Runs as data, in files and elsewhere. A file has no code: who loads it has the program."""
+"""Conversion of runs to data and back, and their files. A file contains no code: its reader needs the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PLAIN_TYPES = (int, tuple, set, frozenset, dict, datetime.date, datetime.dateti
 
 
 class AbsentBackend(BaseBackend):
-    """The backend of a state that was loaded without one."""
+    """Backend of a state that was loaded without a backend. Running a node raises CapabilityError."""
 
     def agenerate(self, *args: object, **kwargs: object) -> NoReturn:
         raise CapabilityError(
@@ -55,14 +55,15 @@ class AbsentBackend(BaseBackend):
 
 
 def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> SavedRun:
-    """A branch as data, when all of it has been played.
+    """Branch as data. All of it must have been played.
 
     Args:
-        ret_value: of the program's body.
-        again: with all that it takes to run it again; else the texts, turns and values, with their usages, are enough.
+        ret_value: return value of the program's body.
+        again: whether to include everything that is needed to run it again; if False, texts, turns and values with
+            their usages are enough.
 
     Raises:
-        ProgramError: a grammar or a scope is open, or a variable has a value that can't be kept.
+        ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
     """
     run, transcript = branch.run, branch.player.transcript
     if transcript.walk is not None or branch.names.scopes:
@@ -120,10 +121,10 @@ def _variable(name: str, variable: Variable, *, whole: bool) -> SavedVariable:
 
 
 def _result(record: Any, *, whole: bool) -> SavedResult | None:
-    """The record of a variable; None where a hook of SGLang's gave it.
+    """Record of a variable as data, or None if a blocking hook made it.
 
     Args:
-        whole: with log-probabilities, scores and metadata, which may be of any kind.
+        whole: whether to include log-probabilities, scores and metadata, which may be of any type.
     """
     match record:
         case list():
@@ -148,11 +149,11 @@ def _result(record: Any, *, whole: bool) -> SavedResult | None:
 def branch_of(
     saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
 ) -> tuple[Branch, UserValue]:
-    """A branch that has what was saved, and nothing left to play; and what the body returned.
+    """Branch of a saved run, with nothing left to play, and the body's return value.
 
     Args:
-        find: gives the class of a name that stands in a value.
-        program: whose run it was.
+        find: returns the class with a name that occurs in a value.
+        program: program of the run, or None if the run can't be repeated.
     """
     run = Run(backend, RunSettings(saved.params, seed=saved.seed, retries=saved.retries))
     run.body_open = False
@@ -182,13 +183,13 @@ def branch_of(
 
 
 def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
-    """A saved run as it was when a node had given a variable its value.
+    """Saved run as it was directly after a node had set the variable `name`.
 
     Args:
-        path: of the branch that continues there.
+        path: path of the branch that continues from there.
 
     Raises:
-        ParameterError: no node of its text gave the variable its value.
+        ParameterError: no node of the run's text set the variable.
     """
     found = next((each for each in saved.variables if each.name == name), None)
     if found is None or found.behind is None:
@@ -203,7 +204,7 @@ def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
 
 
 def same_tokens(saved: SavedRun, backend: BaseBackend) -> bool:
-    """Tells whether the ids of a saved run are those of a backend's tokenizer."""
+    """Returns True if the token ids of a saved run are those of the backend's tokenizer."""
     return saved.tokenizer is not None and saved.tokenizer == backend.tokenizer_digest()
 
 
@@ -233,10 +234,10 @@ def _record(result: SavedResult | None) -> Any:
 
 
 def write(saved: SavedRun, path: str | os.PathLike[str]) -> None:
-    """Writes a file, or leaves the one that is there as it is.
+    """Writes a file atomically: on failure an existing file remains unchanged.
 
     Raises:
-        ParameterError: it can't be written.
+        ParameterError: the file can't be written.
     """
     content = wire.encode(saved, form="json")
     beside = Path(f"{os.fspath(path)}.part")
@@ -251,8 +252,8 @@ def read(path: str | os.PathLike[str]) -> SavedRun:
     """Reads a saved run from a file.
 
     Raises:
-        ParameterError: there is no such file, or it is too large.
-        WireError: it is no saved state, damaged, or of another version.
+        ParameterError: the file does not exist, can't be read, or is too large.
+        WireError: the file is not a saved state, is damaged, or has another version.
     """
     if not isinstance(path, str | os.PathLike):
         raise ParameterError("path", f"{path!r:.60} is not a path.", hint="Give the file that state.save(path) wrote.")
@@ -279,7 +280,8 @@ _NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.R
 
 
 def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:
-    """Finder of classes by their names, which imports nothing: of those given, and those in the program's module."""
+    """Returns a function that finds classes by name without importing anything: plain types, `types`, and the classes
+    in the program's module."""
     known = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
 
     def find(name: str) -> Any:
@@ -298,7 +300,8 @@ def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str
 
 
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
-    """Raises ProgramError: a run was of another program, or its body has changed (with the first difference)."""
+    """Raises ProgramError if a run belongs to another program, or the program's body has changed; the error names the
+    first difference."""
     if saved.program != program.name:
         raise ProgramError(f"the saved run is of the program {saved.program!r}, not of {program.name!r}.")
     now = Fingerprint()

@@ -1,1 +1,1 @@
-"""A body that ran with symbols: what stands for values that only a run has, and the graph that comes of it."""
+"""Execution of a body with symbols in place of the values that only a run has, and the graph that results."""

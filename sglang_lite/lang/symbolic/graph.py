@@ -1,4 +1,4 @@
-"""The graph of a program, made from a trace; what it is checked for is in graph_checks.py."""
+"""Graph of a program, made from its traces. Its checks are in graph_checks.py."""
 
 from __future__ import annotations
 
@@ -63,44 +63,46 @@ if TYPE_CHECKING:
 
 
 class HasTokenizer(Protocol):
-    """An engine, as far as it is needed here."""
+    """Object with a tokenizer, an engine for example."""
 
     @property
     def tokenizer(self) -> Foreign:
-        """Tokenizer of its model."""
+        """Tokenizer of the model."""
 
 
 class Graph(GraphRecord, frozen=True):
-    """The graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows it."""
+    """Graph of a program, a frozen record. `program.trace(…).graph()` makes it; `str(graph)` shows it."""
 
     def __str__(self) -> str:
         return drawing.as_text(self)
 
     def mermaid(self) -> str:
-        """A flowchart in Mermaid's language."""
+        """Flowchart in Mermaid's language."""
         return drawing.as_mermaid(self)
 
     def dot(self) -> str:
-        """A graph in Graphviz' language."""
+        """Graph in Graphviz's DOT language."""
         return drawing.as_dot(self)
 
     def check(self, backend: BaseBackend | None = None) -> tuple[Finding, ...]:
-        """Faults that can be seen without a run, in the order of lines (docs/graph.md lists them).
+        """Faults that can be found without a run, in the order of lines (listed in docs/graph.md).
 
         Args:
-            backend: that is asked whether it honours each node; None: constraints are checked for the engine.
+            backend: backend whose support for each node is checked; None to check only that constraints can be enforced
+                by the engine.
         """
         return check(self, backend)
 
     def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
-        """The prefixes that runs with these arguments share, and how many tokens that saves.
+        """Prefixes that runs with these arguments share, and the number of tokens that sharing saves.
 
         Args:
-            rows: each run's arguments, by name.
-            tokenizer: that counts, or an engine that has one.
+            rows: arguments of each run, by name.
+            tokenizer: tokenizer that counts the tokens, or an engine that has one.
 
         Raises:
-            ParameterError: an argument is missing, or has not what the body takes of it; this is no tokenizer.
+            ParameterError: an argument is missing, an argument lacks an attribute or item that the body reads, or
+                `tokenizer` is not a tokenizer.
         """
         counter: Any = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(counter, "encode_spans"):
@@ -115,15 +117,15 @@ class Graph(GraphRecord, frozen=True):
         return prefix_tree([self.filled(row) for row in rows], counter)
 
     def to_json(self) -> bytes:
-        """The graph as JSON (UTF-8), with the version of the format."""
+        """Graph as JSON (UTF-8), with the version of the format."""
         return wire.encode(GraphRecord(*_fields(self)), form="json")
 
     @staticmethod
     def from_json(data: bytes | str) -> Graph:
-        """The graph that `to_json` wrote.
+        """Graph from the result of `to_json`.
 
         Raises:
-            WireError: it is no graph, of another version, damaged, or too large.
+            WireError: the data is not a graph, has another version, is damaged, or is too large.
         """
         found = wire.decode(data.encode() if isinstance(data, str) else data, form="json")
         if not isinstance(found, GraphRecord):
@@ -138,13 +140,14 @@ def _fields(graph: GraphRecord) -> tuple[Any, ...]:
 def graph_of(
     program: str, paths: Sequence[TracedPath], again: TraceLog, *, body: Callable[..., UserValue], complete: bool
 ) -> Graph:
-    """The graph of what traces have recorded.
+    """Graph of the paths that traces have recorded.
 
     Args:
+        program: name of the program.
         paths: one trace for each way through the body.
-        again: of the first way, traced a second time.
-        body: of the program.
-        complete: there are no other ways.
+        again: log of a second trace of the first way.
+        body: body of the program.
+        complete: whether `paths` contains all ways.
     """
     merged = _Merged()
     ways = [merged.way(path) for path in paths]
@@ -160,12 +163,14 @@ def graph_of(
 
 
 class _Merged:
-    """Nodes of several ways through a body. Until their decisions differ, ways have the same nodes."""
+    """Merges the nodes of several ways through a body. Ways share their nodes up to the first decision in which they
+    differ."""
 
     def __init__(self) -> None:
         self.nodes: list[GraphNode] = []
         self.read: set[int] = set()
-        self._known: dict[tuple[tuple[int, ...], int], int] = {}  # by the outcomes so far, and the place since
+        # Keys: outcomes so far, and number of nodes since the last one.
+        self._known: dict[tuple[tuple[int, ...], int], int] = {}
 
     def way(self, path: TracedPath) -> Way:
         recording = path.state.recording
@@ -198,18 +203,18 @@ class _Merged:
 
 
 class _Reader:
-    """Nodes of one trace, with the places where they stand."""
+    """Makes the graph nodes of one trace, with their branch, turn and scopes."""
 
     def __init__(self, recording: TraceLog) -> None:
         self._marks = recording.marks
-        self._paths: dict[int, Path] = {}  # of states, by their identity
+        self._paths: dict[int, Path] = {}  # paths of branches, by id of their state
         self._roles: dict[int, str | None] = {}
         self._scopes: dict[int, tuple[str, ...]] = {}
         self._at_marks: dict[int, list[tuple[str | None, tuple[str, ...]]]] = {}
-        self._ids: dict[int, int] = {}  # of nodes, by their identity
+        self._ids: dict[int, int] = {}  # indices in the graph, by id of the node
 
     def node(self, entry: Entry) -> GraphNode:
-        """The node of an entry."""
+        """Graph node of an entry."""
         state = id(entry.state)
         node, uses = self._said(entry)
         own = entry.own
@@ -220,7 +225,7 @@ class _Reader:
         )
 
     def pass_by(self, entry: Entry, i: int) -> None:
-        """Takes note of what an entry, node `i`, means for those behind it."""
+        """Updates the open turns, scopes and branches after an entry, which is node `i`."""
         state = id(entry.state)
         self._ids[id(entry.node)] = i
         match entry.node:
@@ -255,7 +260,7 @@ class _Reader:
         return [self._marks[mark] for mark in MARK.findall(text) if mark in self._marks]
 
     def _plain(self, text: str) -> str:
-        """Text in which symbols stand as Python writes them."""
+        """Text with its symbols replaced by their expressions in braces."""
         return MARK.sub(lambda mark: f"{{{self._use(self._marks[mark[0]], '').expression}}}", text)
 
     def _said(self, entry: Entry) -> tuple[Any, tuple[Use, ...]]:
@@ -292,7 +297,7 @@ class _Reader:
         return None if name is None else self._plain(name)
 
     def _in(self, value: object, into: str) -> tuple[Use, ...]:
-        """Symbols in data."""
+        """Uses of the symbols in a value."""
         if isinstance(value, Symbol):
             return (self._use(value, into),)
         if not isinstance(value, str):
@@ -300,7 +305,8 @@ class _Reader:
         return tuple(self._use(each, into) for each in self._marked(value))
 
     def _gen(self, node: Gen, own: SglGen) -> tuple[Gen, tuple[Use, ...]]:
-        """A generation as it was asked for: without what a template or a backend adds."""
+        """Generation as the user requested it, without additions of a template or a backend, and its uses of
+        symbols."""
         uses: list[Use] = []
         asked = own.node
         constraint = asked.constraint
@@ -338,7 +344,8 @@ def _problem(error: Exception) -> Problem:
 
 
 def changed(graph: Graph, other: GraphRecord) -> Graph:
-    """The graph, with the texts that another trace of it has otherwise, up to where the two can't be compared."""
+    """Graph with added changes: the texts that differ in another trace of the program, up to the first node at which
+    the two are not comparable."""
     found = {change.node: change for change in graph.changes}
     for i, j in zip(graph.ways[0].nodes, other.ways[0].nodes):
         one, two = graph.nodes[i].node, other.nodes[j].node
@@ -350,7 +357,7 @@ def changed(graph: Graph, other: GraphRecord) -> Graph:
 
 
 def _changes(first: TraceLog, again: TraceLog, way: Way) -> list[Change]:
-    """Texts that a second trace has otherwise, in each branch up to where the two can't be compared."""
+    """Texts that differ in a second trace, for each branch up to the first node at which the two are not comparable."""
     found: list[Change] = []
     others = _by_branch(again)
     for branch, entries in _by_branch(first).items():
@@ -363,10 +370,10 @@ def _changes(first: TraceLog, again: TraceLog, way: Way) -> list[Change]:
 
 
 def _by_branch(recording: TraceLog) -> dict[tuple[int, ...], list[tuple[int, Entry]]]:
-    """Entries and their places in the log by branch: threads may add to several branches in any order. A branch is
-    known by where the one before it was forked, and which of that fork it is."""
+    """Entries and their indices in the log, by branch, as threads may add to several branches in any order. The key of
+    a branch lists, for each fork on the way, the number of entries before it and the index in the fork."""
     found: dict[tuple[int, ...], list[tuple[int, Entry]]] = defaultdict(list)
-    branches: dict[int, tuple[int, ...]] = {}  # by id of their state
+    branches: dict[int, tuple[int, ...]] = {}  # keys of branches, by id of their state
     entries = (entry for entry in recording.entries if not isinstance(entry.node, SglGetForkItem))
     for place, entry in enumerate(entries):
         branch = branches.get(id(entry.state), ())

@@ -1,4 +1,4 @@
-"""Faults of a program that can be seen in its graph, without a run."""
+"""Faults of a program that can be found in its graph, without a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_lite.program.prefixes import common_length
 from sglang_lite.protocol import CapabilityError, Constraint, ConstraintError, Continuation, Location, Number, Unset
 from sglang_lite.protocol.record import Record
 
-# Codes of findings, and the fault in a few words.
+# Codes of findings, each with a short description.
 CODES: Final = {
     "unknown-variable": "a variable is read before it is set",
     "error": "the body fails on a way that it can take",
@@ -31,12 +31,13 @@ CODES: Final = {
 
 
 class Finding(Record, frozen=True):
-    """A fault.
+    """Fault of a program.
 
     Attributes:
-        code: which one; see CODES.
-        where: the user's line.
-        advice: how to mend it.
+        code: kind of the fault, a key of CODES.
+        message: description of the fault.
+        where: line of the user's code, or None if unknown.
+        advice: suggested correction.
     """
 
     code: str
@@ -50,12 +51,17 @@ class Finding(Record, frozen=True):
 
 
 def check(graph: GraphRecord, backend: BaseBackend | None) -> tuple[Finding, ...]:
-    """Findings of all checks, by their lines, each once."""
+    """Findings of all checks, without duplicates, in the order of lines.
+
+    Args:
+        backend: backend whose support for each node is checked, or None.
+    """
     found = (
         *_problems(graph), *_unread(graph), *_unreached(graph), *_stops(graph), *_refused(graph, backend),
         *_changes(graph),
     )  # fmt: skip
-    once = {(each.code, each.where, each.message): each for each in reversed(found)}  # of several ways, the first
+    # If several ways have the same finding, the first one is kept.
+    once = {(each.code, each.where, each.message): each for each in reversed(found)}
     return tuple(sorted(once.values(), key=_place))
 
 
@@ -66,7 +72,7 @@ def _place(finding: Finding) -> tuple[str, int]:
 def _problems(graph: GraphRecord) -> Iterator[Finding]:
     for way in graph.ways:
         problem = way.problem
-        if problem is not None and problem.ours and problem.kind != "TraceError":  # which is a trace's limit
+        if problem is not None and problem.ours and problem.kind != "TraceError":  # a TraceError is a limit of tracing
             code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
             advice = problem.hint
             if way.outcomes:
@@ -75,7 +81,7 @@ def _problems(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _told(graph: GraphRecord, way: Way) -> str:
-    """The outcomes that lead to the end of a way, in words."""
+    """Outcomes of the decisions on a way, in words."""
     asked = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
     words = []
     for node, outcome in zip(asked, way.outcomes):
@@ -85,14 +91,15 @@ def _told(graph: GraphRecord, way: Way) -> str:
 
 
 def _unread(graph: GraphRecord) -> Iterator[Finding]:
-    """Variables that nobody can read. Those of the program itself and of joined branches its caller can."""
+    """Yields findings for variables that can't be read. The caller can read those of the main branch and of joined
+    branches."""
     read = set(graph.read)
     for way in graph.ways:
         nodes = [(i, graph.nodes[i]) for i in way.nodes]
         if way.ended != "returned" or any(isinstance(node.node, Rollback) for _, node in nodes):
-            continue  # what is taken back is made again on purpose
+            continue  # variables that a rollback removes are set again on purpose
         yield from _replaced(nodes, read)
-        if not way.returns:  # which may be the branches
+        if not way.returns:  # the return value may contain the branches
             yield from _lost(nodes, read)
 
 
@@ -111,8 +118,8 @@ def _replaced(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterato
 
 
 def _lost(nodes: Sequence[tuple[int, GraphNode]], read: set[int]) -> Iterator[Finding]:
-    """Faults of branches that are neither joined nor read. (A fork of one may be a copy, whose variables are the
-    state's.)"""
+    """Yields findings for variables of branches that are neither joined nor read. (A fork with one branch may come from
+    `s.copy()`, whose variables become those of `s` afterwards.)"""
     forks = {i: node.node for i, node in nodes if isinstance(node.node, Fork)}
     joined = {path for _, node in nodes for path in node.joins}
     for i, node in nodes:
@@ -144,7 +151,7 @@ def _stops(graph: GraphRecord) -> Iterator[Finding]:
         for stop in said.params.stop:
             try:
                 never = may_contain(said.constraint, stop) is False
-            except ConstraintError:  # told as such
+            except ConstraintError:  # reported by `_refused`
                 continue
             if never:
                 yield Finding(
@@ -167,7 +174,7 @@ def _refused(graph: GraphRecord, backend: BaseBackend | None) -> Iterator[Findin
 
 
 def _ask(backend: BaseBackend, node: GraphNode) -> None:
-    """Raises CapabilityError: the backend can't honour the node."""
+    """Raises CapabilityError if the backend does not support the node."""
     can, said = backend.capabilities, node.node
     match said:
         case Gen():
@@ -197,7 +204,7 @@ def _changes(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _around(first: str, second: str) -> tuple[str, str]:
-    """Excerpts of two texts from where they begin to differ."""
+    """Excerpts of two texts, from shortly before the first difference."""
     same = common_length(first, second)
     start = max(same - 20, 0)
     return first[start : same + 40], second[start : same + 40]

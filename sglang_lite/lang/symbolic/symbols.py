@@ -1,9 +1,9 @@
-"""Symbols: what stands in a trace for values that only a run has, and the record of the trace that they are part of.
+"""Symbols, which stand in a trace for values that only a run has, and the log of the trace that they belong to.
 
 A symbol can be added to a state and formatted into text (`f"{x}"` splits into the text and the symbol), and so can its
-attributes and items, which are symbols too. A body that asks it anything, such as whether it is true, raises TraceError
-at that line, unless the trace explores: then what can have few answers is a decision, and the body is run again for
-each. (What can't be noticed: `x is None`, `isinstance(x, …)` and `repr(x)`.)
+attributes and items, which are symbols too. Any other question, such as whether it is true, raises TraceError at the
+line of the body, unless the trace explores: then a question with few possible answers is a decision, and the body is
+run again for each answer. (Not detectable: `x is None`, `isinstance(x, …)` and `repr(x)`.)
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
-MAX_NODES: Final = 100_000  # of a trace; as many wait to be played of a program at most
-MAX_DECISIONS: Final = 64  # on a path
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py.
+MAX_NODES: Final = 100_000
+MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
 
 
 class EndlessError(TraceError):
-    """The body does not end."""
+    """The body adds nodes or makes decisions without end."""
 
 
 class _UnhashableError(TraceError, TypeError):
@@ -41,23 +42,23 @@ class _UnhashableError(TraceError, TypeError):
 
 
 class CutError(BaseException):
-    """Ends a trace on purpose; no body may catch it."""
+    """Ends a trace on purpose. A BaseException, so that bodies don't catch it."""
 
 
 def is_limit(error: BaseException) -> bool:
-    """Tells whether an error is the trace's own limit, and no fault of the body."""
+    """Returns True if an error is a limit of tracing, not a fault of the body."""
     return isinstance(error, TraceError) and not isinstance(error, EndlessError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedQuestion:
-    """A question of the body whose answer only a run has.
+    """Question of the body whose answer only a run has.
 
     Attributes:
-        symbol: whose value it is about.
-        question: what is asked, as it is written in Python.
+        symbol: symbol of the value that the question is about.
+        question: question as written in Python.
         outcomes: all possible answers.
-        taken: which of them the trace continued with.
+        taken: index of the answer with which the trace continued.
     """
 
     symbol: Symbol
@@ -68,15 +69,16 @@ class TracedQuestion:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A step of a trace.
+    """Step of a trace.
 
     Attributes:
-        state: whose node it is; None: a decision.
-        node: what was added, or the decision.
-        own: what was asked for of a generation or selection.
-        states: that a fork or a call has begun, or that a join ends.
-        turn: the plan of a generation's turn and its place there, in a trace that is made to be explained.
-        equal: a call that it may share with other branches, in such a trace.
+        state: state that the node was added to, or None for a decision.
+        node: added node, or the decision.
+        where: line of the user's code, or None if unknown.
+        own: user's expression of a generation or selection.
+        states: states that a fork or a call has begun, or that a join ends.
+        turn: plan of a generation's turn and the generation's index in it; only set in traces for `explain`.
+        equal: call that a generation may share with other branches; only set in traces for `explain`.
     """
 
     state: TracerProgramState | None
@@ -90,16 +92,18 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class TraceLog:
-    """Log of what a trace does, in order, in the program and those inside it.
+    """Log of a trace's steps in order, including those of inner programs.
 
     Attributes:
-        forced: which outcomes the first decisions have; later ones have their first. None: nothing is explored.
-        left: how many nodes it may still have.
-        marks: texts that stand for symbols.
-        decisions: that were made.
-        reads: symbols of variables that the body has read.
-        asked: places of questions.
-        equal: what values are equal to on this path, by their symbols' keys.
+        forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
+            explore.
+        left: number of steps that the trace may still make.
+        entries: steps so far.
+        marks: symbols by the marks that stand for them in texts.
+        decisions: decisions so far.
+        reads: symbols of the variables that the body has read.
+        asked: lines of the body that ask questions.
+        equal: values that symbols are known to be equal to on this path, by key of the symbol.
     """
 
     forced: tuple[int, ...] | None = None
@@ -117,7 +121,7 @@ class TraceLog:
         self.entries.append(entry)
 
     def step(self) -> None:
-        """Counts a step. Raises EndlessError: there are too many."""
+        """Counts a step. Raises EndlessError if the trace has made too many."""
         self.left -= 1
         if self.left < 0:
             raise EndlessError(
@@ -127,7 +131,8 @@ class TraceLog:
             )
 
     def decide(self, symbol: Symbol, question: str, outcomes: tuple[str, ...], key: object) -> int:
-        """Outcome of a decision in this trace; the same question has the same answer."""
+        """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
+        the path has too many decisions."""
         if (where := user_location()) is not None:
             self.asked.add(where)
         if key in self._known:
@@ -154,7 +159,8 @@ Steps: TypeAlias = tuple[tuple[str, object], ...]
 
 
 class _Own:
-    """Attribute of a symbol itself. The body that is being traced sees the value's attribute of that name instead."""
+    """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns the symbol of the
+    value's attribute with that name instead."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -166,11 +172,12 @@ class _Own:
 class Symbol(Expression, Deferred):
     """Value that is not known before the program runs.
 
-    Its attributes are the value's, if their names don't begin with an underscore. So functions here ask a symbol by
-    methods whose names have two on each side.
+    Public attributes of a symbol are symbols of the value's attributes. This package therefore uses methods with two
+    underscores on each side.
 
     Args:
-        parts_of: the symbol of a whole value, and the way from that to this one; None: it is a whole value.
+        name: expression of the symbol in Python.
+        parts_of: symbol of the whole value, and the steps from it to this part; None for a whole value.
     """
 
     __slots__ = ("_mark", "_name", "_parts_of")
@@ -205,7 +212,8 @@ class Symbol(Expression, Deferred):
         return str(self)
 
     def __str__(self) -> str:
-        """Text that stands for the symbol in a body that is being traced, until it is added to a state."""
+        """Mark that stands for the symbol in texts of a body that is being traced, until the text is added to a
+        state."""
         record = recording.get()
         if record is None:
             return repr(self)
@@ -219,7 +227,7 @@ class Symbol(Expression, Deferred):
             hint="Give the argument to trace(), or run the program.", where=user_location(),
         )  # fmt: skip
 
-    # Questions, which are decisions where a trace explores.
+    # Questions, which are decisions if the trace explores.
 
     def _exploring(self) -> TraceLog | None:
         record = recording.get()
@@ -229,14 +237,15 @@ class Symbol(Expression, Deferred):
         return self._name, id(self._parts_of[0]) if isinstance(self, SglVariable) else 0
 
     def _choice(self, record: TraceLog) -> str | None:
-        """The choice that a selection has made on this path; None for other values."""
+        """Choice that a selection has made on this path, or None for the value of another node."""
         choices = self._choices if isinstance(self, SglVariable) else ()
         if not choices:
             return None
         return choices[record.decide(self, "", choices, (*self._key(), "choice"))]
 
     def _ask(self, what: str, question: str, answer: Callable[[Any], Any], *key: Any) -> bool:
-        """The answer to a question of yes or no: of a selection's value by its choices, else both in turn."""
+        """Answer to a yes-or-no question. For the value of a selection it follows from the choice; for other values
+        both answers are explored."""
         record = self._exploring()
         if record is None:
             self.__refuse__(what)
@@ -274,7 +283,7 @@ class Symbol(Expression, Deferred):
         choice = None if record is None else self._choice(record)
         return self.__refuse__("look it up", _UnhashableError) if choice is None else hash(choice)
 
-    # What no path can have an answer to.
+    # Questions that no path can answer.
 
     def __call__(self, *args: UserValue, **kwargs: UserValue) -> NoReturn:
         self.__refuse__("call it")
@@ -320,7 +329,7 @@ for _operator in ("neg", "pos", "abs", "invert", "round"):
 
 
 class SglArgument(Symbol):
-    """An argument that was not given."""
+    """Argument that was not given."""
 
     __slots__ = ("_value",)
 
@@ -335,7 +344,7 @@ class SglArgument(Symbol):
 
 
 class SglVariable(Symbol):
-    """The value of a node."""
+    """Value of a node."""
 
     __slots__ = ("_choices", "_source")
 
@@ -363,13 +372,13 @@ class SglVariable(Symbol):
 
 @dataclass(frozen=True, slots=True)
 class SymbolOrigin:
-    """SymbolOrigin of a symbol.
+    """Origin of a symbol.
 
     Attributes:
-        name: of the argument or variable.
-        parts: the attributes and items of it that lead to the symbol: ("attribute" or "item", name or key).
-        source: the node that makes it; None: it is an argument.
-        symbol: that of the whole value.
+        name: name of the argument or variable.
+        parts: steps from the whole value to the symbol: ("attribute" or "item", name or key).
+        source: node that makes the value, or None for an argument.
+        symbol: symbol of the whole value.
     """
 
     name: str
@@ -383,5 +392,5 @@ def origin(symbol: Symbol) -> SymbolOrigin:
 
 
 def refuse(symbol: Symbol, what: str) -> NoReturn:
-    """Raises the TraceError of a question that no trace can answer."""
+    """Raises the TraceError for a question that no trace can answer."""
     symbol.__refuse__(what)

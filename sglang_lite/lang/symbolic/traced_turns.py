@@ -1,4 +1,5 @@
-"""Turns of a statement in a trace, planned as a run would plan them. Values that only a run knows have stand-ins."""
+"""Turns of a statement in a trace, planned as a run would plan them. Values that only a run has are replaced by
+stand-ins."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.program.nodes import Expression, Text
 from sglang_lite.protocol import UNSET, Location, Regex
 
-_MARK = "\ue002"  # begins what stands for a symbol in a text
+_MARK = "\ue002"  # first character of the mark of a symbol in a text
 _SOME_TEXT = Text("…")
 
 
 def planned(
     parts: Sequence[Expression], backend: TracedBackend, role: str | None, where: Location | None
 ) -> dict[int, tuple[TurnPlan, int]]:
-    """Plans of a statement's turns, as `turn_plan.plan` gives them.
+    """Plans of a statement's turns, as `turn_plan.plan` returns them.
 
     Args:
-        role: of the turn that is open before it.
+        parts: expressions of the statement.
+        role: role of the turn that is open before the statement, or None.
     """
     speculation = backend.speculation
     ahead = speculation is not None and speculation.on
@@ -35,7 +37,7 @@ def planned(
 
 
 def may_share_traced(part: Expression, backend: TracedBackend, size: int) -> bool:
-    """Tells whether a generation may share a call with other branches, as `equal_branches.may_share` does."""
+    """Returns True if a generation may share a call with other branches, as `equal_branches.may_share` does."""
     known = _known(part)
     if not isinstance(known, SglGen):
         return False
@@ -59,7 +61,7 @@ def _known(part: Expression) -> Expression:
 
 
 def _is_open(value: Any) -> bool:
-    """Tells whether there is anything in a value that only a run knows."""
+    """Returns True if a value contains a symbol."""
     if isinstance(value, Symbol):
         return True
     return value is not UNSET and _MARK in msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,4 +1,4 @@
-"""Lines of a body that add to a program and that no traced way comes to."""
+"""Statements of a body that add to the program, but that no traced way reaches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def unreached(
     body: Callable[..., UserValue], ways: Sequence[TraceLog], failed: Iterable[Location | None] = ()
 ) -> list[Location]:
-    """Places of such statements behind a question that was followed both ways, or behind the end of their block.
-    (Others may be reached with other arguments or globals.)
+    """Locations of statements that no way has reached, behind a condition that was explored or behind the end of their
+    block. (Other statements may be reached with other arguments or globals.)
 
     Args:
-        ways: recordings of all ways through the body.
-        failed: where ways have ended by an error.
+        ways: logs of all ways through the body.
+        failed: locations at which ways ended with an error.
     """
     try:
         lines, first = inspect.getsourcelines(body)
@@ -52,7 +52,7 @@ def _lines(node: ast.stmt | ast.expr) -> range:
 
 
 def _dead(block: Sequence[ast.stmt], state: str, asked: set[int], *, doubtful: bool) -> Iterator[ast.stmt]:
-    """Statements that add to the state and that may never be reached."""
+    """Yields the statements that add to the state and that may be unreachable."""
     for statement in block:
         if doubtful and _adds(statement, state):
             yield statement

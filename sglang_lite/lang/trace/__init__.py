@@ -1,4 +1,5 @@
-"""The trace of a run: what each node said, when, and at what cost; as data, as a file, as a page, as spans."""
+"""Trace of a run: the text, time and usage of each node; as data, as a file, as an HTML page, and as OpenTelemetry
+spans."""
 
 from sglang_lite.lang.trace.page import as_html as as_html
 from sglang_lite.lang.trace.spans import spans as spans

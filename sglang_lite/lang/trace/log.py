@@ -1,4 +1,4 @@
-"""A run's log, made into its trace."""
+"""Conversion of a run's log into its trace."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Draft:
-    """A node that is being described.
+    """Node of a trace that is being made.
 
     Attributes:
-        said: the fields of its record.
-        cached: characters of its text that were cached, as far as that is known.
-        children: branches that were forked here, and texts before them of which nothing is known yet.
+        said: fields of its record.
+        cached: number of leading characters of its text that were cached, or None if unknown.
+        children: branches that were forked here.
+        unknown: texts before the fork whose cache status is not known yet.
     """
 
     said: dict[str, Any]
@@ -39,7 +40,7 @@ class _Draft:
 
 
 def trace_of(player: Player) -> Trace:
-    """The trace of a branch, as far as it is played, and of those that were forked from it."""
+    """Trace of a branch, as far as it is played, and of the branches forked from it."""
     run = player.run
     nodes = [draft.record() for draft in list(_drafts(player))]
     seconds = max((node.end for node in nodes), default=0.0)
@@ -49,7 +50,7 @@ def trace_of(player: Player) -> Trace:
 
 
 def _drafts(player: Player) -> Iterator[_Draft]:
-    """Nodes in the order of reading: those of a fork's branches stand behind it."""
+    """Yields the nodes in reading order: those of a fork's branches follow the fork."""
     open_branches = [iter(_Reader(player, (), [], rejected=False, now=0.0).drafts)]
     while open_branches:
         draft = next(open_branches[-1], None)
@@ -65,16 +66,16 @@ def _drafts(player: Player) -> Iterator[_Draft]:
 
 
 class _Reader:
-    """Reads the log of a branch.
+    """Makes the nodes of a branch from its log.
 
     Args:
-        path: of the branch.
-        unknown: texts before it of which nobody knows yet whether they were cached.
-        rejected: its fork was taken back.
-        now: seconds at which that was.
+        path: path of the branch.
+        unknown: texts before the branch whose cache status is not known yet.
+        rejected: whether the branch's fork was rolled back.
+        now: time of the fork, in seconds from the run's start.
 
     Attributes:
-        drafts: its nodes.
+        drafts: nodes of the branch.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class _Reader:
         self.drafts: list[_Draft] = []
         self._path, self._rejected, self._now = path, rejected, now
         self._unknown = list(unknown)
-        self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # how much there was, and `unknown`
+        self._marks: dict[int, tuple[int, list[_Draft]]] = {}  # number of nodes at the mark, and `unknown` there
         self._run, self._started = player.run, player.run.account.started
-        for op in {id(op): op for op in player.played[:]}.values():  # what was stopped may stand there twice
+        for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
         if player.failure is not None and self.drafts and self.drafts[-1].said["error"] is None:
             self.drafts[-1].said["error"] = _told(player.failure)
@@ -162,7 +163,7 @@ class _Reader:
             start = end - found[0].usage.total_s
         attempts = op.refused
         if not found and attempts and error is not None and not attempts[-1].answers:
-            attempts = attempts[:-1]  # which the error tells of
+            attempts = attempts[:-1]  # the node's error is the same
         self._add(
             kind,
             op.node.where,
@@ -195,10 +196,11 @@ class _Reader:
         self._add("rollback", None)
 
     def _learn(self, result: Generation | Selection) -> None:
-        """Takes what a result says about the texts before it: of each, how much was cached. (Several branches may
-        follow a text: what one of them had to compute was not cached.)"""
+        """Sets the cache status of the preceding texts from a result: the number of cached characters of each. (If
+        several branches continue a text, the smallest number counts: text that one of them had to compute was not
+        cached.)"""
         usage, miss = result.usage, result.meta.get("cache_miss")
-        left: Any = math.inf  # characters that were not cached
+        left: Any = math.inf  # number of characters that were not cached
         if isinstance(miss, dict) and isinstance(miss.get("left"), int):
             left = miss["left"]
         elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
@@ -212,7 +214,7 @@ class _Reader:
 
 
 def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
-    """Stretches of a text that its grammar forced, as the engine tells them."""
+    """Spans of the text that the grammar forced, as (start, end) character offsets."""
     told = generation.meta.get("forced_text")
     if not isinstance(told, list | tuple):
         return ()
@@ -224,6 +226,6 @@ def _bare(answers: Sequence[Generation]) -> tuple[Generation, ...]:
 
 
 def _told(error: BaseException) -> str:
-    """An error without its place, which the node has."""
+    """Message of an error, without its location, which the node has."""
     text = f"{error.message} {error.hint}".rstrip() if isinstance(error, SglError) else str(error)
     return f"{type(error).__name__}: {text}"

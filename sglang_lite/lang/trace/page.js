@@ -18,7 +18,7 @@ function seconds(value) {
   return value < 1 ? (value * 1000).toFixed(value < 0.01 ? 2 : 1) + " ms" : value.toFixed(2) + " s";
 }
 
-function spell(text) {  // control characters as signs
+function spell(text) {  // replaces control characters by visible signs
   return text.replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
     .replace(/[\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "\u2423");
 }
@@ -172,7 +172,7 @@ for (const node of nodes) {
   if (!lanes.has(key)) lanes.set(key, lanes.size);
 }
 const laneHeight = Math.max(3, Math.min(ROW, Math.floor(8000 / Math.max(lanes.size, 1))));
-const boxes = [];  // [node's index, left, right, lane], in parts of the width
+const boxes = [];  // [index of the node, left, right, lane]; left and right are fractions of the width
 const whole = trace.seconds || 1;
 nodes.forEach((node, index) => {
   if (node.usage || node.error) boxes.push([index, node.start / whole, node.end / whole, lanes.get(node.path.join("/"))]);

@@ -1,7 +1,7 @@
-"""A trace as one HTML page, which needs nothing from elsewhere, and as a short extract for notebooks.
+"""Rendering of a trace as one self-contained HTML page, and as a short extract for notebooks.
 
-Texts are data in the page: they stand in a block of JSON that nothing runs, and the page's policy allows no script but
-its own, by its hash, and no address at all.
+Texts are data in the page: they are in a block of JSON that is not executed. The page's Content-Security-Policy allows
+only its own script, by hash, and no network access.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sglang_lite.lang.results import probabilities
 from sglang_lite.lang.trace.trace import Trace
 from sglang_lite.protocol import CacheMiss, Generation, Selection, TraceNode
 
-LONGEST_TEXT: Final = 20_000  # characters of a node on the page
-_EXTRACT: Final = 100  # nodes of an extract
-_EXTRACT_TEXT: Final = 4_000  # characters in it
+LONGEST_TEXT: Final = 20_000  # maximum number of characters of a node on the page
+_EXTRACT: Final = 100  # maximum number of nodes in an extract
+_EXTRACT_TEXT: Final = 4_000  # maximum number of characters in an extract
 _ORIGINS: Final = ("constant", "cached", "generated", "forced", "chosen", "joined", "rejected")
 _WHY: Final = {
     "never_seen": ("never seen", "No prompt that the cache has seen begins so."),
@@ -41,7 +41,8 @@ _WHY: Final = {
 
 
 def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
-    """Writes the page to a file, a fresh one without `path`, and opens it in a browser. Returns the file."""
+    """Writes the page to a file (a temporary one if `path` is None), opens it in a browser, and returns the file's
+    path."""
     if path is None:
         number, name = tempfile.mkstemp(prefix="trace-", suffix=".html")
         os.close(number)
@@ -53,7 +54,7 @@ def show(trace: Trace, path: str | os.PathLike[str] | None) -> Path:
 
 
 def as_html(trace: Trace) -> str:
-    """The whole page."""
+    """Complete HTML page."""
     style, script = _resource("page.css"), _resource("page.js")
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
@@ -70,7 +71,8 @@ def as_html(trace: Trace) -> str:
 
 
 def extract(trace: Trace) -> str:
-    """The beginning of the trace, for a notebook: text by origin, and totals. It has no script."""
+    """Beginning of the trace as HTML for a notebook: the text of the main branch, coloured by origin, and totals.
+    Contains no script."""
     parts, left = [], _EXTRACT_TEXT
     for node in trace.nodes[:_EXTRACT]:
         if node.path or left <= 0:
@@ -96,7 +98,7 @@ def _hint(node: TraceNode, origin: str) -> str:
 
 @cache
 def _scoped_style() -> str:
-    """The page's colours alone, for one element of a notebook."""
+    """CSS with the page's colours alone, scoped to one element of a notebook."""
     style = _resource("page.css")
     variables = style[style.index("--back") : style.index("}")].strip()
     dark = style[style.index("--back", style.index("dark)")) : style.index("}", style.index("dark)"))].strip()
@@ -124,7 +126,7 @@ def _totals(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _embedded(trace: Trace) -> str:
-    """The trace as JSON inside of HTML: no `<` is left that could end the block."""
+    """Trace as JSON for an HTML script block: contains no `<`, which could end the block."""
     data = {"seconds": trace.head.seconds, "nodes": [_node(node) for node in trace.nodes]}
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -146,7 +148,7 @@ def _node(node: TraceNode) -> dict[str, Any]:
         "cut": max(len(node.text) - LONGEST_TEXT, 0),
         "start": node.start,
         "end": node.end,
-        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # those that are 0, too
+        "usage": msgspec.structs.asdict(node.usage) if node.results else None,  # fields that are 0 included
         "thrown": node.thrown_away,
         "finish": _finish(first) if isinstance(first, Generation) else None,
         "cost": _cost(first),
@@ -168,7 +170,7 @@ def _finish(generation: Generation) -> str:
 
 
 def _cost(result: Generation | Selection | None) -> float | None:
-    """The cost in dollars, where a backend tells it."""
+    """Cost in dollars, or None if the backend does not report it."""
     told = None if result is None else result.meta.get("cost")
     return told if isinstance(told, int | float) else None
 
@@ -204,12 +206,12 @@ def _tokens(generation: Generation) -> list[tuple[int, float | None, str | None]
 
 
 def _valid(text: str) -> str:
-    """Text without halves of surrogate pairs, which no file has."""
+    """Text without lone surrogates, which can't be encoded."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _shown(text: str) -> str:
-    """Text without control characters but line ends and tabs."""
+    """Text with control characters other than line ends and tabs replaced by a visible sign."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\u2423" for c in _valid(text))
 
 

@@ -1,7 +1,7 @@
-"""A trace as OpenTelemetry spans: the program, inside it what was asked of a backend, inside that each request.
+"""Export of a trace as OpenTelemetry spans: the program, in it the generations and selections, in those the requests.
 
-Names are those of the semantic conventions for generative AI, where they have one. Texts are in none: they may be
-private, and a collector is another's.
+Attribute names follow the semantic conventions for generative AI where those define a name. Spans contain no texts:
+texts may be private, and a collector may belong to someone else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
-_PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "gcp.vertex_ai"}  # by backend
+# Provider names by backend.
+_PROVIDER: Final = {"OpenAI": "openai", "Anthropic": "anthropic", "VertexAI": "gcp.vertex_ai"}
 
 
 def spans(trace: Trace, tracer: Tracer) -> None:
-    """Tells a tracer of a run that has ended: one span for the program, below the current one; in it one for each
-    generation and selection; in those one for each request, failed attempts included.
+    """Exports a finished run to a tracer: one span for the program, below the current span; in it one for each
+    generation and selection; in those one for each request, including failed attempts.
 
     Raises:
         CapabilityError: `opentelemetry` is not installed.

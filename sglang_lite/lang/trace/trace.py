@@ -1,7 +1,7 @@
-"""A trace as an object, and its file: JSON lines, the head and then a node each, in the format of `sglang_lite.wire`.
+"""Trace as an object, and its file: JSON lines, first the head and then the nodes, in the format of `sglang_lite.wire`.
 
-A file tells and never does: nothing in it names a class or is run, and whatever is wrong with one is refused with its
-line.
+Loading a file has no side effects: nothing in the file names a class or is executed, and an invalid line is refused
+with its number.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sglang_lite.protocol import ParameterError, TraceHead, TraceNode, Usage, to
 from sglang_lite.protocol.record import Record
 from sglang_lite.wire import Limits, decode, encode
 
-MOST_BYTES: Final = 2**26  # of a file
+MOST_BYTES: Final = 2**26  # maximum size of a file
 MOST_NODES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Record of what a run has done.
+    """Record of a run's nodes.
 
     Attributes:
-        head: what ran.
-        nodes: in the order of reading: those of a fork's branches stand behind it.
+        head: description of the run.
+        nodes: nodes in reading order: those of a fork's branches follow the fork.
     """
 
     head: TraceHead
@@ -38,8 +38,7 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of all nodes, those included that failed or were taken back; `total_s` is from the start of the run to
-        its end."""
+        """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
         kept = [result.usage for node in self.nodes for result in node.results]
         failed = [answer.usage for node in self.nodes for attempt in node.attempts for answer in attempt.answers]
         total = total_usage([*kept, *failed])
@@ -47,7 +46,7 @@ class Trace:
 
     @property
     def thrown_away(self) -> int:
-        """Tokens that were generated in vain: by attempts that failed, and what the program took back."""
+        """Number of tokens that were generated in vain: by attempts that failed, and by nodes that were rolled back."""
         return sum(node.thrown_away for node in self.nodes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -55,7 +54,7 @@ class Trace:
 
         Raises:
             OSError: the file can't be written.
-            WireError: something in it has no form (what a foreign backend reported, say).
+            WireError: a value can't be serialised (metadata of a user's backend, for example).
         """
         with open(path, "wb") as file:
             for record in (self.head, *self.nodes):
@@ -63,12 +62,12 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
-        """Reads what `save` has written.
+        """Reads a trace from the file that `save` has written.
 
         Raises:
-            ParameterError: there is no such file, or it can't be read.
-            WireError: a line is no part of a trace, or of another version of the format; it is too long, too deep or
-                says what can't be.
+            ParameterError: the file does not exist, or can't be read.
+            WireError: a line is not a part of a trace, has another version of the format, is too long or too deeply
+                nested, or has impossible values.
         """
         try:
             size = Path(path).stat().st_size
@@ -114,7 +113,7 @@ def _records(path: str | os.PathLike[str], lines: list[bytes]) -> Iterator[Recor
 
 
 def _check(node: TraceNode, where: str) -> None:
-    """Raises WireError: a node says what can't be."""
+    """Raises WireError if a node has impossible values."""
     if not 0 <= node.start <= node.end < math.inf:
         raise WireError(f"{where}: {node.start} to {node.end} seconds is not a possible time", pointer="/data/start")
     if len(node.path) % 2 or any(each < 0 for each in (node.place, *node.path)):

@@ -1,21 +1,23 @@
-"""The interface of attention backends on a GPU.
+"""Interface of attention backends on a GPU.
 
-A package that is installed comes in by one file beside this one (`flashinfer.py`, `flash_attn.py`), which imports it
-when it is chosen, and its name in `registry.py`, where the config finds it. What such a file finds:
+A backend of an installed package is one file next to this one (`flashinfer.py`, `flash_attn.py`), which imports the
+package when the backend is chosen, and its name in `registry.py`, where the config finds it. A backend is given:
 
-- Queries [T, heads, head_dim] of a step's tokens; a token's heads lie side by side, tokens are `q.stride(0)` apart.
-  Their own keys and values are stored already.
-- Keys and values of a layer [kv_heads, pages * page_size, head_dim]. As pages, without a copy:
-  `cache.k[layer].view(kv_heads, -1, plan.page_size, head_dim)`, to be permuted into the order that a package wants.
-- `cache.scales`, where keys and values have 8 bits: those were divided by them. Queries come multiplied by their keys'
-  scale; the result of each head is to be multiplied by its values', `cache.scales.v[layer]`, float32 [kv_heads].
-- Who reads what: `DevicePlan`, on the device. The first `plan.decoding` tokens each read their slot's pages
-  `plan.page_table[slot]` up to their own position. The others come in `plan.blocks` of neighbours, each to be read as a
-  causal sequence at the end of its slot's first `position + count` tokens; they cover the rest of the batch, in any
-  order.
+- Queries [T, heads, head_dim] of a step's tokens; the heads of a token are contiguous, and tokens are `q.stride(0)`
+  apart. The keys and values of these tokens are already in the cache.
+- Keys and values of a layer [kv_heads, pages * page_size, head_dim]. A view by pages, without a copy, is
+  `cache.k[layer].view(kv_heads, -1, plan.page_size, head_dim)`, which can be permuted into the order that a package
+  needs.
+- `cache.scales` for 8-bit keys and values, which have been divided by them. Queries are already multiplied by the scale
+  of their keys; the backend multiplies each head's result by the scale of its values, `cache.scales.v[layer]`, float32
+  [kv_heads].
+- `DevicePlan`, on the device: the tokens that each query reads. The first `plan.decoding` tokens each read the pages of
+  their slot, `plan.page_table[slot]`, up to their own position. The remaining tokens are in `plan.blocks`, each of
+  which is computed as a causal sequence at the end of its slot's first `position + count` tokens; the blocks cover the
+  rest of the batch, in any order.
 
-Kernels whose launch depends on lengths read those in `begin`, once a step, and say that they can't be captured. The
-same tests run over every backend of the registry.
+A backend whose launches depend on lengths reads them in `begin`, once a step, and sets `captured` to False. The same
+tests run on every backend of the registry.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ class AttentionRequirements:
     """Requirements of a model and its runner on attention.
 
     Attributes:
-        compute: of queries and results.
-        cache: of keys and values.
-        most_rows: decoded in one step.
-        most_chunks: pieces of a shared prefix; 0 where none is shared.
-        sinks: each head has a score more, whose weight goes to no value.
-        latent: numbers of a key that are its value, too, the first ones of one plane that all heads read; 0 where
-            values are stored apart.
-        expanded: numbers of a head's key, of its turned rest, and of its value, where those are made of latents.
+        heads, kv_heads: number of query heads, and of KV heads.
+        head_dim: elements of a head's key.
+        compute: data type of queries and results.
+        cache: data type of keys and values.
+        device: device of the model.
+        most_rows: maximum number of tokens decoded in one step.
+        most_chunks: maximum number of pieces of a shared prefix; 0 if prefixes are not shared.
+        sinks: whether each head has an attention sink, a score whose weight goes to no value.
+        latent: elements of a key that are its value, too: the first ones of a single plane that all heads read. 0 if
+            values are stored separately.
+        expanded: sizes of a head's key without its rotary part, of the rotary part, and of its value, for keys and
+            values expanded from latents; else None.
     """
 
     heads: int
@@ -75,15 +81,17 @@ class Attend(Protocol):
     ) -> None:
         """
         Args:
-            q: [T, heads, head_dim], multiplied by the scales of their keys where the cache has such.
-            out: [T, heads, head_dim] (written; of latents the first `latent` numbers of each head).
-            scale, window, softcap, sinks: as `reference.attention.attention`; sinks where the model needs them.
+            q: queries [T, heads, head_dim], multiplied by the scales of their keys if the cache has scales.
+            cache: KV cache, with the keys and values of the step's tokens.
+            layer: index of the layer.
+            out: [T, heads, head_dim] (written; for latents, the first `latent` elements of each head).
+            scale, window, softcap, sinks: as for `reference.attention.attention`; sinks only if the model needs them.
         """
         ...
 
 
 class AttendProduct(Protocol):
-    """Attention of a step's tokens in one layer, from their QKV product: `rope_store` and `Attend` in one."""
+    """Attention of a step's tokens in one layer from their QKV product: `rope_store` and `Attend` in one."""
 
     def __call__(
         self,
@@ -103,15 +111,15 @@ class AttendProduct(Protocol):
     ) -> None:
         """
         Args:
-            qkv, q_norm, k_norm, eps, rope, scales: as `kernels.rope_store.rope_store`.
-            out, scale, window, softcap: as `Attend`.
+            qkv, q_norm, k_norm, eps, rope, cache, layer, scales: as for `kernels.rope_store.rope_store`.
+            out, scale, window, softcap: as for `Attend`.
         """
         ...
 
 
 class AttendExpanded(Protocol):
-    """Attention of a step's tokens but the decoding ones, by keys and values that are made of the latents that they
-    see."""
+    """Attention of a step's non-decoding tokens in one layer, by keys and values expanded from the latents that the
+    tokens see."""
 
     def __call__(
         self,
@@ -126,21 +134,26 @@ class AttendExpanded(Protocol):
     ) -> None:
         """
         Args:
-            q: [T, heads, key size], not absorbed; a token's heads lie side by side.
-            keys, values: matrices, [heads, key size - turned, rank] and [heads, rank, value size].
-            out: [T, heads, value size] (written, but for decoding tokens).
+            q: queries [T, heads, key size], not absorbed; the heads of a token are contiguous.
+            keys, values: matrices [heads, key size - rotary size, rank] and [heads, rank, value size] that expand
+                latents.
+            cache: cache with the latents of the step's tokens.
+            layer: index of the layer.
+            out: [T, heads, value size] (written, except for decoding tokens).
+            scale: factor of the scores.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """Attention as begun for a step; all layers use it.
+    """Attention that has been set up for a step and is used by all layers.
 
     Attributes:
-        attend: of queries that `rope_store` has made; where there is `expanded`, of the decoding ones alone.
-        from_product: of their QKV product, which is faster; None where the step has no such kernel.
-        expanded: of the others, of latents; None where `attend` is as fast.
+        attend: attention from queries that `rope_store` has made; if `expanded` is set, only of the decoding tokens.
+        from_product: attention from the QKV product, which is faster; None if the step has no kernel for that.
+        expanded: attention of the non-decoding tokens over keys and values expanded from latents; None if `attend` is
+            as fast, or for models without latents.
     """
 
     attend: Attend
@@ -152,15 +165,15 @@ class ModelAttention(Protocol):
     """Attention of all layers of a model on a device.
 
     Attributes:
-        captured: its steps can be part of a CUDA graph: what is launched depends on nothing that a tensor holds.
-        shares_prefixes: it reads `plan.shared`; else that is None.
+        captured: True if a CUDA graph can contain its steps: no launch depends on the contents of a tensor.
+        shares_prefixes: True if it reads `plan.shared`; if False, `plan.shared` must be None.
     """
 
     captured: bool
     shares_prefixes: bool
 
     def begin(self, plan: DevicePlan) -> StepAttention:
-        """Called once a step, before the first layer."""
+        """Sets up attention for a step. Called once a step, before the first layer."""
         ...
 
 
@@ -169,7 +182,7 @@ class AttentionBackend(ModelAttention, Protocol):
 
     @staticmethod
     def refuses(needs: AttentionRequirements) -> str | None:
-        """The reason why the backend can't meet `needs`; None where it can."""
+        """Returns the reason that the backend can't meet the requirements, or None if it can."""
         ...
 
     def __init__(self, needs: AttentionRequirements) -> None: ...

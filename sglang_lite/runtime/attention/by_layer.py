@@ -1,4 +1,4 @@
-"""Attention of a model whose layers differ in their heads: a backend for each kind of them."""
+"""Attention of a model whose layers have different heads: one backend for each kind."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 
 class AttentionByLayer:
-    """Backends side by side.
+    """Attention that calls a backend for each layer.
 
     Args:
-        layers: the backend of each; some layers have the same one.
+        layers: backend of each layer; layers with the same heads have the same backend.
     """
 
-    shares_prefixes = False  # those are cut into pieces for heads of one kind
+    shares_prefixes = False  # prefixes are cut into pieces for one kind of heads
 
     def __init__(self, layers: Sequence[ModelAttention]) -> None:
         self._layers = layers
         self.captured = all(backend.captured for backend in layers)
 
     def begin(self, plan: DevicePlan) -> StepAttention:
-        plan = replace(plan, fresh=0)  # so that `attend` is of all tokens
+        plan = replace(plan, fresh=0)  # so that `attend` covers all tokens
         begun = {backend: backend.begin(plan).attend for backend in self._layers}
 
         def attend(

@@ -1,8 +1,8 @@
-"""Attention by keys and values that are made of a step's own latents: of rows that begin in it.
+"""Attention by keys and values expanded from a step's latents, for rows whose first token is in the step.
 
-A pair of tokens and a head takes 320 products, in DeepSeek's models, where it takes 1,088 absorbed. What makes keys and
-values takes as many as what absorbs queries. Tokens that are cached would have to be expanded anew, so rows that see
-such are absorbed.
+With DeepSeek's sizes, a pair of tokens takes 320 multiplications per head, instead of 1,088 with absorbed queries.
+Expanding keys and values takes as many as absorbing queries. Rows with cached tokens use absorbed queries, as the
+cached tokens would have to be expanded again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
-LEAST = 1536  # tokens of a row, from which on products take longer than the launches that there are more of
+# Tokens of a row from which on the saved multiplications outweigh the additional launches.
+LEAST = 1536
 
 
 def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
-    """Attention of the plan's tokens but the decoding ones; None where some see others, or no kernel is faster so."""
+    """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
+    supports them or rows are too short for it to be faster."""
     hopper = hopper_kernels(card_of(needs.device), "prefill_attention_hopper")
     if hopper is None or needs.expanded is None or plan.fresh < LEAST:
         return None

@@ -1,10 +1,11 @@
-"""flash-attn's kernels of version 4, where the package `flash-attn-4` is installed (`flash_attn.cute`, in CuTe DSL).
+"""Attention by version 4 of flash-attn's kernels, from the installed package `flash-attn-4` (`flash_attn.cute`, in CuTe
+DSL).
 
-Of the package's generations this one reads pages as small as ours and installs from PyPI: version 2 takes pages of 256
-tokens and multiples of that, and version 3, which takes any, is not there. On Hopper version 4 does not cut a row among
-programs, so that a few long rows keep few multiprocessors busy.
+Only this generation both reads pages as small as ours and installs from PyPI: version 2 needs pages of a multiple of
+256 tokens, and version 3, which takes any size, is not on PyPI. On Hopper, version 4 doesn't split a row among
+programs, so a few long rows leave most multiprocessors idle.
 
-Lengths are read on the device, so a decoding step can be captured.
+Lengths are read on the device, so a CUDA graph can capture decoding steps.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ class FlashAttention:
 
 
 class _Part(NamedTuple):
-    """Sequences whose new tokens, the last ones of each, lie side by side in the batch.
+    """Sequences whose new tokens, the last ones of each sequence, are contiguous in the batch.
 
     Attributes:
-        tokens: of the batch.
-        queries: int32 [sequences + 1]: where each one's tokens begin.
-        lengths: int32 [sequences].
-        pages: int32 [sequences, pages].
-        most: tokens of a sequence.
+        tokens: range of the new tokens in the batch.
+        queries: int32 [sequences + 1], start of each sequence's new tokens.
+        lengths: int32 [sequences], length of each sequence.
+        pages: int32 [sequences, pages], pages of each sequence.
+        most: maximum number of new tokens of a sequence.
     """
 
     tokens: slice

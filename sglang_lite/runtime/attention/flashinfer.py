@@ -1,10 +1,10 @@
-"""flashinfer's kernels, where the package `flashinfer-python` is installed: nvcc compiles them at their first use.
+"""Attention by flashinfer's kernels, from the installed package `flashinfer-python`; nvcc compiles them at first use.
 
-Pages are read where they lie: its "HND" layout is (pages, kv_heads, page_size, head_dim) with any strides, here those
-of our cache. Decoding tokens and blocks are planned apart. Decoding goes by its FA2, which cuts long rows among
-programs, and whose kernel for prompts is also what the package decodes with on tensor cores; blocks go by what it
-finds fastest (FA3 on Hopper, which does not cut rows). A plan is made on the host, from lengths that are read there, so
-no CUDA graph can hold a step.
+Pages are read in place: flashinfer's "HND" layout is (pages, kv_heads, page_size, head_dim) with any strides, which
+covers our cache. Decoding tokens and blocks are planned separately. Decoding uses FA2, which splits long rows among
+programs; its prompt kernel is also the one that flashinfer uses to decode on tensor cores. Blocks use the kernel that
+flashinfer considers fastest (FA3 on Hopper, which doesn't split rows). Plans are made on the host from lengths read
+back from the device, so no CUDA graph can contain a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
 
 _HEADS = (64, 128, 256)
 _TYPES = (torch.bfloat16, torch.float16)
-_WORKSPACE = 256 << 20  # bytes, for results of parts of rows until they are merged
+_WORKSPACE = 256 << 20  # bytes for partial results of rows until they are merged
 
 
 class FlashInferAttention:
@@ -77,7 +77,8 @@ class FlashInferAttention:
         return StepAttention(attend)
 
     def _plan(self, part: _Part, page_size: int, scale: float, window: int | None, softcap: float | None) -> Any:
-        """The wrapper for a part of a step: one for each kind of layer, as its plan stays until the next step's."""
+        """Returns the planned wrapper for a part of a step. Each kind of layer has a separate wrapper, as a wrapper
+        holds its plan until the next step."""
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         key = part.backend, scale, window, softcap
@@ -105,15 +106,16 @@ class FlashInferAttention:
 
 
 class _Part(NamedTuple):
-    """Sequences that are planned together; the new tokens of each, its last ones, are the next in the batch.
+    """Sequences that are planned together; their new tokens, the last ones of each sequence, are contiguous in the
+    batch.
 
     Attributes:
-        backend: flashinfer's name for the kernel.
-        first, end: tokens of the batch.
-        queries: int32 [sequences + 1], on the host: where each one's tokens begin, from `first` on.
-        pages: int32 [sequences + 1], on the host: where each one's pages begin in `page_indices`.
-        page_indices: int32, on the device.
-        last_page: int32 [sequences], on the host: tokens in each one's last page.
+        backend: flashinfer's name of the kernel.
+        first, end: range of the new tokens in the batch.
+        queries: int32 [sequences + 1] on the host, start of each sequence's new tokens, relative to `first`.
+        pages: int32 [sequences + 1] on the host, start of each sequence's pages in `page_indices`.
+        page_indices: int32 on the device, pages of all sequences.
+        last_page: int32 [sequences] on the host, number of tokens in each sequence's last page.
     """
 
     backend: str
@@ -135,7 +137,8 @@ def _parts(plan: DevicePlan) -> Iterator[_Part]:
 
 
 def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
-    """Blocks in the order of their tokens, those of one row as one: slot, tokens, length of the sequence up to them."""
+    """Returns blocks in the order of their tokens, with the blocks of a row joined, as (slot, tokens, length of the
+    sequence up to their end)."""
     joined: list[tuple[int, int, int]] = []
     for _, count, slot, position in sorted(blocks):
         if joined and joined[-1][0] == slot and joined[-1][2] == position:

@@ -1,5 +1,5 @@
-"""Latent attention by kernels of this package: "triton" of models whose cache holds latents. Queries come absorbed, but
-where keys and values are made of latents (`attention/expanded.py`)."""
+"""Latent attention by kernels of this package: the backend "triton" for models whose cache holds latents. Queries are
+absorbed, except for tokens that attend to expanded keys and values (`attention/expanded.py`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, latent_prefix, on_hopper
 from sglang_lite.runtime.kernels.launch_config import latent_launch
 
-_LEAST = 128  # tokens in a decoding program's share
-_MOST_PARTS = 32  # of a row, as one program merges them
-_WIDEST = 512  # latent that a program's registers have room for
+_LEAST = 128  # minimum number of tokens in a decoding program's share
+_MOST_PARTS = 32  # most parts of a row, as a single program merges them
+_WIDEST = 512  # largest latent that fits a program's registers
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -38,13 +38,13 @@ class LatentAttention:
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
-        self.shares_prefixes = card_of(needs.device).copies  # elsewhere registers overflow
-        self._at_once = 0  # shares that programs take at a time, where one fills a multiprocessor
+        self.shares_prefixes = card_of(needs.device).copies  # without TMA, registers overflow
+        self._at_once = 0  # shares computed at once if one program fills a multiprocessor, else 0
         if on_hopper(needs.device, needs.cache, needs.latent, needs.head_dim):
             self._at_once = max(1, card_of(needs.device).multiprocessors // -(-needs.heads // 64))
         parts, device = self._items(needs.most_rows) * needs.heads, needs.device
         shared = needs.most_rows * needs.most_chunks * needs.heads
-        blocks = 2 * -(-needs.heads // 16)  # of heads, and halves of latents, at most
+        blocks = 2 * -(-needs.heads // 16)  # upper bound for blocks of heads times halves of latents
         self._partials = Partials(
             acc=torch.empty((parts, needs.latent), device=device),
             ml=torch.empty((parts, 2), device=device),

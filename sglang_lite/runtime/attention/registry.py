@@ -1,6 +1,6 @@
-"""The attention backends by name, and which of them runs a model.
+"""Attention backends by name, and the choice of one for a model.
 
-A backend is a file in this folder; its name goes into `AttentionBackendName` and `_backend`.
+A backend is a file in this folder; its name is added to `AttentionBackendName` and `_backend`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 AttentionBackendName = Literal["auto", "triton", "torch", "flashinfer", "flash_attn"]
-OWN = ("triton", "torch")  # the fastest first; the last one runs everything
+OWN = ("triton", "torch")  # fastest first; the last one supports every model
 PACKAGES = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *OWN))
 
 
 def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
-    """The class of a backend, imported when it is asked for."""
+    """Returns the class of a backend, whose module is imported only now."""
     match name:
         case "triton" if needs.latent:
             from sglang_lite.runtime.attention.latent import LatentAttention
@@ -48,10 +48,11 @@ def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
 
 
 def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> ModelAttention:
-    """`make_attention` for all layers of a model, a backend for each kind of heads.
+    """Returns the attention of all layers of a model: one backend for each kind of heads, made by `make_attention`.
 
     Args:
-        needs: of each layer.
+        name: name of a backend, or "auto".
+        needs: requirements of each layer.
     """
     from sglang_lite.runtime.attention.by_layer import AttentionByLayer  # needs Triton
 
@@ -60,11 +61,11 @@ def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> 
 
 
 def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
-    """The backend of that name; for "auto" the fastest of our own that can, which is said in the log where it is not
-    the first. A package's is taken only where it is named.
+    """Returns the backend of the given name. For "auto", returns the fastest of our own backends that can run the
+    model, and logs a warning if that is not the first; packages are used only if named.
 
     Raises:
-        ParameterError: the one that is named can't.
+        ParameterError: the named backend can't meet the requirements.
     """
     if name == "auto":
         refused = {}

@@ -1,7 +1,7 @@
-"""Attention as torch's own operations: any head size and number format, slower.
+"""Attention by torch operations: slower, but for any head size and data type.
 
-Each row's keys and values are gathered from their pages. How many those are is read from the device at every step, so
-no CUDA graph can hold it.
+The keys and values of each row are gathered from its pages. Their number is read from the device at every step, so no
+CUDA graph can contain a step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePla
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
 
-AT_ONCE = 1 << 26  # elements of keys, and as many of values, that are gathered for one product of several rows
+# Most elements of keys, and of values, gathered for one product of several rows.
+AT_ONCE = 1 << 26
 
 
 class TorchAttention:
@@ -61,10 +62,11 @@ class TorchAttention:
 
 
 def _groups(lengths: list[int], most: int) -> list[tuple[int, int]]:
-    """Neighbouring rows that are computed together, each as if it were as long as the longest: first and end.
+    """Returns neighbouring rows that are computed together, padded to the longest, as (first, end).
 
     Args:
-        most: tokens of several rows.
+        lengths: number of tokens that each row reads.
+        most: maximum number of tokens of a group of several rows, padding included.
     """
     groups: list[tuple[int, int]] = []
     longest = 0
@@ -83,14 +85,14 @@ def _decoding(plan: DevicePlan, first: int, end: int, lengths: list[int]) -> Dec
     read_at = _token_slots(plan, plan.slots[first:end], longest)
     of_rows = plan.positions[first:end] + 1
     ragged = min(lengths) < longest
-    if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
+    if ragged:  # slots beyond a row's end may hold NaN, and 0 x NaN is NaN
         at = torch.arange(longest, device=read_at.device)
         read_at = torch.where(at < of_rows.unsqueeze(1), read_at, read_at[:, :1])
     return DecodeRows(read_at, of_rows, ragged)
 
 
 def _token_slots(plan: DevicePlan, slots: torch.Tensor, longest: int) -> torch.Tensor:
-    """Token slots in the cache of the first `longest` tokens of each slot: [slots, longest]."""
+    """Returns the token slots [slots, longest] of the first `longest` tokens of each slot."""
     size = plan.page_size
     pages = plan.page_table[slots, : -(-longest // size)]
     offsets = torch.arange(size, dtype=pages.dtype, device=pages.device)

@@ -1,4 +1,5 @@
-"""Kernels of this package: decoding cut by tokens, on the device; shared prefixes read once."""
+"""Attention by Triton kernels of this package: decoding is split by tokens on the device, and shared prefixes are read
+once."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
 from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
-_LEAST = 64  # tokens in a decoding program's share
-_LEAST_ALONE = 256  # where it has a multiprocessor for itself: to merge shares takes longer than to read so many
-_WIDEST = 256  # head that a program's registers and shared memory have room for
-MOST_HEADS = 16  # of 16 bits, that are taken from their product: with 32 1 and 256 rows take 1 % more, 64 2 % less
+_LEAST = 64  # minimum number of tokens in a decoding program's share
+# The same for a program that has a multiprocessor to itself: merging shares takes longer than reading this many.
+_LEAST_ALONE = 256
+_WIDEST = 256  # largest head that fits a program's registers and shared memory
+# Most 16-bit heads that `rope_attention` takes from the QKV product: with 32 heads, steps of 1 and of 256 rows take 1 %
+# longer, and steps of 64 rows 2 % less.
+MOST_HEADS = 16
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -55,7 +59,7 @@ class TritonAttention:
 
     def _items(self, rows: int, *, alone: bool = False) -> int:
         card = card_of(self._needs.device)
-        eight_bits = self._needs.cache.itemsize == 1  # programs are small then, and many run at a time
+        eight_bits = self._needs.cache.itemsize == 1  # 8-bit programs are small, so more run at once
         programs = card.multiprocessors if alone else (4 if eight_bits else 1) * card.programs
         return rows + -(-programs // self._needs.kv_heads)
 
@@ -103,7 +107,7 @@ class TritonAttention:
 
 
 def _no_room(needs: AttentionRequirements) -> str | None:
-    """The reason why some kernel can't run on the card; None where all can."""
+    """Returns the reason that some kernel can't run on the card, or None if all can."""
     card, item, group = card_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
     kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
     for kernel, queries in kernels.items():

@@ -1,1 +1,1 @@
-"""The path of a request from its submission to its end: building it, its steps, its output; programs."""
+"""Processing of requests from submission to result: request building, the step loop, and programs."""

@@ -1,4 +1,4 @@
-"""Forks of a branch, and the joins that bring their texts back."""
+"""Forks of a branch, and the joins that append their texts to it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ if TYPE_CHECKING:
 
 
 class BranchForks:
-    """
+    """Forks of one branch.
+
     Args:
-        player: the program.
-        path: of the branch.
+        player: program of the branch.
+        path: path of the branch.
     """
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._open: list[tuple[int, int]] = []  # place and size of each since the last join
+        self._open: list[tuple[int, int]] = []  # (place, number of branches) of each fork since the last join
 
     def begin(self, text: BranchText, place: int, branches: Sequence[Sequence[Queued]]) -> None:
-        """Begins the branches of a fork, with the nodes that it has for each."""
+        """Starts the branches of a fork, each with the nodes that the fork has for it."""
         self._open.append((place, len(branches)))
         tail = text.tail()
         for i, entries in enumerate(branches):
             child = self._player.branch((*self._path, place, i))
-            self._player.played(-len(entries))  # they are queued now
+            self._player.played(-len(entries))  # they are queued by `begin`
             child.begin(text.fork(), tail, entries)
             child.hold()
             child.go_on()
 
     def join(self, text: BranchText, node: Join, waiting: Branch) -> bool:
-        """Appends what branches have added. False: they are not through; then they wake the one that waits.
+        """Appends the texts of joined branches. Returns False if a branch has not been played far enough; then it
+        resumes `waiting` later.
 
         Raises:
-            SglError: one has failed.
+            SglError: a joined branch has failed, or the join doesn't match the forks.
         """
         if node.mode == "gather_variable":
             return True
@@ -61,5 +63,5 @@ class BranchForks:
         return True
 
     def go_back(self, mark: int) -> None:
-        """Forgets the forks behind a place."""
+        """Forgets the forks after a mark."""
         self._open = [each for each in self._open if each[0] < mark]

@@ -1,4 +1,4 @@
-"""Nodes of a branch that are yet to be played, in order."""
+"""Queue of a branch's nodes that are yet to be played, in order."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
 
 @dataclass(eq=False, slots=True)
 class Queued:
-    """A node that is to be played.
+    """A queued node, with everything prepared for playing it.
 
     Attributes:
-        grammar: of its constraint, being compiled.
-        params: of a generation, or why they are refused.
-        branches: of a fork.
-        text: the text that it was foreseen to continue, after the last generated token; None: not foreseen.
-        ids: of `text`, being made.
-        matcher: of its grammar, being made for the one row that is next.
-        ahead: tokens that it is expected to bring.
+        node: the node.
+        grammar: compilation of its constraint, if any.
+        params: resolved parameters of a generation, or the error of an invalid one.
+        branches: prepared nodes of each branch of a fork.
+        text: predicted text between the last generated token and the node, or None if it can't be predicted.
+        ids: tokenisation of `text`, if started.
+        matcher: matcher of its grammar, made in advance for the next request of the branch.
+        ahead: tokens that it is expected to add.
     """
 
     node: Node
@@ -42,20 +43,21 @@ class Queued:
 
 
 class BranchQueue:
-    """Queue of nodes, each with its place among all that its branch was ever given.
+    """Queue of nodes, each with its place among all nodes that the branch was ever given.
 
     Args:
-        prospect: of the branch; what the queue holds is added to it.
-        left: called with the number of nodes that leave the queue.
+        prospect: scheduling hints of the branch; kept up to date with the queue.
+        left: callback with the number of nodes that leave the queue.
 
     Attributes:
-        foreseen: the text after the last generated token, when all that is queued is played; None: not known.
+        count: number of nodes that the branch was ever given.
+        foreseen: text after the last generated token once all queued nodes are played, or None if unknown.
     """
 
     def __init__(self, prospect: ScheduleHints, left: Callable[[int], None]) -> None:
         self._prospect, self._left = prospect, left
         self._nodes: deque[tuple[int, Queued]] = deque()
-        self.count = 0  # nodes that have come
+        self.count = 0  # nodes added so far
         self.foreseen: list[Span] | None = None
 
     def __bool__(self) -> bool:
@@ -63,46 +65,48 @@ class BranchQueue:
 
     @property
     def first(self) -> tuple[int, Queued]:
-        """The node that is next, with its place."""
+        """Place and entry of the next node."""
         return self._nodes[0]
 
     @property
     def next_place(self) -> int:
-        """Place of the node that is next; of the one that will come, where there is none."""
+        """Place of the next node; if the queue is empty, the place that the next added node will have."""
         return self._nodes[0][0] if self._nodes else self.count
 
     @property
     def waits(self) -> bool:
-        """True where something that is queued takes a while."""
+        """True if a queued node takes time to play: a generation, selection, join or hole."""
         return any(isinstance(entry.node, Gen | Select | Join | Fill) for _, entry in self._nodes)
 
     @property
     def next_to_wait(self) -> Queued | None:
-        """The first node that takes a while, or may."""
+        """First queued node that takes time to play or may have to wait, or None."""
         return next((entry for _, entry in self._nodes if isinstance(entry.node, _WAITED_FOR)), None)
 
     def place(self, count: int = 1) -> int:
-        """Place of the first of `count` nodes that come now."""
+        """Assigns places to `count` new nodes; returns the first place."""
         place, self.count = self.count, self.count + count
         return place
 
     def add(self, place: int, entry: Queued) -> None:
-        """Queues a node."""
+        """Queues a node at its place."""
         self.foreseen = _foreseen_after(entry.node, self.foreseen)
         self._nodes.append((place, entry))
         self._prospect.ahead += entry.ahead
 
     def take_first(self) -> None:
-        """Takes the next node out, which is played now."""
+        """Removes the first node, to be played now."""
         _, entry = self._nodes.popleft()
         self._prospect.ahead -= entry.ahead
         self._left(1)
 
     def roll_back(self, mark: int, place: int, entry: Queued) -> bool:
-        """Takes out what stands behind a mark that is queued itself. False: it is not.
+        """Removes the nodes after a queued mark, and queues the rollback. Returns False if the mark is not in the
+        queue.
 
         Args:
-            place, entry: of the rollback, which does nothing when it is played, but is played.
+            mark: place of the mark.
+            place, entry: place and entry of the rollback; it still counts as a node, but playing it does nothing.
         """
         if all(at != mark for at, _ in self._nodes):
             return False
@@ -115,17 +119,18 @@ class BranchQueue:
         return True
 
     def clear(self) -> None:
-        """Takes all nodes out."""
+        """Removes all nodes."""
         self._left(len(self._nodes))
         self._nodes.clear()
         self._prospect.ahead = NOTHING_EXPECTED
 
 
 def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:
-    """Text that stands after the last generated token behind a node; None where that is not known.
+    """Predicted text between the last generated token and the end of a node, or None if unknown.
 
     Args:
-        foreseen: before the node.
+        node: node to play.
+        foreseen: prediction before the node.
     """
     if isinstance(node, Gen):
         return foreseen if node.held else []

@@ -1,4 +1,4 @@
-"""The text of a branch of a program: its prompt, which grows, what it has added, and the grammar that it is in."""
+"""Text of a program's branch: its growing prompt, the text that the branch has added, and the grammar that it is in."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 @dataclass(slots=True)
 class OpenGrammar:
-    """A grammar that a branch is in, and the text that is there of it. Going through that takes long: not on the loop's
-    thread.
+    """A grammar that a branch is in, and the text written in it so far. Walking the text through the grammar takes
+    long, so not on the loop's thread.
 
     Attributes:
-        asked: something of it was generated or selected. What was only written the program's author has checked.
+        grammar: compiled grammar.
+        text: text since the grammar began.
+        asked: True if text inside it was generated or selected; text that was only written by the program is not
+            checked.
     """
 
     grammar: CompiledGrammar
@@ -26,14 +29,15 @@ class OpenGrammar:
     asked: bool = False
 
     def possible(self, choices: Sequence[str]) -> list[str]:
-        """Choices that the grammar allows after the text. Raises ConstraintError: it allows none."""
+        """Choices that the grammar allows after the text. Raises ConstraintError if it allows none of them."""
         found = [choice for choice in choices if self._begins(self.text + choice)]
         if not found:
             raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
         return found
 
     def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
-        """Checks the text at the grammar's end. Returns a call of `ended`, with an error where it is not complete."""
+        """Checks that the text completes the grammar. Returns a call of `ended` with an error, or with None if the text
+        is complete."""
         error: SglError | None = None
         try:
             if not walked(self.grammar, self.text).complete:
@@ -52,7 +56,7 @@ class OpenGrammar:
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """A place in a text, to go back to."""
+    """Position in a branch's text to roll back to."""
 
     log: TokenLog
     new: tuple[Span, ...]
@@ -61,23 +65,24 @@ class TextMark:
 
 
 class BranchText:
-    """
+    """Text of a program's branch.
+
     Args:
-        log: the prompt.
-        new: what comes after it and is not tokenised yet.
-        grammar: that the branch is in; of its own.
+        log: token log of the prompt.
+        new: spans after the log that are not tokenised yet.
+        grammar: grammar that the branch is in, used by this branch alone; None outside a grammar.
 
     Attributes:
-        added: what the branch has added, all in all.
+        added: spans that the branch has added since its start.
     """
 
     def __init__(self, log: TokenLog, new: Sequence[Span], grammar: OpenGrammar | None) -> None:
         self.log, self.new, self.grammar = log, list(new), grammar
         self.added: list[Span] = []
-        self._lengths: dict[int, int] = {}  # of that, after each node
+        self._lengths: dict[int, int] = {}  # length of `added` after each node, by place
 
     def write(self, spans: Sequence[Span]) -> None:
-        """Adds text, which is tokenised when ids are needed."""
+        """Appends spans; text without ids is tokenised when ids are needed."""
         for span in spans:
             if not self.new and span.ids is not None and self.log.ready:
                 self.log.append((span,))
@@ -88,27 +93,27 @@ class BranchText:
             self.grammar.text += "".join(span.text for span in spans)
 
     def take_new(self) -> list[Span]:
-        """Takes the text that is not tokenised, which the caller will append to the log."""
+        """Removes and returns the spans that are not in the log yet; the caller must append them to the log."""
         new, self.new = self.new, []
         return new
 
     def through(self, place: int) -> None:
-        """Notes that the node of this place is through."""
+        """Records the length of the added text after the node at `place`."""
         self._lengths[place] = len(self.added)
 
     def added_before(self, end: int | None) -> list[Span]:
-        """Text that the first `end` nodes (None: all) have added."""
+        """Spans that the first `end` nodes (None: all) have added."""
         if end is None:
             return self.added
         places = [place for place in self._lengths if place < end]
         return self.added[: self._lengths[max(places)]] if places else []
 
     def open_grammar(self) -> OpenGrammar | None:
-        """A copy of the grammar that the branch is in."""
+        """Copy of the grammar that the branch is in, or None."""
         return None if self.grammar is None else replace(self.grammar)
 
     def tail(self) -> list[Span] | None:
-        """The text after the last token that is final; None where that is not known."""
+        """Text after the last final token, or None if unknown."""
         if self.log.fixed and not any(span.ids for span in self.new):
             return [*self.log.open, *self.new]
         return None
@@ -122,5 +127,5 @@ class BranchText:
         del self.added[mark.added :]
 
     def fork(self) -> BranchText:
-        """The text that a branch begins with which is forked here."""
+        """Text of a new branch that continues from here."""
         return BranchText(self.log.copy(), self.new, self.open_grammar())

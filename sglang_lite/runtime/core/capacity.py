@@ -1,4 +1,4 @@
-"""Capacity of an engine: what its config, its model and the machine's memory leave room for."""
+"""Capacity of an engine, computed from its config, its model and the machine's memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sglang_lite.runtime.models.model import is_fused
 
 
 def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
-    """The capacity of an engine around a model that is loaded.
+    """Capacity of an engine for a loaded model.
 
     Raises:
-        ParameterError: the config asks for longer sequences than the model has.
-        ModelError: the memory is not enough.
+        ParameterError: the config asks for longer sequences than the model supports.
+        ModelError: the machine has too little memory.
     """
     context_length = longest_context(config, loaded.context_length)
     device = loaded.model.device
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread: kernels are launched there
+        torch.cuda.set_device(device)  # for this thread, which launches the kernels
     else:
         openmp.say_if_unbound()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)

@@ -1,4 +1,4 @@
-"""Scoring the choices of a `select`: each is a request that generates nothing and reports its tokens' probabilities."""
+"""Scoring of a `select`'s choices: one request per choice, which generates nothing and reports log-probabilities."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ _SCORE = SamplingParams(max_tokens=0, return_logprob=True)
 class ChoiceScoring:
     """Scoring of the choices of a selection.
 
-    Prompt and choice are tokenised together, as text that follows text always is. Where that merges tokens across the
-    boundary for one choice, or one is empty, scoring starts before the boundary for all of them: every score is over
+    Prompt and choice are tokenised together, like any text that follows text. If this merges tokens across the boundary
+    for one choice, or a choice is empty, scoring starts before the boundary for all choices, so that every score covers
     the same text.
 
-    The choices are requests that share all but their last tokens, and run in one step. Where much of the prompt is not
-    cached, a request for that runs before them, which tells the log-probabilities of their first tokens, too: then they
-    compute neither it nor its last token, and a choice of one token computes nothing.
+    The choices' requests share all but their last tokens, and run in one step. If much of the prompt is not cached, a
+    request for the prompt alone runs before them, and also reports the log-probabilities of their first tokens: then
+    the choices compute neither the prompt nor its last token, and a choice of one token computes nothing.
 
     Args:
-        sink: called once.
+        parts: parts of the engine.
+        sink: callback for the scores or the error; called once.
     """
 
     def __init__(self, parts: EngineParts, sink: Callable[[Selection | SglError], None]) -> None:
         self._parts, self._sink = parts, sink
         self._choices: Sequence[str] = ()
-        self._start = 0  # of what is scored in the choices' rows
+        self._start = 0  # index of the first scored token in the choices' rows
         self._lock = threading.Lock()
         self._ended = False
-        self._requests: list[Request] = []  # a row each: of the choices, then of those without the prompt
-        self._before: Request | None = None  # of the prompt alone
+        self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
+        self._before: Request | None = None  # for the prompt alone
         self._results: dict[int, Generation] = {}
-        # the loop's thread's
-        self._awaited: set[int] = set()  # rows
-        self._prompt: Generation | None = None  # result of `_before`, where that was submitted
+        # used on the loop's thread only
+        self._awaited: set[int] = set()  # rows without a result yet
+        self._prompt: Generation | None = None  # result of `_before`, if it was submitted
 
     def start(
         self,
@@ -65,16 +66,19 @@ class ChoiceScoring:
         special: bool,
         prospect: ScheduleHints | None = None,
     ) -> None:
-        """Submits the requests, unless it was aborted. May take long: not on the loop's thread.
+        """Submits the requests, unless aborted. May take long, so not on the loop's thread.
 
         Args:
-            unconditional: score the choices without the prompt, too.
-            special: special tokens can be written out in a choice.
-            prospect: of the branch of a program that the text before is of.
+            log: prompt before the choices.
+            choices: texts to score.
+            unconditional: whether to also score the choices without the prompt.
+            namespace: namespace in the prefix tree.
+            special: whether the choices can name special tokens.
+            prospect: scheduling hints of the program's branch, if any.
 
         Raises:
-            ParameterError: the prompt is too long; or a choice is empty where nothing is before it, or where it is
-                to be scored without the prompt.
+            ParameterError: the prompt is too long, or a choice is empty although it follows no text or is to be scored
+                without the prompt.
         """
         self._choices = choices
         if unconditional and not all(choices):
@@ -96,7 +100,7 @@ class ChoiceScoring:
                 ids, params, partial(self._row_done, row), namespace=namespace, score_from=start
             )
         ]
-        for request in (before, *requests[: len(choices)]):  # those with the text before
+        for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
             request.prospect = prospect
             request.priority = 0 if prospect is None else prospect.priority
         with self._lock:
@@ -106,7 +110,7 @@ class ChoiceScoring:
         self._parts.loop.inbox.post(self._begin)
 
     def abort(self) -> None:
-        """Ends it with RequestAbortedError, unless it has ended; without a word where it has not been started."""
+        """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started."""
         with self._lock:
             requests = self._requests if self._before is None else [self._before, *self._requests]
             self._ended = self._ended or not requests
@@ -114,7 +118,8 @@ class ChoiceScoring:
             self._parts.loop.abort(request)
 
     def _request_before(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
-        """The request of what is before the choices, which asks for the log-probabilities of their first tokens."""
+        """Request for the text before the choices, which asks for the log-probabilities of the choices' first
+        tokens."""
         firsts = tuple({ids[self._start] for ids in rows})
         asked = SamplingParams(max_tokens=0, temperature=0, return_logprob=True, token_ids_logprob=firsts)
         builder = self._parts.builder
@@ -123,32 +128,33 @@ class ChoiceScoring:
         return request
 
     def _begin(self) -> None:
-        """Submits what is before the choices, where that pays, else the choices at once. On the loop's thread."""
+        """Submits the request for the prompt first if that saves time, else all choices at once. On the loop's
+        thread."""
         loop, before, count = self._parts.loop, self._before, len(self._choices)
         assert before is not None
         store = loop.scheduler.store
         cached = store.tree.cached_length(before.tokens, before.namespace)
-        again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # that a choice would compute
+        again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)  # for each choice
         submitted = self._requests
         self._awaited = set(range(len(submitted)))
         if again * (count - 1) >= self._parts.step_cost:
             for row, request in enumerate(self._requests[:count]):
                 request.score_from = self._start + 1
-                if len(request.tokens) == self._start + 1:  # nothing is left of it
+                if len(request.tokens) == self._start + 1:  # no token is left to compute
                     self._awaited.remove(row)
             submitted = [before, *self._requests[count:]]
         for request in submitted:
             loop.receive(request)
 
     def _rows(self, log: TokenLog, choices: Sequence[Span]) -> list[tuple[array[int], int]]:
-        """For each choice the ids of prompt and choice, and from where on they are scored."""
+        """Token ids of prompt and choice, and the index of the first scored token, for each choice."""
         if not (log.fixed or log.open or all(choice.text for choice in choices)):
             raise ParameterError("choices", "an empty one needs text before it.", hint="Add text, or leave it out.")
         tail = log.encode(log.open) if log.open or not log.fixed else array("i")
         together = [log.encode([*log.open, choice]) for choice in choices]
         start = min(common_length(tail, ids) for ids in together)
         start = len(log.fixed) + min(start, *(len(ids) - 1 for ids in together))
-        if start == 0:  # nothing precedes the first token, so a document's start stands there
+        if start == 0:  # nothing precedes the first token, so the start of a document is put there
             before = array("i", [self._document_start()])
             return [(before + log.fixed + ids, 1) for ids in together]
         return [(log.fixed + ids, start) for ids in together]
@@ -219,17 +225,17 @@ class ChoiceScoring:
 
     @property
     def _unconditional(self) -> bool:
-        """True where the choices are scored without the prompt, too."""
+        """True if the choices are also scored without the prompt."""
         return len(self._requests) > len(self._choices)
 
     def _cached(self, row: int) -> int:
-        """Number of a row's tokens that were cached. What runs before the choices counts as the first one's."""
+        """Number of cached tokens of a row. The request for the prompt counts as that of the first row."""
         if self._prompt is not None and row == 0:
             return self._prompt.usage.cached_tokens
         return self._results[row].usage.cached_tokens if row in self._results else self._start
 
     def _meta(self) -> dict[str, object]:
-        """Reason why tokens of the prompt were not cached, of the choice that had to compute most."""
+        """Reason why tokens of the prompt were not cached, taken from the row that computed most."""
         if self._prompt is not None:
             miss = self._prompt.meta.get("cache_miss")
             return {} if miss is None else {"cache_miss": miss}
@@ -242,8 +248,8 @@ class ChoiceScoring:
         return {"cache_miss": miss if left is None else {**miss, "left": max(left - len(self._choices[row]), 0)}}
 
     def _alone(self, row: int) -> tuple[float | None, ...]:
-        """The log-probabilities of a choice without the prompt; nothing precedes its first token but a document's
-        start, where the model has such a token."""
+        """Log-probabilities of a choice without the prompt. The first is None unless the model has a
+        beginning-of-sequence token to precede it."""
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)
         has_start = self._parts.tokenizer.bos_id == self._requests[row].tokens[0]
         return found if has_start else (None, *found)

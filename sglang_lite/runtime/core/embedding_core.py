@@ -1,4 +1,4 @@
-"""Core of an engine whose model reads texts and generates none."""
+"""Core of an engine whose model is an encoder: it reads texts and generates none."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _STEP_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
 class EmbeddingCore:
-    """
-    To be built on the thread that runs its loop.
+    """Core of an engine with an encoder. Must be made on the thread that runs its loop.
 
     Args:
-        config: of the engine.
-        loaded: its model.
+        config: configuration of the engine.
+        loaded: loaded model.
 
-    Attributes: as of `Core`.
+    Attributes: see `Core` in engine/core.py.
     """
 
     eos_ids: frozenset[int] = frozenset()
@@ -42,10 +41,10 @@ class EmbeddingCore:
         self.description = f"{loaded.name} on {self.device}, {kind}, reads texts of {limit:,} tokens"
         self.loop = EmbeddingLoop(loaded.model, tokens)
         self._lock = threading.Lock()
-        self._requests = 0  # that have not ended; under the lock
+        self._requests = 0  # number that have not ended; guarded by the lock
 
     def encode(self, asked: EncodeRequest) -> Future[Vectors]:
-        """Reads texts: float32 [N, width].
+        """Encodes texts. The future's result is float32 [N, width].
 
         Raises:
             OverloadedError: too many requests are waiting.
@@ -69,7 +68,7 @@ class EmbeddingCore:
             self._requests -= 1
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """A sink with `flush` called after it."""
+        """Sink that calls `flush` after each event."""
 
         def tell(event: E) -> None:
             sink(event)
@@ -90,24 +89,25 @@ class EmbeddingCore:
     update_weights = start_profile = stop_profile = _refuse_here
 
     def later(self, call: Callable[[], object]) -> None:
-        """Calls back on the loop's thread, unless that has ended. Takes no lock."""
+        """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
         self.loop.inbox.later(call)
 
     def check_open(self) -> None:
-        """Raises EngineClosedError: the engine is closed, or runs in another process."""
+        """Raises EngineClosedError if the engine is closed, or belongs to another process (after a fork)."""
         self.loop.inbox.check_open()
 
     def check_wait(self, name: str) -> None:
-        """Raises BackendError where `name` would wait for the thread that it was called on; or as `check_open`."""
+        """Raises BackendError if `name` is called on the loop's own thread, which it would wait for; EngineClosedError
+        as `check_open`."""
         self.loop.inbox.check_wait(name)
 
     def flush_cache(self) -> int:
-        """Tokens that were freed: none, as nothing is kept."""
+        """Number of freed tokens: always 0, as an encoder has no cache."""
         self.check_open()
         return 0
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: see `Engine.stats`."""
+        """Counters, read between two steps; see `Engine.stats`."""
         self.check_wait("stats")
         return self.loop.inbox.call(self._count)
 
@@ -119,7 +119,7 @@ class EmbeddingCore:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Ends the loop; in a forked copy nothing, as it is the other process's."""
+        """Ends the loop. In a forked copy it ends nothing, as the loop runs in the other process."""
         self.loop.inbox.shut()
         if self.loop.inbox.is_copy:
             return

@@ -1,4 +1,4 @@
-"""The loop of an encoder: texts of all requests that wait, packed into steps by length, on one thread."""
+"""Loop of an encoder: packs the waiting texts of all requests into steps, on one thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 
 
 class _Open:
-    """A request whose texts are not all read."""
+    """A request with texts that are not encoded yet."""
 
     def __init__(self, request: EncodeRequest, width: int, future: Future[Vectors]) -> None:
         self.future = future
@@ -42,14 +42,15 @@ class _Text:
 
 
 class EmbeddingLoop:
-    """
+    """Loop that encodes texts.
+
     Args:
-        encoder: reads the texts.
-        step_tokens: of a step, at most; a longer text is a step of its own.
+        encoder: model that encodes the texts.
+        step_tokens: maximum number of tokens in a step; a longer text has a step of its own.
 
     Attributes:
-        stepping_since: when the step began that runs, by the monotonic clock.
-        steps, requests, texts, tokens: so far.
+        stepping_since: start of the running step on the monotonic clock, or None.
+        steps, requests, texts, tokens: counts so far.
     """
 
     def __init__(self, encoder: Encoder, step_tokens: int) -> None:
@@ -60,7 +61,8 @@ class EmbeddingLoop:
         self._waiting: deque[_Text] = deque()
 
     def submit(self, request: EncodeRequest) -> Future[Vectors]:
-        """float32 [N, width], once all texts are read; cancelled, those that are left are not. Any thread.
+        """Submits texts. The future's result is float32 [N, width], set once all texts are encoded; texts of a
+        cancelled future are skipped. May be called on any thread.
 
         Raises:
             EngineClosedError: the loop has ended.
@@ -68,7 +70,7 @@ class EmbeddingLoop:
         future: Future[Vectors] = Future()
         opened = _Open(request, self._encoder.spec.width, future)
         texts = [_Text(opened, index, *each) for index, each in enumerate(request.texts())]
-        # Texts of a length lie beside each other in a step.
+        # Texts of similar length share a step.
         texts.sort(key=lambda text: len(text.ids))
         self.inbox.post(partial(self._receive, texts))
         return future
@@ -82,7 +84,8 @@ class EmbeddingLoop:
         self._waiting.extend(texts)
 
     def run(self) -> None:
-        """Runs until the inbox is closed. To be called once, on the thread that the encoder was loaded on."""
+        """Runs the loop until its inbox is closed. Must be called once, on the thread that the encoder was loaded
+        on."""
         self.inbox.claim()
         try:
             while not self.inbox.closing:
@@ -112,7 +115,7 @@ class EmbeddingLoop:
                     np.concatenate([text.ids for text in texts]), np.concatenate([text.types for text in texts]),
                     [len(text.ids) for text in texts],
                 ).cpu().numpy()  # fmt: skip
-        except Exception as error:  # no room for this step, say: those that follow may have it
+        except Exception as error:  # out of memory, for example: later steps may succeed
             logger.exception("a step of the encoder failed")
             for text in texts:
                 _fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
@@ -128,7 +131,7 @@ class EmbeddingLoop:
                 text.of.future.set_result(text.of.vectors)
 
     def _planned(self) -> list[_Text]:
-        """The texts of the next step, in the order in which they came, then by length."""
+        """Takes the texts of the next step from the queue, in order of arrival, and sorts them by length."""
         texts: list[_Text] = []
         tokens = 0
         while self._waiting and (not texts or tokens + len(self._waiting[0].ids) <= self._step_tokens):
@@ -140,5 +143,5 @@ class EmbeddingLoop:
 
 
 def _fail(future: Future[Vectors], error: SglError) -> None:
-    with contextlib.suppress(InvalidStateError):  # it has failed with another text, or was cancelled
+    with contextlib.suppress(InvalidStateError):  # another text of the request has failed, or the future was cancelled
         future.set_exception(error)

@@ -1,6 +1,7 @@
-"""The engine's core: the parts that run requests, and the calls that any thread may make. None waits for a generation.
+"""The engine's core: the parts that run requests, and the methods that any thread may call. None of them waits for a
+generation.
 
-Whoever calls it refers to records and sinks alone, so a handle in another process can make the same calls.
+Their arguments and results are records and callbacks only, so a handle in another process can offer the same methods.
 """
 
 from __future__ import annotations
@@ -66,34 +67,36 @@ from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 
 E = TypeVar("E")
-_MASK_THREADS = 4  # more are no faster, and hold up the loop
-_STEP_COST = 16  # tokens, on a CPU; on a GPU it was not measured, and they are nearly free there
-_ENCODE_THREADS = 4  # texts that are tokenised at a time
+_MASK_THREADS = 4  # more are not faster, and hold up the loop's thread
+_STEP_COST = 16  # tokens, on a CPU; not measured on a GPU, where they are nearly free
+_ENCODE_THREADS = 4  # number of texts that are tokenised at the same time
 
 
 class EngineCore:
-    """
-    To be built on the thread that runs its loop: all work with tensors is done there.
+    """Core of an engine with a model that generates text.
+
+    Must be made on the thread that runs its loop, as all work with tensors is done there.
 
     Args:
-        config: of the engine.
-        loaded: its model.
-        encoder: runs what tokenises; None for threads.
+        config: configuration of the engine.
+        loaded: loaded model.
+        encoder: executor for tokenisation; None for a new thread pool.
 
     Attributes:
-        config, model_name: of the weights that run.
-        tokenizer, vocab_size, eos_ids: the model's.
-        capacity: what it has room for.
-        description: one line about all that.
-        thread: that it was built on, and that runs its loop.
-        loop: runs the requests.
-        runner, scheduler, compiler, builder, open: what it is made of; for tests and measurements.
+        config, model_name: configuration and name that match the current weights.
+        tokenizer, vocab_size, eos_ids: tokenizer, vocabulary size and end-of-sequence ids of the model.
+        capacity: sizes and limits of the engine.
+        device: device of the model.
+        description: one line that describes the engine, for its start message.
+        thread: thread that the core was made on, and that runs its loop.
+        loop: step loop that runs the requests.
+        runner, scheduler, compiler, builder, open: internal parts, for tests and measurements.
 
     Raises:
-        ParameterError, ModelError: there is no room for the model under this configuration.
+        ParameterError, ModelError: the memory is too small for the model with this configuration.
     """
 
-    encoder: EncoderSpec | None = None  # a model that reads texts
+    encoder: EncoderSpec | None = None  # set in the core of an encoder
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, encoder: Executor | None = None) -> None:
         self.thread = threading.current_thread()
@@ -119,7 +122,7 @@ class EngineCore:
             loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, threads, backend=config.constraint_backend,
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
         )  # fmt: skip
-        warming = self.compiler.warm_up()  # while kernels are compiled
+        warming = self.compiler.warm_up()  # runs while kernels are compiled
         try:
             runner = make_runner(
                 loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
@@ -153,7 +156,7 @@ class EngineCore:
     # ------------------------------------------------------------------------------- what can be submitted
 
     def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
-        """Starts a generation: see `Engine.submit`."""
+        """Submits a generation; see `Engine.submit`."""
         self.check_open()
         asked.check()
         ids = self.builder.prompt_ids(asked.prompt)
@@ -175,11 +178,11 @@ class EngineCore:
         return ticket
 
     def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
-        """Scores choices: see `Engine.submit_select`."""
+        """Submits the scoring of choices; see `Engine.submit_select`."""
         self.check_open()
         asked.check()
         log = self.builder.log(asked.prompt)
-        special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn they are its content
+        special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn, choices are its content
         scoring = ChoiceScoring(self._parts, self.open.counted(sink))
         self.open.count("requests_submitted")
         try:
@@ -190,7 +193,7 @@ class EngineCore:
                 namespace=asked.namespace,
                 special=special,
             )
-        except BaseException:  # it is refused: nothing will be told
+        except BaseException:  # refused: no event will be sent
             self.open.go_out()
             raise
         return Ticket(scoring.abort)
@@ -198,7 +201,7 @@ class EngineCore:
     def open_program(
         self, sink: ProgramSink, *, stream: bool = False, namespace: str = "", priority: int = 0
     ) -> ProgramPlayer:
-        """Opens a program: see `Engine.open_program`."""
+        """Opens a program that can be extended; see `Engine.open_program`."""
         self.check_open()
         check_kind("namespace", namespace, str)
         check_priority(priority, self.config.policy)
@@ -208,7 +211,7 @@ class EngineCore:
         )
 
     def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
-        """Plays a program that is whole: see `Engine.run_program`."""
+        """Plays a whole program; see `Engine.run_program`."""
         self.check_open()
         asked.check()
         check_priority(asked.priority, self.config.policy)
@@ -232,16 +235,16 @@ class EngineCore:
         return Ticket(player.abort)
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
-        """Raises CapabilityError: the model generates text."""
+        """Raises CapabilityError, as the model generates text."""
         raise reads_no_text(self.model_name)
 
     def abort(self, rid: str) -> None:
-        """Ends the request of this name: see `Engine.abort`."""
+        """Aborts the request with this name; see `Engine.abort`."""
         self.loop.inbox.check_process()
         self.open.ticket(rid).abort()
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
-        """Makes a constraint ready: see `Engine.compile_grammar`."""
+        """Compiles a constraint; see `Engine.compile_grammar`."""
         self.check_open()
         try:
             return self.compiler.request(constraint).result()
@@ -249,49 +252,50 @@ class EngineCore:
             raise copy(error) from error
 
     def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
-        """The token ids of a prompt.
+        """Token ids of a prompt, after all checks that `submit` would make.
 
         Raises:
-            ParameterError: the request could not be run.
+            ParameterError: the request is not valid.
         """
         ids, params = self.builder.prompt_ids(asked.prompt), self.builder.resolved(asked.params)
         self.builder.output(asked.output_ids, len(self.builder.tokens(ids, params)), params)
         return ids
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """A sink with `flush` called after it: once for all that a step tells such sinks."""
+        """Sink that calls `flush` once after each step that has sent events to it."""
         return self.loop.flushes.flushed(sink, flush)
 
     # -------------------------------------------------------------------------------------- room for more
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls back when there is room, as `OpenRequests.wait_for_room`."""
+        """Calls back when the engine has room, as `OpenRequests.wait_for_room`."""
         self.open.wait_for_room(call, count, first=first)
 
     def leave(self, call: Callable[[], object]) -> None:
-        """Gives up room that was asked for, as `OpenRequests.leave`."""
+        """Gives up a place in the queue for room, as `OpenRequests.leave`."""
         self.open.leave(call)
 
     def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
-        """Submits as soon as there is room, as `OpenRequests.admitted`."""
+        """Submits as soon as the engine has room, as `OpenRequests.admitted`."""
         return self.open.admitted(submit, count)
 
     def later(self, call: Callable[[], object]) -> None:
-        """Calls back on the loop's thread, unless that has ended. Takes no lock."""
+        """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
         self.loop.inbox.later(call)
 
     # ----------------------------------------------------------------------------------- the engine itself
 
     def check_open(self) -> None:
-        """Raises EngineClosedError: the engine is closed, or runs in another process."""
+        """Raises EngineClosedError if the engine is closed, or belongs to another process (after a fork)."""
         self.loop.inbox.check_open()
 
     def check_wait(self, name: str) -> None:
-        """Raises BackendError where `name` would wait for the thread that it was called on; or as `check_open`."""
+        """Raises BackendError if `name` is called on the loop's own thread, which it would wait for; EngineClosedError
+        as `check_open`."""
         self.loop.inbox.check_wait(name)
 
     def update_weights(self, path: str, version: str | None = None) -> None:
-        """Replaces the weights between two steps: see `Engine.update_weights`."""
+        """Replaces the weights between two steps; see `Engine.update_weights`."""
         self.check_wait("update_weights")
         version = self.config.weight_version if version is None else version
         config = replace(self.config, model=path, revision=None, weight_version=version)
@@ -308,7 +312,7 @@ class EngineCore:
         self.loop.inbox.call(update)
 
     def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
-        """Starts a profile: see `Engine.start_profile`."""
+        """Starts a profile; see `Engine.start_profile`."""
         self.check_wait("start_profile")
 
         def start() -> None:
@@ -322,7 +326,7 @@ class EngineCore:
         self.loop.inbox.call(start)
 
     def stop_profile(self) -> str:
-        """Ends the profile, and returns the path of its trace: see `Engine.stop_profile`."""
+        """Ends the profile, and returns the path of its trace; see `Engine.stop_profile`."""
         self.check_wait("stop_profile")
 
         def stop() -> Profile:
@@ -336,12 +340,12 @@ class EngineCore:
         return self.loop.inbox.call(stop).write()
 
     def flush_cache(self) -> int:
-        """Drops every cached prefix that no request is using; returns how many tokens that freed."""
+        """Evicts every cached prefix that no request is using. Returns the number of tokens freed."""
         self.check_wait("flush_cache")
         return self.loop.inbox.call(self.scheduler.flush) * self.scheduler.store.page_size
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
-        """Counts, taken between two steps: see `Engine.stats`."""
+        """Counters, read between two steps; see `Engine.stats`."""
         self.check_wait("stats")
         return self.loop.inbox.call(self._count)
 
@@ -351,7 +355,7 @@ class EngineCore:
             "waiting": len(scheduler.waiting),
             "running": len(scheduler.prefilling) + len(scheduler.decoding),
             "cached_tokens": store.tree.pages * store.page_size,
-            "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # nobody has either
+            "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
             "total_tokens": store.pool.total * store.page_size,
             "steps": self.loop.steps,
             **self.open.counts(),
@@ -364,7 +368,8 @@ class EngineCore:
         }
 
     def close(self) -> None:
-        """Ends the loop and what works for it; in a forked copy nothing, as they are the other process's."""
+        """Ends the loop, the compiler and the tokenisation threads. In a forked copy it ends nothing, as they run in
+        the other process."""
         self.loop.inbox.shut()
         if self.loop.inbox.is_copy:
             return
@@ -380,7 +385,7 @@ def _start(parts: EngineParts, requests: Sequence[Request], grammar: CompiledGra
         if request.given:
             try:
                 parts.encoder.submit(_resume, parts.loop, request, grammar)
-            except RuntimeError:  # its threads have ended
+            except RuntimeError:  # the executor has been shut down
                 parts.loop.fail(request, EngineClosedError("the engine is closed."))
             continue
         if grammar is not None:
@@ -392,7 +397,7 @@ def _resume(loop: StepLoop, request: Request, grammar: CompiledGrammar | None) -
     try:
         request.resume(None if grammar is None else grammar.matcher(), jump=loop.jump)
         loop.submit(request)
-    except Exception as error:  # whatever it is, nobody looks at what the pool's future has
+    except Exception as error:  # any exception: nobody reads the future of the executor
         failure = error if isinstance(error, SglError) else BackendError(f"the output can't be continued: {error!r}")
         loop.fail(request, failure)
 
@@ -414,10 +419,10 @@ def _start_constrained(
 ) -> None:
     try:
         _start(parts, requests, compiled.result()[constraint])
-    except Exception as error:  # even a grammar engine's failure must end the requests, not vanish in the pool
+    except Exception as error:  # a grammar engine's failure too must end the requests: nobody reads the future
         failure = error if isinstance(error, SglError) else ConstraintError(f"no mask can be made: {error!r}")
         for request in requests:
-            parts.loop.fail(request, copy(failure))  # programs add their own places to it
+            parts.loop.fail(request, copy(failure))  # copied, as programs add a source location to it
 
 
 def _indexed(sink: Sink, index: int, event: Event) -> None:

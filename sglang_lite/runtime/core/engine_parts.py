@@ -1,4 +1,5 @@
-"""Parts of an engine that requests under way refer to instead of it: it ends when nobody else refers to it."""
+"""Parts of an engine for running requests to refer to. They don't refer to the engine itself, so that it ends when its
+user drops it."""
 
 from __future__ import annotations
 
@@ -14,15 +15,16 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """
+    """Parts of an engine that its requests and programs use.
+
     Attributes:
-        loop: runs requests; has the model until it ends.
-        builder: makes them.
-        open: counts them.
-        compiler: makes grammars.
-        encoder: runs what tokenises, off the loop's thread.
-        tokenizer: the model's.
-        step_cost: tokens more in a step that take about as long as one step more.
+        loop: step loop; keeps the model until it ends.
+        builder: builder of requests.
+        open: counter of open requests.
+        compiler: compiler of grammars.
+        encoder: executor for tokenisation, off the loop's thread.
+        tokenizer: tokenizer of the model.
+        step_cost: number of additional tokens in a step that take about as long as one more step.
     """
 
     loop: StepLoop

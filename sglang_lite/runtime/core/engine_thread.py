@@ -1,4 +1,4 @@
-"""The thread that an engine's core is built on, and whose loop it then runs."""
+"""The thread that makes an engine's core and then runs its loop."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from sglang_lite.runtime.load import LoadedModel
 def start(
     handle: object, config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]
 ) -> EngineCore | EmbeddingCore:
-    """Starts an engine's thread and waits until it is ready.
+    """Starts an engine's thread, and waits until the core is ready.
 
-    All work with tensors, loading too, is done on that one thread: OpenMP keeps a team of threads for every thread
-    that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms a token
+    All work with tensors, loading included, is done on that one thread: OpenMP keeps a team of threads for every thread
+    that computes, and with more teams than cores each product waits for sleeping threads (measured: 13 ms per token
     instead of 8).
 
     Args:
-        handle: of the engine. When nobody refers to it any more, the loop ends.
-        load: gives its model.
+        handle: handle of the engine; the loop ends when the handle is garbage-collected.
+        config: configuration of the engine.
+        load: function that loads the model.
 
     Raises:
-        SglError: of loading and building.
+        SglError: the model can't be loaded, or the core can't be made.
     """
     ready: Future[EngineCore | EmbeddingCore] = Future()
     thread = threading.Thread(
@@ -46,7 +47,7 @@ def start(
     try:
         return ready.result()
     finally:
-        del ready  # a failure refers to this frame: no cycle
+        del ready  # an exception refers to this frame, and this frame to it through the future: breaks the cycle
 
 
 _running: dict[threading.Thread, StepLoop | EmbeddingLoop] = {}
@@ -58,18 +59,19 @@ def _run(
     load: Callable[[], LoadedModel | LoadedEncoder],
     ready: Future[EngineCore | EmbeddingCore],
 ) -> None:
-    """The thread. It never has a reference to the handle while the loop runs: the handle's end is the loop's end."""
+    """Body of the thread. Keeps no reference to the handle while the loop runs, because the loop ends with the
+    handle."""
     thread = threading.current_thread()
     try:
         core = build(config, load)
         owner = handle()
         if owner is None:
             raise EngineClosedError("its constructor was interrupted.")
-        # At exit Python runs no finalizers of ours, but `_end_all`, which waits for the threads, too.
+        # At exit Python runs `_end_all`, which also waits for the threads, instead of the finalizers.
         weakref.finalize(owner, core.loop.inbox.close).atexit = False
         del owner
         _running[thread] = core.loop
-    except BaseException as error:  # raised again in the constructor
+    except BaseException as error:  # raised again by `start`
         ready.set_exception(error)
         return
     ready.set_result(core)
@@ -78,20 +80,21 @@ def _run(
 
 
 def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder]) -> EngineCore | EmbeddingCore:
-    """An engine's core, on the thread that will run its loop.
+    """Makes an engine's core, on the thread that will run its loop.
 
     Args:
-        load: gives its model.
+        config: configuration of the engine.
+        load: function that loads the model.
 
     Raises:
-        SglError: of loading and building.
+        SglError: the model can't be loaded, or the core can't be made.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
-        return _core(config, load())  # no name here for what a failure must let go
+        return _core(config, load())  # not assigned to a local name, so that a failure releases the model
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # whoever keeps the error keeps no tensors
+        traceback.clear_frames(error.__traceback__)  # so that a stored error keeps no tensors alive
         raise memory_shortage.explained(error) from error.__cause__
 
 
@@ -108,7 +111,8 @@ def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCo
 
 @atexit.register
 def _end_all() -> None:
-    """Python ends daemon threads wherever they are, and within torch's code that aborts the process."""
+    """Ends all loops before Python exits: Python kills daemon threads at any point, and inside torch's code this aborts
+    the process."""
     for thread, loop in list(_running.items()):
         if not loop.inbox.is_copy:
             loop.inbox.close()

@@ -1,4 +1,4 @@
-"""Callbacks that wake readers after a step: once, for all that the step told them."""
+"""Callbacks that wake the readers of events: each is called once after a step, for all events of the step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ E = TypeVar("E")
 
 
 class Flushes:
-    """
+    """Flush callbacks to call after the current step.
+
     Args:
-        inbox: of the loop whose steps tell events.
+        inbox: inbox of the loop that sends the events.
     """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._flushes: dict[Callable[[], object], None] = {}  # to be called after the step, in this order
+        self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
     def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
-        """A sink with `flush` called after it: once for all that a step tells such sinks."""
+        """Sink that calls `flush` once after each step that has sent events to it; at once for events sent on other
+        threads."""
 
         def tell(event: E) -> None:
             sink(event)
@@ -37,10 +39,10 @@ class Flushes:
         return tell
 
     def flush(self) -> None:
-        """Wakes who was told something. On the loop's thread."""
+        """Calls the flush callbacks of this step. On the loop's thread."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
             try:
                 flush()
-            except Exception:  # the caller's code: an event loop that was closed, say
+            except Exception:  # raised by the caller's code: its event loop is closed, for example
                 logger.exception("the reader of a step's events could not be woken")

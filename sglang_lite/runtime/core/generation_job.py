@@ -1,4 +1,4 @@
-"""A generation of a branch under way: its requests, one a sample, and what comes of them."""
+"""A running generation of a branch: its requests, one per sample, and their results."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ Done: TypeAlias = Callable[["GenerationJob", Generation, bool], "Request | None"
 
 
 class GenerationJob:
-    """
+    """Generation of a `Gen` node for a branch.
+
     Args:
-        parts: of the engine.
-        params: of the generation.
-        tell: called with each event of its samples.
-        done: called with this job and the first sample when all have ended, and whether a request can continue in its
-            slot; returns that.
-        prospect: of the branch.
+        parts: parts of the engine.
+        params: resolved parameters of the generation.
+        tell: callback for each event of each sample.
+        done: callback for the end of all samples, called with this job, the first sample's result, and True if another
+            request can continue in its slot; returns that request or None.
+        stream: whether to send deltas.
+        namespace: namespace in the prefix tree.
+        prospect: scheduling hints of the branch.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class GenerationJob:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the samples that have ended, in order."""
+        """Texts of the finished samples, in order of their index."""
         return [generation.text for _, generation in sorted(self._ended.items())]
 
     def make(
@@ -62,16 +65,18 @@ class GenerationJob:
         matcher: Future[Matcher] | None,
         within: OpenGrammar | None = None,
     ) -> None:
-        """Makes the requests. On the loop's thread only where no grammar has to be gone through.
+        """Makes the requests. May be called on the loop's thread only if no grammar has to be advanced over existing
+        text.
 
         Args:
-            grammar: of the constraint.
-            matcher: of that grammar, for one request.
-            within: the grammar that the text before is in.
+            log: prompt of the branch.
+            grammar: compiled grammar of the constraint, if any.
+            matcher: matcher made from that grammar in advance, for a single request.
+            within: grammar that the text before is in, if any.
 
         Raises:
             ParameterError: the prompt has grown too long.
-            ConstraintError: the constraint can't be enforced, or the grammar does not allow the text before.
+            ConstraintError: the constraint can't be enforced, or the open grammar does not allow the text before.
         """
         requests = self._parts.builder.build(
             log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
@@ -92,18 +97,18 @@ class GenerationJob:
         self._requests = requests
 
     def in_slot(self) -> Request:
-        """Returns the only request, which continues in the slot of another. On the loop's thread."""
+        """Returns the only request, which is about to continue in the slot of another one. On the loop's thread."""
         self._submitted = True
         return self._requests[0]
 
     def submit(self) -> None:
-        """On the loop's thread."""
+        """Submits the requests. On the loop's thread."""
         self._submitted = True
         for request in self._requests:
             self._parts.loop.receive(request)
 
     def abort(self) -> None:
-        """Ends the requests; nothing more is told of them. On the loop's thread."""
+        """Aborts the requests; no more events are sent for them. On the loop's thread."""
         self._aborted = True
         if self._submitted:
             for index, request in enumerate(self._requests):
@@ -123,7 +128,7 @@ class GenerationJob:
             count = len(self._requests)
             if len(self._ended) < count:
                 return
-            self._requests = []  # no cycle is left that the garbage collector had to find
+            self._requests = []  # breaks the reference cycle, so that no garbage collection is needed
             if count > 1:
                 self._done(self, self._ended[0], False)
 

@@ -1,4 +1,4 @@
-"""Commands from other threads for the one that runs the step loop."""
+"""Queue of commands from other threads for the thread that runs the step loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def forked_copy_error(process: int) -> EngineClosedError:
-    """The error of an engine of another process, of which this one is a forked copy."""
+    """Error for the use of an engine in a forked copy of its process."""
     return EngineClosedError(
         f"the engine belongs to process {process}, and this one ({os.getpid()}) is a forked copy of it.",
         hint="Start an engine in this process (and make it the default backend here), or start processes with "
@@ -29,7 +29,7 @@ def forked_copy_error(process: int) -> EngineClosedError:
 
 
 def self_wait_error(name: str) -> BackendError:
-    """The error of a call that would wait for the thread that it was made on."""
+    """Error for a call that would wait for the thread on which it was made."""
     return BackendError(
         f"{name} was called on the engine's own thread, by a logit processor or a sink, and waits for it.",
         hint="Call it on another thread; submit() and its like don't wait.",
@@ -39,18 +39,19 @@ def self_wait_error(name: str) -> BackendError:
 def _tried(command: Callable[[], object]) -> None:
     try:
         command()
-    except Exception:  # the caller's, not the loop's
+    except Exception:  # the caller's code must not end the loop
         logger.exception("what was left to the engine's thread failed")
 
 
 class Inbox:
-    """
+    """Queue of commands for a loop's thread.
+
     Args:
-        interrupt: called when a command has come: the loop may be waiting for something else. Takes no lock.
+        interrupt: function called after each new command, in case the loop waits for something else; must take no lock.
 
     Attributes:
-        closing: the loop was told to end; read and written on its thread.
-        crash: what ended the loop, if that was no `close`.
+        closing: True once the loop is to end; used on its thread only.
+        crash: exception that ended the loop, or None if it was closed.
     """
 
     def __init__(self, interrupt: Callable[[], object] = lambda: None) -> None:
@@ -59,9 +60,9 @@ class Inbox:
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._shut = False
-        self._ended = False  # takes no more commands; under the lock
+        self._ended = False  # accepts no more commands; guarded by the lock
         self._process = os.getpid()
-        self._thread: int | None = None  # that runs the commands
+        self._thread: int | None = None  # id of the thread that runs the commands
         self._interrupt = interrupt
 
     # ------------------------------------------------------------------------------------- any thread
@@ -72,11 +73,12 @@ class Inbox:
 
     @property
     def is_copy(self) -> bool:
-        """True if this process is a forked copy, which does not have the loop's thread."""
+        """True if this process is a forked copy, which doesn't have the loop's thread."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
-        """To be called before any lock is taken: in a forked copy it may be held by a thread that is not there.
+        """Checks for a forked copy. Must be called before any lock is taken: in a copy, a lock may be held forever by a
+        thread that doesn't exist there.
 
         Raises:
             EngineClosedError: this process is a forked copy.
@@ -85,19 +87,21 @@ class Inbox:
             raise forked_copy_error(self._process)
 
     def check_open(self) -> None:
-        """
+        """Checks that submissions are accepted.
+
         Raises:
-            EngineClosedError: nothing more may be asked; or as `check_process`.
+            EngineClosedError: the engine is closed, or this process is a forked copy.
         """
         self.check_process()
         if self._shut:
             raise EngineClosedError("the engine is closed.")
 
     def check_wait(self, name: str) -> None:
-        """
+        """Checks that a blocking call may wait for the loop.
+
         Raises:
-            BackendError: `name` was called on the loop's own thread, which would wait for itself.
-            EngineClosedError: as `check_open`.
+            BackendError: `name` was called on the loop's own thread, and would wait for itself.
+            EngineClosedError: the engine is closed, or this process is a forked copy.
         """
         self.check_process()
         if threading.get_ident() == self._thread:
@@ -105,14 +109,14 @@ class Inbox:
         self.check_open()
 
     def shut(self) -> None:
-        """Lets `check_open` refuse what is asked from now on; the loop runs on."""
+        """Makes `check_open` refuse from now on; the loop continues to run."""
         self._shut = True
 
     def post(self, command: Callable[[], object]) -> None:
-        """Runs `command` on the loop's thread, soon.
+        """Queues a command to run on the loop's thread.
 
         Raises:
-            EngineClosedError: the loop has ended, or runs in another process; nothing was posted.
+            EngineClosedError: the loop has ended, or this process is a forked copy; nothing was posted.
         """
         self.check_process()
         with self._lock:
@@ -125,34 +129,36 @@ class Inbox:
         self._interrupt()
 
     def call(self, command: Callable[[], T]) -> T:
-        """Runs `command` on the loop's thread and returns its result.
+        """Runs a command on the loop's thread, waits for it and returns its result or raises its exception.
 
         Raises:
-            EngineClosedError: the loop has ended.
+            EngineClosedError: the loop has ended, or this process is a forked copy.
         """
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(command())
-            except Exception as error:  # the caller's, not the loop's
+            except Exception as error:  # belongs to the caller and must not end the loop
                 future.set_exception(error)
 
         self.post(run)
         return future.result()
 
     def tell(self, command: Callable[[], object]) -> None:
-        """`post`, but nothing happens if the loop has ended."""
+        """Posts a command as `post`, but does nothing if the loop has ended."""
         with contextlib.suppress(EngineClosedError):
             self.post(command)
 
     def later(self, command: Callable[[], object]) -> None:
-        """`tell` without a lock: whoever collects garbage calls it, whatever it holds."""
+        """Posts a command without taking a lock, so that it may be called during garbage collection, whatever locks the
+        thread holds. Exceptions of the command are logged."""
         if not self.is_copy:
             self._put(partial(_tried, command))
 
     def close(self) -> None:
-        """Tells the loop to end. Takes no lock: whoever collects garbage calls it, whatever it holds."""
+        """Asks the loop to end. Takes no lock, so that it may be called during garbage collection, whatever locks the
+        thread holds."""
         self._put(self._close)
 
     def _close(self) -> None:
@@ -166,14 +172,14 @@ class Inbox:
 
     @property
     def runs_here(self) -> bool:
-        """True if this is the thread of the loop, which has not ended."""
+        """True if called on the loop's thread, and the loop has not ended."""
         return threading.get_ident() == self._thread and not self._ended
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for a command and runs it. False: none came.
+        """Waits for a command and runs it. Returns False if none came in time.
 
         Args:
-            seconds: at most; None for as long as it takes.
+            seconds: maximum time to wait; None for no limit.
         """
         try:
             command = self._commands.get(timeout=seconds)
@@ -183,16 +189,16 @@ class Inbox:
         return True
 
     def gather(self, pause: float, most: float) -> None:
-        """Runs all commands that are there. Where there are any, others may follow: those too, until none has come for
-        `pause` seconds, or `most` seconds are over."""
+        """Runs all queued commands. If any were queued, also runs those that follow, until none has come for `pause`
+        seconds or `most` seconds have passed."""
         until = time.monotonic() + most
         more = not self.empty
         while more and time.monotonic() < until:
             self.run()
-            more = self.wait(pause) or not self.empty  # the wait may end late, beside a thread that computes
+            more = self.wait(pause) or not self.empty  # on a busy machine the wait may end late, with commands queued
 
     def run(self) -> None:
-        """Runs all commands that are there."""
+        """Runs all queued commands."""
         while True:
             try:
                 command = self._commands.get_nowait()

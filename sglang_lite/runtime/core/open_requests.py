@@ -1,4 +1,4 @@
-"""Requests and programs that have not ended: how many there may be, who waits for room, and their names."""
+"""Requests and programs that have not ended: their limit, the queue of callers that wait for room, and their names."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ E = TypeVar("E")
 
 
 class Ticket:
-    """Handle of a submission, whose events go to the sink it was submitted with."""
+    """Handle of a submission. Its events go to the sink that was passed with the submission."""
 
     def __init__(self, abort: Callable[[], object], cached_tokens: Callable[[], int] = int) -> None:
         self._abort, self._cached_tokens = abort, cached_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache, so far as is known; -1 before."""
+        """Prompt tokens found in the cache; -1 before admission."""
         return self._cached_tokens()
 
     def abort(self) -> None:
-        """Ends it with RequestAbortedError, unless it has ended."""
+        """Ends the submission with RequestAbortedError, unless it has ended."""
         self._abort()
 
 
 class OpenRequests:
-    """
+    """Counter of open requests, and queue of callers that wait for room.
+
     Args:
-        most: requests that may run or wait.
+        most: maximum number of requests that run or wait.
     """
 
     def __init__(self, most: int) -> None:
@@ -45,20 +46,24 @@ class OpenRequests:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._open = 0
-        self._queue: deque[tuple[Callable[[], object], int]] = deque()  # who waits for room, and for how much
-        self._tickets: dict[str, Ticket] = {}  # of what is open and has a name
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()  # waiting: (callback, number of requests)
+        self._tickets: dict[str, Ticket] = {}  # of open submissions with a name
 
     def counted(
         self, sink: Callable[[E], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
     ) -> Callable[[E], None]:
-        """Counts something that was submitted as open, and keeps its name, until its sink gets its last event.
+        """Counts a submission as open, and keeps its name, until its last events. Returns a sink that passes events on
+        and stops counting at each last event.
 
         Args:
-            count: of last events.
+            sink: callback for the events.
+            count: number of requests of the submission; each has one last event.
+            rid: name of the submission, or None.
+            ticket: ticket to return for that name.
 
         Raises:
-            ParameterError: the name is taken.
-            OverloadedError: too much is open.
+            ParameterError: an open submission has this name.
+            OverloadedError: too many requests are open.
         """
         left = count
         with self._lock:
@@ -84,7 +89,7 @@ class OpenRequests:
         return counted
 
     def count(self, what: str, number: int = 1) -> None:
-        """Counts what was asked for."""
+        """Adds to a counter of submissions."""
         with self._lock:
             self._counts[what] += number
 
@@ -98,7 +103,7 @@ class OpenRequests:
             return {what: self._counts[what] for what in _COUNTED}
 
     def enter_now(self) -> None:
-        """`enter`. Raises OverloadedError: there is no room."""
+        """Counts one more as open, as `enter`. Raises OverloadedError if no room is left."""
         if not self.enter():
             raise self._overloaded()
 
@@ -108,7 +113,7 @@ class OpenRequests:
         )
 
     def enter(self) -> bool:
-        """Counts one more as open, if there is room. Whoever entered goes out again."""
+        """Counts one more as open and returns True if room is left. Must be paired with `go_out`."""
         with self._lock:
             if self._open >= self._most:
                 return False
@@ -116,17 +121,23 @@ class OpenRequests:
             return True
 
     def go_out(self) -> None:
-        """Counts one less as open, and calls the next one who waits for room."""
+        """Counts one less as open, and calls the next callers that wait for room."""
         with self._lock:
             self._open -= 1
         self._call_next()
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
-        """Calls back once, on any thread, when so many requests could be submitted: now, or in the order of asking as
-        others end. The room is not kept: who is called tries again, and then waits as the first, or says that it left.
+        """Calls `call` once, on any thread, when `count` requests could be submitted: now, or in order of the calls as
+        others end. The room is not reserved: the callee must try to submit, and either wait again with `first`, or call
+        `leave`.
+
+        Args:
+            call: callback; identifies the caller in `leave`.
+            count: number of requests to submit.
+            first: whether to wait at the front of the queue.
 
         Raises:
-            OverloadedError: there never will be.
+            OverloadedError: `count` exceeds the limit.
         """
         if count > self._most:
             raise OverloadedError(
@@ -140,7 +151,7 @@ class OpenRequests:
         call()
 
     def leave(self, call: Callable[[], object]) -> None:
-        """Gives up the room that `call` was or is to be told of; the next one in the order gets it."""
+        """Gives up the room that `call` waits for or was called for; the next caller in the queue may take it."""
         with self._lock:
             waiting = next((place for place in self._queue if place[0] is call), None)
             if waiting is not None:
@@ -148,7 +159,7 @@ class OpenRequests:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Calls those who come next, as many as there is room for."""
+        """Calls the next callers in the queue, as many as fit."""
         called = False
         while not called:
             with self._lock:
@@ -161,15 +172,16 @@ class OpenRequests:
             for call in calls:
                 try:
                     call()
-                except Exception:  # an event loop that was closed, say: it is the next one's turn
+                except Exception:  # e.g. its event loop is closed: the next one is called instead
                     logger.exception("who waited for room could not be told of it")
                     called = False
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:
-        """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
+        """Submits as soon as the engine has room for `count` requests, and returns the result of `submit()`.
 
         Raises:
-            SglError: as `submit`; but OverloadedError only where there never will be room.
+            OverloadedError: `count` exceeds the limit.
+            SglError: any other error of `submit`.
         """
         call: Callable[[], object] | None = None
         try:
@@ -191,10 +203,10 @@ class OpenRequests:
                 self.leave(call)
 
     def ticket(self, rid: str) -> Ticket:
-        """The ticket of a submission by its name.
+        """Ticket of an open submission by its name.
 
         Raises:
-            ParameterError: nothing of this name is waiting or running.
+            ParameterError: no open submission has this name.
         """
         with self._lock:
             ticket = self._tickets.get(rid) if isinstance(rid, str) else None

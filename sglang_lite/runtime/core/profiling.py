@@ -1,4 +1,4 @@
-"""Profiles of an engine's steps: torch's profiler on the loop's thread, with named spans in its trace and for NVTX."""
+"""Profiles of an engine's steps: torch's profiler on the loop's thread, with named spans in the trace and for NVTX."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sglang_lite.protocol import ParameterError
 
 
 class Profile:
-    """Profile that is being taken. It is started and stopped on the thread whose work it shows.
+    """A profile that is being recorded. Must be started and stopped on the thread that it records.
 
     Args:
-        folder: that takes its trace.
-        device: of the model; of a GPU's work the trace has the kernels.
-        with_stack: and the lines of Python.
-        record_shapes: and the shapes of operands.
+        folder: folder that the trace is written to.
+        device: device of the model; a GPU's kernels are recorded as well.
+        with_stack: whether to record Python stacks.
+        record_shapes: whether to record the shapes of operands.
 
     Raises:
-        ParameterError: the folder can't be written.
+        ParameterError: the folder is not writable.
     """
 
     def __init__(self, folder: str, device: torch.device, *, with_stack: bool, record_shapes: bool) -> None:
@@ -54,13 +54,13 @@ class Profile:
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Marks what is done in the context."""
+        """Marks the code run in this context as a span of the trace."""
         with torch.profiler.record_function(name):
             if not self._on_gpu:
                 yield
                 return
-            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # torch says no types
+            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call] # untyped in torch
             try:
                 yield
             finally:
-                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # torch says no types
+                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call] # untyped in torch

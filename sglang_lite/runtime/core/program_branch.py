@@ -1,4 +1,4 @@
-"""A branch of a program that is played: a prompt that grows, and the nodes that are yet to come."""
+"""A branch of a program that is being played: a growing prompt, and the nodes that are queued for it."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
 class Waiting(Protocol):
-    """Party that waits for a branch to advance, or to fail."""
+    """Party that waits for a branch to advance or to fail; `go_on` resumes it."""
 
     def go_on(self) -> None: ...
 
 
 class ProgramOfBranches(Protocol):
-    """The program that a branch belongs to, as far as a branch knows it: see program_player.py."""
+    """Interface of the program that a branch needs; implemented by program_player.py."""
 
     parts: EngineParts
     stream: bool
@@ -81,43 +81,52 @@ class ProgramOfBranches(Protocol):
 
 
 class Branch:
-    """
-    Branch of a program. All of it happens on the loop's thread, but texts are tokenised elsewhere.
+    """Branch of a program. All methods run on the loop's thread; only the tokenisation of texts runs on others.
+
+    Args:
+        player: program that the branch belongs to.
+        path: path of the branch in the program; () for the main branch.
 
     Attributes:
-        error: what it has failed with, or that it was dropped; a rollback takes it back.
-        joining: it waits for other branches, or for the value of a node.
+        error: error that the branch has failed with or was dropped with, else None; a rollback resets it.
+        joining: True while the branch waits for other branches, or for the value of a node.
     """
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
         self._prospect = ScheduleHints(player, player.priority)
         self._queue = BranchQueue(self._prospect, player.played)
-        self._played = 0  # nodes of all that have come
-        self._text: BranchText | None = None  # None: its fork is yet to come
-        self._early: list[Callable[[], None]] = []  # what came before that: behind the nodes that the fork has
+        self._played = 0  # number of nodes played, counted from the branch's start
+        self._text: BranchText | None = None  # None until the branch has been forked
+        self._early: list[Callable[[], None]] = []  # calls made before that; run after the nodes that the fork brings
         self._marks: dict[int, TextMark] = {}
         self._forks = BranchForks(player, path)
         self._waiting: list[Waiting] = []
         self._busy = False
         self._work = WorkUnderWay(player)
-        self._judged = False  # the verdict on what it has generated is awaited
-        self._refused: SglError | None = None  # what its next node fails with, when all that is queued is played
+        self._judged = False  # True while the caller has yet to decide on what the last node generated
+        self._refused: SglError | None = None  # error that the branch fails with once its queue is empty
         self.error: SglError | None = None
         self.joining = False
 
     @property
     def queued(self) -> bool:
-        """Tells whether nodes of the branch are to be played."""
+        """True if nodes of the branch are queued."""
         return bool(self._queue)
 
     @property
     def text(self) -> str:
-        """The text that the branch has added."""
+        """Text that the branch has added."""
         return "" if self._text is None else "".join(span.text for span in self._text.added)
 
     def begin(self, text: BranchText, foreseen: list[Span] | None = None, entries: Sequence[Queued] = ()) -> None:
-        """Sets the text that the branch continues, and the nodes that it begins with."""
+        """Starts the branch.
+
+        Args:
+            text: text that the branch continues.
+            foreseen: text after the last generated token, or None if unknown.
+            entries: first nodes of the branch.
+        """
         self._text, self._queue.foreseen = text, foreseen
         self.take(entries)
         early, self._early = self._early, []
@@ -125,7 +134,7 @@ class Branch:
             each()
 
     def take(self, entries: Sequence[Queued]) -> None:
-        """Queues nodes. A rollback takes effect at once."""
+        """Queues nodes. A rollback among them takes effect at once."""
         if self._text is None:
             self._early.append(partial(self.take, entries))
             return
@@ -147,7 +156,8 @@ class Branch:
             self._prepare_next()
 
     def refuse(self, count: int, error: SglError) -> None:
-        """Refuses `count` nodes that can't be queued: the first of them fails, when those before are played."""
+        """Counts `count` nodes as added but doesn't queue them: the branch fails with `error` once all earlier nodes
+        are played."""
         if self._text is None:
             self._early.append(partial(self.refuse, count, error))
             return
@@ -164,29 +174,30 @@ class Branch:
             self._wake()
 
     def _prepare_next(self) -> None:
-        """Has the matcher made of the generation that is next: it may continue in the slot of what is under way."""
+        """Starts making the matcher for the next node if it is a generation: it may then continue in the slot of the
+        running request."""
         if self._text is not None and self._text.grammar is not None:
-            return  # it begins with the text that is yet to come
+            return  # the matcher will first have to advance over text that is not known yet
         entry = self._queue.next_to_wait
         if entry is not None and isinstance(entry.node, Gen) and entry.grammar is not None and entry.matcher is None:
             entry.matcher = self._player.matcher(entry.grammar)
 
     def go_on(self) -> None:
-        """Plays on, if nothing of it is under way."""
+        """Resumes playing, unless the branch is busy, has nothing queued or has not started."""
         if self._busy or not self._queue or self._text is None or self._player.ended:
             return
         self._set_busy(True)
         self._play()
 
     def hold(self) -> None:
-        """Has what is cached of the branch's text held, if it has something to play."""
+        """Asks the scheduler to keep the cached prefix of the branch's text, if the branch has nodes to play."""
         self._look_ahead()
         if self._prospect.returns and self._text is not None:
             ids = np.array(self._text.log.fixed, dtype=np.int32)
             self._player.parts.loop.scheduler.hints.want(self._prospect, ids, self._player.namespace)
 
     def drop(self) -> None:
-        """Ends what is queued or under way."""
+        """Drops everything that is queued or running, without an event."""
         if self._text is None:
             self._early.append(self.drop)
             return
@@ -194,10 +205,12 @@ class Branch:
         self._wake()
 
     def fail(self, error: SglError, place: int | None = None, name: str | None = None) -> None:
-        """Ends it with an error, and tells so.
+        """Ends the branch with an error, and sends the error to the sink.
 
         Args:
-            place: of the node; None for the next one.
+            error: error to send.
+            place: place of the node that failed; None for the next node.
+            name: name of the node's variable, if any.
         """
         if place is None:
             place = self._queue.next_place
@@ -211,20 +224,24 @@ class Branch:
         return [] if self._text is None else self._text.added_before(end)
 
     def through(self, end: int | None) -> bool:
-        """Tells whether its first `end` nodes (None: all) have been played."""
+        """Returns True if the first `end` nodes of the branch (None: all) have been played."""
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
     def wake_when_through(self, waiting: Waiting) -> None:
-        """Has another branch, or a decision, continue when more of this one has been played, or it has ended."""
+        """Resumes another branch, or a decision, the next time that a node of this branch has been played or the branch
+        has failed."""
         self._waiting.append(waiting)
 
     # ------------------------------------------------------------------------------------------- playing
 
     def _play(self, *, in_slot: bool = False) -> Request | None:
-        """Plays up to what has to wait.
+        """Plays nodes until one has to wait, or the queue is empty.
 
         Args:
-            in_slot: a request has just ended, in whose slot the next one can continue; that is returned.
+            in_slot: whether a request has just ended in whose slot the next request can continue.
+
+        Returns:
+            That next request, if it continues in the slot; else None.
         """
         text = self._text
         assert text is not None
@@ -233,7 +250,7 @@ class Branch:
             place, entry = self._queue.first
             try:
                 if isinstance(entry.node, Gen | Select) and not self._player.may_play():
-                    break  # it is called when there is room
+                    break  # resumed when the engine has room for the program
                 if isinstance(entry.node, Gen | Select) and text.grammar is not None:
                     text.grammar.asked = True
                 if isinstance(entry.node, Gen):
@@ -285,7 +302,8 @@ class Branch:
                 self._marks[place] = text.mark()
 
     def _end_grammar(self, text: BranchText, grammar: OpenGrammar, place: int) -> None:
-        """Plays on without the grammar that the branch was in, if its text is complete."""
+        """Checks, off the loop's thread, that the text completes the grammar, and then leaves the grammar and plays
+        on."""
 
         def ended(error: SglError | None) -> None:
             if error is not None:
@@ -297,19 +315,20 @@ class Branch:
         self._player.encode(partial(grammar.end, self._work.unless_over(ended)))
 
     def _look_ahead(self) -> None:
-        """Says if the branch will need its text again, and lets go of it if not."""
+        """Updates the hint that the branch will need its text again, and releases the held prefix if not."""
         prospect = self._prospect
         prospect.returns = self._busy or bool(self._queue) or self._judged
         if not prospect.returns:
             self._player.parts.loop.scheduler.hints.release(prospect)
 
     def end(self) -> None:
-        """Ends the branch with its program: no node comes any more."""
+        """Ends the branch when its program ends: no more nodes will come."""
         self._judged = False
         self._look_ahead()
 
     def _through(self, place: int) -> bool:
-        """Notes that a node is played. False: a decision by it has taken the branch back, or ended it."""
+        """Records that a node has been played. Returns False if a decision that waited for it has rolled the branch
+        back or ended it."""
         epoch = self._work.epoch
         self._played = place + 1
         if self._text is not None:
@@ -330,7 +349,7 @@ class Branch:
         self._look_ahead()
 
     def _give_up(self, error: SglError) -> None:
-        """Ends what is under way: what comes of it is nobody's any more."""
+        """Discards the queue and all running work; later results of the work are ignored."""
         self.error, self._refused, self.joining = error, None, False
         self._work.give_up()
         self._queue.clear()
@@ -339,7 +358,7 @@ class Branch:
 
     def _roll_back(self, mark: int, at: int, entry: Queued) -> None:
         place = self._marks.get(mark)
-        if place is None and self._queue.roll_back(mark, at, entry):  # nothing after it has been played
+        if place is None and self._queue.roll_back(mark, at, entry):  # nothing after the mark has been played
             self._refused = None
             return
         self._player.played(1)
@@ -359,7 +378,7 @@ class Branch:
     # ------------------------------------------------------------------------------------------ its nodes
 
     def _generate(self, text: BranchText, place: int, entry: Queued, node: Gen, *, in_slot: bool) -> Request | None:
-        """Starts a generation, or returns the request that continues in the slot."""
+        """Starts a generation, or returns its request if it can continue in the slot."""
         if isinstance(entry.params, ParameterError):
             raise entry.params
         for awaited in (entry.grammar, entry.ids, entry.matcher):
@@ -388,7 +407,7 @@ class Branch:
         new, within = text.take_new(), text.open_grammar()
         submit = self._work.unless_over(job.submit)
 
-        def make() -> Callable[[], None]:  # meanwhile the log is its own: the branch is busy
+        def make() -> Callable[[], None]:  # may use the log: the branch is busy and doesn't change it meanwhile
             try:
                 log.append(new)
                 job.make(log, entry.grammar, entry.matcher, within)
@@ -451,10 +470,11 @@ class Branch:
         self._player.settle()
 
     def _fill(self, text: BranchText, node: Fill) -> bool:
-        """Writes the value of a node. False: it has none yet; then that wakes this branch.
+        """Appends the value of a node to the text. Returns False if the node has no value yet; the branch is then
+        resumed later.
 
         Raises:
-            SglError: the node has failed, or its value has no such item.
+            SglError: the node has failed, or its value lacks the item that the hole names.
         """
         if node.node is None:
             raise unfilled(node)
@@ -464,5 +484,5 @@ class Branch:
         return value is not None
 
     def failed(self, place: int) -> SglError | None:
-        """The error that a node of the branch will never have a value for."""
+        """Error because of which the node at `place` will never have a value, or None if it may still get one."""
         return self.error if place >= self._played else None

@@ -1,4 +1,5 @@
-"""Decisions of a program that is played: once what one needs is there, the nodes of the next part come."""
+"""Decisions of a program that is being played: once the values for a decision are known, the nodes of the chosen part
+are added."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sglang_lite.runtime.core.program_branch import Branch
 
 
 class ProgramOfDecisions(Protocol):
-    """The program, as far as its decisions know it: see program_player.py."""
+    """Interface of the program that decisions need; implemented by program_player.py."""
 
     ended: bool
 
@@ -24,10 +25,11 @@ class ProgramOfDecisions(Protocol):
 
 
 class PreparedPart:
-    """A part whose nodes are prepared.
+    """A part of a program, with its nodes prepared for playing.
 
     Attributes:
-        added: nodes, by their branches.
+        added: path of each extended branch, with the nodes to add.
+        decision: decision after the part, or None after the last part.
     """
 
     __slots__ = ("added", "decision")
@@ -37,10 +39,15 @@ class PreparedPart:
 
 
 class Decisions:
-    """Decisions of a program, one after another. All on the loop's thread.
+    """Decisions of a program, made one after another on the loop's thread.
 
     Args:
-        first: the one after the program's first nodes.
+        player: program that the decisions belong to.
+        first: decision after the program's first nodes.
+        parts: all parts of the program, prepared.
+
+    Attributes:
+        pending: next decision, or None if no more are to be made.
     """
 
     def __init__(self, player: ProgramOfDecisions, first: Decision, parts: Sequence[PreparedPart]) -> None:
@@ -48,14 +55,15 @@ class Decisions:
         self.pending: Decision | None = first
 
     def go_on(self) -> None:
-        """Makes the decision that is next, if what it needs is there; else it is called again when more is."""
+        """Makes all decisions whose values are known. If one is missing, this method is called again when more is
+        known."""
         while self.pending is not None and not self._player.ended:
             decision = self.pending
             try:
                 outcome = self._outcome(decision)
             except SglError as error:
                 self.pending = None
-                self._player.fail(error)  # as where a body raises
+                self._player.fail(error)  # as if the program's body raised it
                 return
             if outcome is None:
                 return
@@ -64,10 +72,10 @@ class Decisions:
             self._player.add(part.added, last=part.decision is None)
 
     def _outcome(self, decision: Decision) -> int | None:
-        """Index of the part that comes; None: it is not known yet.
+        """Index of the chosen part in `decision.parts`, or None if a value is not known yet.
 
         Raises:
-            SglError: a node that is needed has failed, or can't be decided by.
+            SglError: a node that the decision needs has failed, or its value can't be compared.
         """
         for path in decision.after:
             branch = self._player.branch(path[:-1])

@@ -1,4 +1,4 @@
-"""Programs that are open or being played: they grow while they are played, branch by branch (program_branch.py)."""
+"""Player of programs, which may grow while they are played; branches are in program_branch.py."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from sglang_lite.runtime.tokens.token_log import TokenLog
 
 
 class ProgramPlayer:
-    """Player of a program. `extend` gives a branch more nodes, which are played as soon as those before are; an open
-    program with nothing to play holds no slot, and no page unless a verdict is awaited, and does not count as open.
+    """Player of one program. `extend` adds nodes to a branch, and they are played as soon as the nodes before them. An
+    open program with nothing to play does not count as an open request. It holds no slot, and no page unless the
+    caller's decision on a generation is pending.
 
     Args:
-        parts: of the engine that plays it.
-        log: the prompt that it continues.
-        sink: gets what each node brings and, when it was closed and everything is played, a ProgramResult; or an
-            SglError: that of the main branch, or what ended the whole. Called on the engine's thread.
-        stream: deltas are wanted.
-        namespace: of the prefix tree.
-        priority: of all its requests.
-        entered: it counts as an open request already.
+        parts: parts of the engine that plays it.
+        log: token log of the prompt that the program continues.
+        sink: callback for the events, on the loop's thread: those of each node and, at the end, a ProgramResult once
+            the program is closed and fully played, or the SglError of the main branch or of the whole program.
+        stream: whether to send deltas.
+        namespace: namespace in the prefix tree.
+        priority: priority of all its requests.
+        entered: whether the caller has already counted it as an open request.
     """
 
     def __init__(
@@ -65,17 +66,17 @@ class ProgramPlayer:
     ) -> None:
         self.parts, self.stream, self.namespace, self.priority = parts, stream, namespace, priority
         self._sink = sink
-        # the loop's thread's
-        self._queued = 0  # nodes
+        # The attributes below are used on the loop's thread only.
+        self._queued = 0  # number of queued nodes
         self._entered = entered
-        self._asked = False  # for room, which has not come
+        self._asked = False  # True while waiting for room
         self._room: Callable[[], None] = partial(parts.loop.inbox.tell, self._go_on)
-        self._busy = 0  # branches
+        self._busy = 0  # number of busy branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
-        self._values: dict[Path, str | list[str]] = {}  # of generations and selections
+        self._values: dict[Path, str | list[str]] = {}  # values of generations and selections
         self._decisions: Decisions | None = None
-        self._adding = False  # nodes of a part
+        self._adding = False  # True while the nodes of a part are added
         self.branch(()).begin(BranchText(log, (), None))
 
     # ------------------------------------------------------------------------------------------ any thread
@@ -83,14 +84,17 @@ class ProgramPlayer:
     def extend(
         self, path: Path, nodes: Sequence[Node], refused: Mapping[int, ParameterError] = MappingProxyType({})
     ) -> None:
-        """Adds nodes to a branch; to one whose fork is yet to come, too. Where too many wait to be played, the first of
-        these fails with OverloadedError, and with it what comes after in its branch, up to a rollback.
+        """Adds nodes to a branch, even before the branch has been forked. If too many nodes are queued, the first of
+        the new ones fails with OverloadedError, and the following nodes of its branch are dropped, up to a rollback.
 
         Args:
-            refused: what generations among the nodes fail with, by their index, when it is their turn.
+            path: path of the branch.
+            nodes: nodes to add.
+            refused: errors of generations among the nodes, by index; each is raised when the generation would be
+                played.
 
         Raises:
-            ParameterError: something is no node.
+            ParameterError: an item is not a node.
             EngineClosedError: the engine is closed.
         """
         check_nodes(nodes, path)
@@ -100,21 +104,21 @@ class ProgramPlayer:
         self.take(path, entries)
 
     def take(self, path: Path, entries: Sequence[Queued]) -> None:
-        """`extend` with nodes that are prepared."""
+        """Adds prepared nodes, as `extend`."""
         self.parts.open.count("programs_extended")
         self.parts.loop.inbox.post(partial(self._extend, path, entries))
 
     def decide(self, first: Decision, parts: Sequence[PreparedPart]) -> None:
-        """Has the nodes of a program's parts come, decision by decision. Nothing else will."""
+        """Starts the decisions of a program, which add the nodes of its parts. No other nodes may be added."""
         self.parts.loop.inbox.post(partial(self._decide, Decisions(self, first, parts)))
 
     def drop(self, path: Path) -> None:
-        """Ends what is queued or under way in a branch, which its caller has given up: nothing more of it is told. A
-        rollback continues from before."""
+        """Ends all queued and running work of a branch that the caller has given up; no more events of it are sent. A
+        rollback can revive the branch."""
         self.parts.loop.inbox.tell(partial(self._drop, path))
 
     def close(self) -> None:
-        """Says that nothing more will come."""
+        """Closes the program: no more nodes will be added."""
         self.parts.loop.inbox.tell(self._close)
 
     def abort(self) -> None:
@@ -122,26 +126,26 @@ class ProgramPlayer:
         self.parts.loop.inbox.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
     def checked(self, nodes: Sequence[Node]) -> list[Queued]:
-        """Nodes of a whole program, prepared.
+        """Prepares the nodes of a whole program.
 
         Raises:
-            ParameterError: a generation has a bad parameter.
+            ParameterError: a generation has an invalid parameter.
         """
         entries = [self._prepared(node) for node in nodes]
         _check(entries)
         return entries
 
     def _prepared(self, node: Node) -> Queued:
-        """A node, with its grammar being compiled, and its parameters resolved or refused."""
+        """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
         entry = Queued(node)
         if isinstance(node, Gen):
             entry.grammar = self._compiled(node.constraint)
             try:
                 entry.params = self.parts.builder.resolved(node.params)
-            except ParameterError as error:  # it is told when it is its turn
+            except ParameterError as error:  # raised when the node would be played
                 entry.params = error
             else:
-                for stop in entry.params.stop:  # takes a while when a byte is new: not on the loop's thread
+                for stop in entry.params.stop:  # slow for a new byte: done here, off the loop's thread
                     self.parts.tokenizer.tokens_with(stop.encode("utf-8", "surrogatepass")[-1])
         elif isinstance(node, GrammarBegin):
             entry.grammar = self._compiled(node.constraint)
@@ -157,17 +161,17 @@ class ProgramPlayer:
     # ------------------------------------------------------------------------------------ the loop's thread
 
     def branch(self, path: Path) -> Branch:
-        """The branch of this path; one that nobody has forked yet waits for that."""
+        """Branch with this path; if it has not been forked yet, a new one that waits for its fork."""
         found = self._branches.get(path)
         if found is None:
             found = self._branches[path] = Branch(self, path)
         return found
 
     def value(self, path: Path, waiting: Waiting) -> str | list[str] | None:
-        """The value of a node; None: it has none yet, and then who waits is woken when there may be one.
+        """Value of a node, or None if the node has no value yet; then `waiting` is resumed when it may have one.
 
         Raises:
-            SglError: the node has failed, and will have none.
+            SglError: the node has failed and will never have a value.
         """
         found = self._values.get(path)
         if found is None:
@@ -182,7 +186,7 @@ class ProgramPlayer:
         self._values[path] = value
 
     def forget_values(self, path: Path, after: int) -> None:
-        """Forgets the values of a branch's nodes after a place, which it has gone back to."""
+        """Deletes the values of a branch's nodes after a place that the branch has rolled back to."""
         gone = [at for at in self._values if at[:-1] == path and at[-1] > after]
         for at in gone:
             del self._values[at]
@@ -192,7 +196,8 @@ class ProgramPlayer:
             self._sink(Played(path, name, event))
 
     def may_play(self) -> bool:
-        """Tells whether it counts as an open request. If not, the branches continue when there is room."""
+        """Returns True if the program counts as an open request. If not, it queues for room, and its branches resume
+        later."""
         if not self._entered and not self._asked:
             self._entered = self.parts.open.enter()
             if not self._entered:
@@ -204,7 +209,8 @@ class ProgramPlayer:
         self.parts.open.wait_for_room(self._room, 1, first=first)
 
     def _go_on(self) -> None:
-        """Takes room that there may be now. Where it is not taken, that has to be said: nobody else is told."""
+        """Tries to count the program as open, after a notice of room. If the room is not needed any more, gives it up:
+        no other caller is notified before."""
         wanted = self._asked and not self.ended and any(branch.queued for branch in self._branches.values())
         self._asked = False
         if not wanted:
@@ -220,16 +226,17 @@ class ProgramPlayer:
         self.settle()
 
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]:
-        """The ids of text that follows generated tokens."""
+        """Tokenises text that follows generated tokens. The future's result is the text's token ids."""
         try:
             return self.parts.encoder.submit(self.parts.builder.log("").encode_after, text, first=False)
-        except RuntimeError as error:  # as in encode
+        except RuntimeError as error:  # as in `encode`
             failed: Future[array[int]] = Future()
             failed.set_exception(error)
             return failed
 
     def matcher(self, grammar: Future[CompiledGrammar]) -> Future[Matcher]:
-        """A matcher of a grammar that is being compiled; made where texts are tokenised, as it may take as long."""
+        """Makes a matcher of a grammar that may still be compiling. Runs on a tokenisation thread, as it may take
+        long."""
         made: Future[Matcher] = Future()
 
         def make() -> None:
@@ -237,20 +244,20 @@ class ProgramPlayer:
                 made.set_result(grammar.result().matcher())
             except SglError as error:
                 made.set_exception(error)
-            except Exception as error:  # a library's, which must not end the loop
+            except Exception as error:  # raised by a library; must not end the loop
                 made.set_exception(ConstraintError(f"no mask can be made: {error!r}"))
 
         def compiled(_: object) -> None:
             try:
                 self.parts.encoder.submit(make)
-            except RuntimeError:  # as in encode
+            except RuntimeError:  # as in `encode`
                 made.set_exception(EngineClosedError("the engine is closed."))
 
         grammar.add_done_callback(compiled)
         return made
 
     def encode(self, job: Callable[[], Callable[[], None]]) -> None:
-        """Runs a job where texts are tokenised, and what it returns here."""
+        """Runs a job on a tokenisation thread, and the function that it returns on the loop's thread."""
         try:
             self.parts.encoder.submit(self._encode, job)
         except RuntimeError:  # the engine is closed
@@ -259,24 +266,25 @@ class ProgramPlayer:
     def _encode(self, job: Callable[[], Callable[[], None]]) -> None:
         try:
             done = job()
-        except Exception as error:  # a library's: nobody else would hear of it
+        except Exception as error:  # raised by a library; must be reported, as nobody reads the future
             failure = ProgramError(f"the program can't go on: {type(error).__name__}: {error}")
             failure.__cause__ = error
             done = partial(self.fail, failure)
         try:
             self.parts.loop.inbox.post(done)
-        except EngineClosedError as error:  # nothing else is left that could tell
+        except EngineClosedError as error:  # the loop has ended: report it from this thread
             self.fail(error)
 
     def played(self, count: int) -> None:
-        """Counts `count` nodes as not queued any more."""
+        """Counts `count` nodes as no longer queued; a negative number as newly queued."""
         self._queued -= count
 
     def busy(self, change: int) -> None:
         self._busy += change
 
     def settle(self) -> None:
-        """Looks whether it has ended, or holds nothing any more."""
+        """Ends the program if it is closed and fully played, and releases its place among the open requests if it is
+        idle."""
         if self._busy or self.ended or self._asked:
             return
         if self._decisions is not None and self._decisions.pending is not None:
@@ -295,7 +303,7 @@ class ProgramPlayer:
             self.parts.open.go_out()
 
     def fail(self, error: SglError) -> None:
-        """Ends the program, and whatever of it is under way."""
+        """Ends the program with an error, and aborts all its running work."""
         if not self.ended:
             branches = list(self._branches.values())
             self._end(error)
@@ -313,7 +321,7 @@ class ProgramPlayer:
         for branch in self._branches.values():
             branch.end()
         sink, self._sink = self._sink, _nobody
-        # No cycle is left that the garbage collector had to find.
+        # Breaks reference cycles, so that no garbage collection is needed.
         self._branches, self._values, self._room, self._decisions = {}, {}, _nothing, None
         sink(outcome)
 
@@ -322,7 +330,7 @@ class ProgramPlayer:
             return
         branch = self.branch(path)
         back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
-        if back:  # what it goes back from is not queued any more
+        if back:  # these nodes don't count towards the limit: the rollback removes what was queued
             self._queued += back
             branch.take(entries[:back])
         rest = entries[back:]
@@ -349,7 +357,7 @@ class ProgramPlayer:
         self.settle()
 
     def add(self, nodes: Sequence[tuple[Path, Sequence[Queued]]], *, last: bool) -> None:
-        """Adds the nodes of a part, the last one or not."""
+        """Adds the nodes of a part; closes the program if it is the last part."""
         self._adding, self._closed = True, last
         for path, entries in nodes:
             self._queued += len(entries)
@@ -360,11 +368,11 @@ class ProgramPlayer:
 
 
 def _nothing() -> None:
-    """Does nothing: room has come for a program that has ended."""
+    """Does nothing, when room is available for a program that has ended."""
 
 
 def _nobody(event: Played | ProgramResult | SglError) -> None:
-    """Gets what comes after the end."""
+    """Ignores an event that comes after the end of the program."""
 
 
 def _check(entries: Sequence[Queued]) -> None:

@@ -1,6 +1,6 @@
-"""Building of requests: prompts become token ids, and parameters are checked.
+"""Builder of requests: converts prompts to token ids and checks parameters.
 
-Knows nothing of how they are run.
+Independent of how requests are run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from sglang_lite.runtime.uniforms import sample_seed
 
 
 class RequestBuilder:
-    """
+    """Builder of one engine's requests.
+
     Args:
-        model_name, tokenizer: of the model.
-        vocab_size: the model's, padding included.
+        model_name: name of the model, for messages.
+        tokenizer: tokenizer of the model.
+        vocab_size: size of the model's vocabulary, padding included.
         eos_ids: tokens that end a generation.
-        longest: longest sequence in tokens, prompt and answer.
-        seed: of the requests that set none; None for fresh randomness.
-        all_special: every text can name special tokens.
-        paced: streams are told of now and then, and not at every step.
+        longest: maximum length of a sequence in tokens, prompt and answer.
+        seed: base of the seeds of requests that set none; None for fresh randomness.
+        all_special: whether every text can name special tokens.
+        paced: whether deltas of streams may be sent at intervals instead of at every step.
     """
 
     def __init__(
@@ -54,15 +56,15 @@ class RequestBuilder:
         self._model_name, self._tokenizer = model_name, tokenizer
         self._vocab_size, self._eos_ids = vocab_size, eos_ids
         self._longest, self._first_seed, self._all_special = longest, seed, all_special
-        self._fresh = random.Random(secrets.randbits(256))  # asking the system lets go of the interpreter's lock
+        self._fresh = random.Random(secrets.randbits(256))  # seeded once: each system call would release the GIL
         self._ids = itertools.count()
         self._draws = itertools.count()
 
     def prompt_ids(self, prompt: Prompt | str | Sequence[int]) -> Sequence[int]:
-        """The token ids of a prompt.
+        """Token ids of a prompt.
 
         Raises:
-            ParameterError: it is empty, not text, or has an image.
+            ParameterError: the prompt is empty, is neither text nor a list, or contains an image.
         """
         ids: Sequence[int]
         if isinstance(prompt, str | Prompt):
@@ -75,17 +77,17 @@ class RequestBuilder:
         return ids
 
     def log(self, prompt: Prompt | str) -> TokenLog:
-        """A prompt that can grow.
+        """Token log of a prompt, to which more can be appended.
 
         Raises:
-            ParameterError: it has an image.
+            ParameterError: the prompt contains an image.
         """
         self.check_images(prompt)
         spans = prompt.spans if isinstance(prompt, Prompt) else (Span(prompt),)
         return TokenLog(self._tokenizer, spans, all_special=self._all_special)
 
     def check_images(self, prompt: Prompt | str) -> None:
-        """Raises ParameterError: a prompt has an image."""
+        """Raises ParameterError if the prompt contains an image."""
         if isinstance(prompt, Prompt) and prompt.images:
             raise ParameterError("prompt", f"{self._model_name} can't see images.")
 
@@ -100,13 +102,19 @@ class RequestBuilder:
         score_from: int | None = None,
         given: Sequence[int] = (),
     ) -> list[Request]:
-        """Requests that are not started yet, one a sample.
+        """Makes the requests of a generation, one per sample; they are not started.
 
         Args:
-            given: ids that the output begins with. Then they are to be resumed first.
+            ids: token ids of the prompt.
+            params: resolved parameters.
+            sink: callback that receives the events.
+            stream: whether to send deltas.
+            namespace: namespace in the prefix tree.
+            score_from: first prompt position to score; None to follow `params`.
+            given: ids that the output begins with; if any, `Request.resume` must be called before submission.
 
         Raises:
-            ParameterError: as `tokens` and `output`.
+            ParameterError: the prompt or the given ids are not valid; see `tokens` and `output`.
         """
         tokens = self.tokens(ids, params)
         output = self.output(given, len(tokens), params)
@@ -133,11 +141,12 @@ class RequestBuilder:
         return requests
 
     def resolved(self, params: SamplingParams) -> ResolvedParams:
-        """Parameters with the engine's defaults. Raises ParameterError: a bad one."""
+        """Parameters with the engine's defaults filled in. Raises ParameterError if a value is not valid."""
         return resolve_params(params, self._vocab_size)
 
     def refused(self, nodes: Sequence[Node]) -> dict[int, ParameterError]:
-        """The errors of bad parameters among nodes, by index; of a fork its branches' first one."""
+        """Errors of generations with invalid parameters, by index of the node; for a fork, the first error in its
+        branches."""
         errors: dict[int, ParameterError] = {}
         for i, node in enumerate(nodes):
             if isinstance(node, Gen):
@@ -152,10 +161,11 @@ class RequestBuilder:
         return errors
 
     def tokens(self, ids: Sequence[int], params: ResolvedParams) -> Ints:
-        """The prompt of a request that could be run.
+        """Token ids of a prompt as an int32 array, checked against the vocabulary and the maximum length.
 
         Raises:
-            ParameterError: it is empty, an id is no token's, or it does not fit.
+            ParameterError: the prompt is empty, an id is not in the vocabulary, or the prompt leaves no room for an
+                answer.
         """
         _check_not_empty(ids)
         tokens = self._as_tokens("input_ids", ids)
@@ -173,10 +183,15 @@ class RequestBuilder:
         return tokens
 
     def output(self, given: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
-        """The ids that an output begins with.
+        """Ids that an output begins with, as an int32 array.
+
+        Args:
+            given: ids given by the caller.
+            prompt_len: number of prompt tokens.
+            params: resolved parameters.
 
         Raises:
-            ParameterError: an id is no token's, they are too many, or there are several samples.
+            ParameterError: an id is not in the vocabulary, the ids are too many, or several samples are asked for.
         """
         if not isinstance(given, list | tuple | array | np.ndarray):
             raise ParameterError("output_ids", f"{type(given).__name__} is no list of token ids.")
@@ -203,13 +218,13 @@ class RequestBuilder:
 
 
 def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
-    """Ids as an array of one dimension; None: one is no whole number, or has more than 32 bits."""
+    """Ids as a one-dimensional integer array, or None if an id is not an integer or exceeds 32 bits."""
     if isinstance(ids, array | np.ndarray):
         tokens = np.array(ids)
         return tokens if tokens.dtype.kind == "i" and tokens.ndim == 1 else None
     tokens = np.empty(len(ids), dtype=np.int32)
     try:
-        struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # in a fifth of the time that numpy takes for a list
+        struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # five times as fast as numpy's conversion of a list
     except struct.error:
         return None
     return None if isinstance(ids[0], bool) else tokens

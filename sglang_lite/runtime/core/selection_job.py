@@ -1,4 +1,4 @@
-"""A selection of a branch under way: the scores of its choices, and which of them is taken."""
+"""A running selection of a branch: scores its choices and picks one of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ Done: TypeAlias = Callable[["SelectionJob", "Selection | SglError", "str | None"
 
 
 class SelectionJob:
-    """
+    """Scoring of a `Select` node for a branch.
+
     Args:
-        parts: of the engine.
-        node: what is selected.
-        namespace: of the prefix tree.
-        prospect: of the branch.
-        done: called with this job, the scores or why there are none, and the choice; None where the caller chooses.
+        parts: parts of the engine.
+        node: selection to run.
+        namespace: namespace in the prefix tree.
+        prospect: scheduling hints of the branch.
+        done: callback for the end, called with this job, the scores or the error, and the chosen text; the text is None
+            on an error, or if the caller makes the choice.
     """
 
     def __init__(self, parts: EngineParts, node: Select, namespace: str, prospect: ScheduleHints, done: Done) -> None:
@@ -34,11 +36,13 @@ class SelectionJob:
         self._aborted = False
 
     def start(self, log: TokenLog, new: Sequence[Span], within: OpenGrammar | None) -> Callable[[], None]:
-        """Submits the requests. May take long: not on the loop's thread. Returns what is then left to do there.
+        """Submits the requests. May take long, so not on the loop's thread. Returns a function to call on the loop's
+        thread afterwards.
 
         Args:
-            log, new: the text before; meanwhile the log is this job's own.
-            within: the grammar that the text is in.
+            log: prompt of the branch; used by this job alone meanwhile.
+            new: text to append to the prompt.
+            within: grammar that the text is in, or None.
         """
         node = self._node
         unconditional = node.unconditional
@@ -60,7 +64,7 @@ class SelectionJob:
         return _nothing
 
     def abort(self) -> None:
-        """Ends the requests; nothing more is told of them. On the loop's thread."""
+        """Aborts the requests; `done` will not be called. On the loop's thread."""
         self._aborted = True
         self._scoring.abort()
 
@@ -77,4 +81,4 @@ class SelectionJob:
 
 
 def _nothing() -> None:
-    """Does nothing, where nothing is left to do."""
+    """Does nothing: the continuation on the loop's thread if the requests were submitted."""

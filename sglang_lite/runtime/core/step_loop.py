@@ -1,7 +1,7 @@
 """The step loop: plan → launch → settle the step before → make masks → draw, on one thread.
 
-Other threads only post commands to its inbox (inbox.py). Everything a request goes through happens here, so nothing
-needs a lock; and nothing here may block: tokenising and compiling are done before a request is posted.
+Other threads only post commands to its inbox (inbox.py). All state of requests is changed on this thread, so no locks
+are needed. Nothing on it may block: tokenisation and grammar compilation finish before a request is posted.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ from sglang_lite.service_threads import serving
 
 logger = logging.getLogger("sglang_lite")
 
-# What a step waits for masks, at least and at most: in between as long as its forward took, as a row that is late costs
-# another one. Longer than that the other rows do not wait for it, nor longer than a stream beside it should.
+# Minimum and maximum time that a step waits for masks. In between, it waits for as long as its forward took, because a
+# late row costs another forward. Beyond the maximum, neither the other rows of the step nor concurrent streams are held
+# up any longer.
 _PATIENCE = 0.0025
 _MOST_PATIENCE = 0.05
-# Requests that are submitted together start together: where a second one has come before the first has begun, those
-# that follow within a pause are waited for. Else the first few of them have a step of their own, which takes as long to
-# launch as one with them all, and longer beside the thread that submits.
+# Requests that are submitted together should start together: if a second one arrives before the first has begun, the
+# loop waits for more until a pause. Without this, the first few would have a step of their own, which takes as long to
+# launch as one step with all of them, and longer while the submitting thread is busy.
 _BURST_PAUSE_S = 0.0002
-_BURST_S = 0.02  # at most
-_PAUSE_S = 0.002  # between plans where nothing runs, and programs that hold prefixes are expected to come back
+_BURST_S = 0.02  # longest wait for a burst
+_PAUSE_S = 0.002  # pause between plans while nothing runs and programs with held prefixes are expected to continue
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step whose forward was launched.
+    """A step whose forward pass has been launched.
 
     Attributes:
-        forward: what its runner knows of it.
-        through: the rows whose prompts are through with it.
-        patience: how long its draws may wait for masks, in seconds.
+        forward: the runner's handle of the forward pass.
+        through: rows whose prompts are complete after this step.
+        patience: maximum time that its draws may wait for masks, in seconds.
     """
 
     forward: LaunchedForward
@@ -70,7 +71,7 @@ class _Launched:
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
-    """The rows that a step draws tokens for, with their masks, and how long those took, in seconds."""
+    """Rows that a step draws tokens for, with their masks and the time that making them took, in seconds."""
 
     rows: NDArray[np.int64]
     masks: Masks | None
@@ -79,7 +80,7 @@ class _Masked:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step whose draws were launched, and the tokens that they bring."""
+    """A step whose draws have been launched, with its tokens, which may not have been computed yet."""
 
     step: _Launched
     masked: _Masked
@@ -87,20 +88,21 @@ class _InFlight:
 
 
 class StepLoop:
-    """
+    """Loop that runs an engine's requests step by step.
+
     Args:
-        scheduler: queues and cache; used by this loop alone.
-        runner: runs batches.
-        sampling: parameters by slot; filled here, read by the runner.
+        scheduler: queues and KV cache; used by this loop alone.
+        runner: runner of batches on the model.
+        sampling: sampling parameters by slot; filled here, read by the runner.
         eos_ids: tokens that may end a generation.
-        vocab_size: for grammar masks.
-        filler: makes those.
-        overlap: launch a step before the tokens of the one before are read.
-        jump: append what grammars force as a whole.
-        stream_interval_s: least time between two looks at tokens that are looked at for a stream alone.
+        vocab_size: size of the vocabulary, for grammar masks.
+        filler: threads that make grammar masks.
+        overlap: whether to launch a step before the tokens of the one before are read.
+        jump: whether to append forced tokens of grammars as a whole.
+        stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
 
     Attributes:
-        jump, runner: as given.
+        scheduler, jump, runner: the arguments of these names.
     """
 
     def __init__(
@@ -118,11 +120,11 @@ class StepLoop:
     ) -> None:
         self.scheduler = scheduler
         self.steps = 0
-        self.stepping_since: float | None = None  # when the step began that runs, by the monotonic clock
-        self.mask_times = Durations()  # to fill the masks of a step
-        self.mask_waits = Durations()  # of those, and of what else the host does meanwhile, what its device waited for
+        self.stepping_since: float | None = None  # start of the running step on the monotonic clock; None between steps
+        self.mask_times = Durations()  # time to make the masks of a step
+        self.mask_waits = Durations()  # part of that time, and of other work of the host, that the device waited for
         self.span: Callable[[str], AbstractContextManager[object]] = _no_span  # marks parts of a step in a profile
-        self.late_masks = 0  # rows that continued a step later, as their masks took too long
+        self.late_masks = 0  # number of rows that continued a step later because their masks were late
         self.inbox = Inbox(filler.interrupt)
         self.flushes = Flushes(self.inbox)
         self.runner, self._sampling, self._filler = runner, sampling, filler
@@ -130,7 +132,7 @@ class StepLoop:
         self._in_flight: _InFlight | None = None
         slots = len(scheduler.store.table.length)
         self._watch = TokenWatch(scheduler.store.table, eos_ids, vocab_size, stream_interval_s=stream_interval_s)
-        self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that draws now
+        self._masks = runner.allocate_masks(slots, -(-vocab_size // 32))  # of the step that is about to draw
 
     # ------------------------------------------------------------------------------------- any thread
 
@@ -138,23 +140,23 @@ class StepLoop:
         self.inbox.post(partial(self.receive, request))
 
     def abort(self, request: Request) -> None:
-        """Ends a request with RequestAbortedError, which has the result up to there, unless it has ended. Takes effect
-        between two steps."""
+        """Ends a request with RequestAbortedError, which carries the partial result; does nothing if it has ended.
+        Takes effect between two steps."""
         self.inbox.tell(lambda: self._abort(request))
 
     def fail(self, request: Request, error: SglError) -> None:
-        """Ends a request that could not be made ready."""
+        """Ends a request whose preparation has failed."""
         try:
             self.inbox.post(lambda: self._end(request, error, State.FAILED))
-        except EngineClosedError:  # it never got there
+        except EngineClosedError:  # the loop has ended, and never received the request
             if not request.ended:
                 request.output.tell(error)
 
     # --------------------------------------------------------------------------------- the loop's thread
 
     def run(self) -> None:
-        """The loop itself, on the thread that calls it, until its inbox is closed; then every request that has not
-        ended fails."""
+        """Runs the loop on the calling thread until its inbox is closed. Then every request that has not ended fails
+        with EngineClosedError."""
         self.inbox.claim()
         serving.engine = True
         try:
@@ -173,14 +175,14 @@ class StepLoop:
                 self.stepping_since = None
                 self.flushes.flush()
             error = EngineClosedError("the engine was closed before the request finished.")
-        except BaseException as crash:  # whatever it is, every waiting caller must hear of it
+        except BaseException as crash:  # any exception: every waiting caller must be notified
             logger.exception("the engine's loop crashed")
             self.inbox.crash = crash
             error = EngineClosedError(f"the engine's loop crashed: {crash!r}")
             error.__cause__ = crash
-            traceback.clear_frames(crash.__traceback__)  # whoever keeps the error keeps no tensors
+            traceback.clear_frames(crash.__traceback__)  # so that a stored error keeps no tensors alive
         self._in_flight = None
-        self._masks = self._masks[:0].copy()  # on a GPU, memory that stays where it is
+        self._masks = self._masks[:0].copy()  # on a GPU, releases pinned memory
         self._filler.close()
         self.inbox.end()
         self.flushes.flush()
@@ -192,18 +194,18 @@ class StepLoop:
         self.runner.close()
 
     def unmark(self) -> None:
-        """Marks no more parts of steps."""
+        """Stops marking the parts of steps for a profile."""
         self.span = _no_span
 
     @property
     def busy(self) -> bool:
-        """True where there is something to do before the next command."""
+        """True if the loop has work to do before the next command."""
         return not self.scheduler.idle or self._in_flight is not None
 
     def receive(self, request: Request) -> None:
-        """`submit` on the loop's own thread."""
+        """Starts a request, as `submit` does, but on the loop's own thread."""
         if request.ended:
-            return  # aborted while it was compiled
+            return  # aborted while its grammar was compiled
         if self.inbox.closing:
             closed = EngineClosedError("the engine is closed.")
             closed.__cause__ = self.inbox.crash
@@ -217,16 +219,16 @@ class StepLoop:
         self.scheduler.add(request)
 
     def step(self) -> None:
-        """Runs one step. Where memory ends in it, its rows are put back and each is tried alone."""
+        """Runs one step. If it runs out of memory, its requests are retracted and tried one by one."""
         batch = self._plan()
         shortage = None
         try:
             self._run_planned(batch)
-        except Exception as error:  # which of them it is, its words say
+        except Exception as error:  # kinds of shortage are recognised by their message
             if not memory_shortage.is_shortage(error):
                 raise
             shortage = str(error).partition("\n")[0]
-        if shortage is not None:  # by now what the error held is free
+        if shortage is not None:  # outside the except block, so that the memory held by the error is free
             self._isolate(shortage)
 
     def _plan(self) -> Batch | None:
@@ -236,8 +238,8 @@ class StepLoop:
         return batch
 
     def _run_planned(self, batch: Batch | None) -> None:
-        """Launches a step, and reads what the one before has drawn while it runs (depth 1), or what itself has drawn
-        (depth 0). A step's draws may depend on every token before, so they are launched last."""
+        """Launches a step, and reads the tokens of the step before while it runs (overlap) or its own tokens (no
+        overlap). A step's draws may depend on all earlier tokens, so they are launched last."""
         if batch is None:
             self._settle_before()
             return
@@ -251,15 +253,15 @@ class StepLoop:
             self._settle_before()
 
     def _isolate(self, shortage: str) -> None:
-        """Continues after a step whose memory was not enough. Nothing of it counts; of the one before it all does,
-        unless it can't be read: then its tokens are drawn again."""
+        """Continues after a step that ran out of memory. Nothing of the failed step counts. The step before counts
+        unless reading it fails too; then its tokens are drawn again."""
         try:
             self._settle_before()
-        except Exception as error:  # as in _step
+        except Exception as error:  # as in `step`
             if not memory_shortage.is_shortage(error):
                 raise
         memory_shortage.release_cached()
-        self.scheduler.store.settle(self.scheduler.store.step)  # what was launched of it comes before any other step
+        self.scheduler.store.settle(self.scheduler.store.step)  # its launched work runs before any later step
         if not self.scheduler.isolated:
             logger.warning("%s The rows of the step are tried one by one.", shortage)
             self.scheduler.isolate()
@@ -285,14 +287,14 @@ class StepLoop:
         return _Launched(forward, self.scheduler.launched(batch), patience)
 
     def _settle_before(self) -> None:
-        """Reads the step that is in flight, if any."""
+        """Reads the tokens of the step in flight, if any."""
         before, self._in_flight = self._in_flight, None
         if before is not None:
             self._settle(before)
 
     def _make_masks(self, step: _Launched) -> _Masked:
-        """The rows that a step draws for, with their masks; without those whose masks are late: their last token is
-        computed again in the next step."""
+        """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
+        is computed again in the next step."""
         batch = step.forward.batch
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
         watched = (self.scheduler.store.table.look[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
@@ -312,7 +314,7 @@ class StepLoop:
                 matchers,
                 words,
                 patience=step.patience,
-                others=len(masked) < len(batch.slots),  # a piece of a prompt is computed, too
+                others=len(masked) < len(batch.slots),  # a chunk of a prompt is computed as well
                 wanted=lambda: not self.inbox.empty,
             )
         filling = time.perf_counter() - began
@@ -332,7 +334,7 @@ class StepLoop:
         self._in_flight = _InFlight(step, masked, drawn)
 
     def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, DrawAdjustments]:
-        """Data that the draws of some rows need beyond the sampling table and masks, by index into `rows`."""
+        """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
         special: dict[int, DrawAdjustments] = {}
         table = self.scheduler.store.table
         which = (table.look[batch.slots[rows]] == DRAWS).nonzero()[0]
@@ -346,14 +348,14 @@ class StepLoop:
         return special
 
     def _settle(self, before: _InFlight) -> None:
-        """Reads what a step has computed: appends the drawn tokens, and looks at those that may end a request or that
-        somebody watches. Rows that were changed since the step was launched are passed over."""
+        """Reads the results of a step: appends the drawn tokens, and looks at those that may end a request or that a
+        stream needs. Skips rows whose request has changed since the step was planned."""
         scheduler, step, rows = self.scheduler, before.step, before.masked.rows
         batch = step.forward.batch
         sampled = before.drawn.read()
         if before.masked.filling:
             self.mask_times.add(before.masked.filling)
-            waited = before.masked.filling if before.drawn is sampled else sampled.waited  # on a CPU nothing else waits
+            waited = before.masked.filling if before.drawn is sampled else sampled.waited  # on a CPU: masks only
             if waited is not None:
                 self.mask_waits.add(waited)
         scheduler.store.settle(batch.step)
@@ -380,12 +382,13 @@ class StepLoop:
             self._take(batch, rows, which, sampled)
 
     def _take(self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled) -> None:
-        """Appends the tokens of some of the rows that were drawn for, and looks at those that have to be looked at.
+        """Appends the tokens drawn for some rows, and processes those that the host must look at.
 
         Args:
-            rows: that were drawn for, of the batch.
-            which: of `rows`.
-            sampled: their tokens.
+            batch: batch of the step.
+            rows: indices into the batch of the rows with a draw, int64.
+            which: indices into `rows` of the draws to use, int64.
+            sampled: tokens of all draws, in the order of `rows`.
         """
         table = self.scheduler.store.table
         slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
@@ -423,20 +426,22 @@ class StepLoop:
         return Finish("stop", token) if token in request.output.ends else None
 
     def _begin(self, request: Request) -> None:
-        """Appends to a request that has not begun what its grammar forces at once, and sees whether that is all."""
-        if request.given:  # and `resume` has done so
+        """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
+        left to draw."""
+        if request.given:  # `Request.resume` has applied the grammar
             request.output.tell_given()
         elif self.jump and request.output.matcher is not None:
             tokens, request.ending = request.jump(request.limit - request.prompt_len)
             if tokens:
                 request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
         if request.ending is not None:
-            request.limit = len(request.tokens)  # nothing is drawn
+            request.limit = len(request.tokens)  # so that nothing is drawn
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
     def _leap(self, request: Request) -> tuple[Finish | None, bool]:
-        """Appends what the request's grammar forces. Says whether that ends it, and whether it has its full length."""
+        """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the
+        request has reached its maximum length."""
         table, slot = self.scheduler.store.table, request.slot
         room = int(table.limit[slot] - table.known[slot])
         tokens, finish = request.jump(room)
@@ -445,7 +450,7 @@ class StepLoop:
         return finish, len(tokens) >= room
 
     def _finish(self, request: Request, finish: Finish) -> None:
-        """Ends a request with its result, or lets the next one of its program continue in its slot."""
+        """Ends a request with its result, or starts the next request of its program in its slot."""
         if request.follow is None:
             self.scheduler.finish(request, State.FINISHED)
             request.output.tell(request.generation(finish))
@@ -489,7 +494,7 @@ def _no_span(_: str) -> AbstractContextManager[object]:
 
 
 def _kind(batch: Batch) -> str:
-    """Name of a step in a profile: what it computes."""
+    """Name of a step in a profile: "prefill", "decode" or both."""
     if not batch.decoding:
         return "prefill"
     return "decode" if batch.decoding == len(batch.requests) else "prefill and decode"

@@ -1,4 +1,4 @@
-"""Records of what is submitted to an engine."""
+"""Records of submissions to an engine: generations, selections and programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_QUEUED = 100_000  # nodes of one program that wait to be played
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """A prompt that is to be continued; `Engine.submit` says what the fields mean."""
+    """A prompt to continue; the fields are the parameters of `Engine.submit`."""
 
     prompt: Prompt | str | Sequence[int]
     params: SamplingParams = SamplingParams()
@@ -30,7 +30,7 @@ class GenerateRequest:
     output_ids: Sequence[int] = ()
 
     def check(self) -> None:
-        """Raises ParameterError: what says how it is run is of another type."""
+        """Raises ParameterError if the constraint, priority or namespace has the wrong type."""
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
             raise ParameterError("constraint", f"{shown(self.constraint)} is no constraint.")
         check_kind("priority", self.priority, int)
@@ -43,7 +43,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class SelectRequest:
-    """Choices that are to be scored; `Engine.submit_select` says what the fields mean."""
+    """Choices to score; the fields are the parameters of `Engine.submit_select`."""
 
     prompt: Prompt | str
     choices: Sequence[str]
@@ -51,7 +51,7 @@ class SelectRequest:
     namespace: str = ""
 
     def check(self) -> None:
-        """Raises ParameterError: it has no choices, or something is of another type."""
+        """Raises ParameterError if no choices are given, or a field has the wrong type."""
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
         check_kind("choices", self.choices, list, tuple)
@@ -63,7 +63,7 @@ class SelectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRequest:
-    """A whole program that is to be played; `Engine.run_program` says what the fields mean."""
+    """A whole program to play; the fields are the parameters of `Engine.run_program`."""
 
     prompt: Prompt | str
     program: Program
@@ -72,10 +72,11 @@ class ProgramRequest:
     priority: int = 0
 
     def check(self) -> None:
-        """
+        """Checks the types of the fields, and the size of the program.
+
         Raises:
-            ParameterError: something is of another type.
-            OverloadedError: it has too many nodes.
+            ParameterError: a field has the wrong type, or a decision of the program is not valid.
+            OverloadedError: the program has too many nodes.
         """
         check_kind("prompt", self.prompt, str, Prompt)
         check_kind("namespace", self.namespace, str)
@@ -93,8 +94,8 @@ class ProgramRequest:
 
 
 def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
-    """Raises ParameterError: one is no node, or the path of their branch is none. What is in a node was checked when it
-    was made."""
+    """Raises ParameterError if an item is not a node, or the path of their branch is not a tuple of integers. The
+    contents of nodes are checked when they are made."""
     check_kind("path", path, tuple)
     for index in path:
         check_kind("path", index, int)
@@ -104,13 +105,14 @@ def check_nodes(nodes: Sequence[Node], path: Path = ()) -> None:
 
 
 def check_kind(name: str, value: object, *kinds: type) -> None:
-    """Raises ParameterError: a value is of another type."""
+    """Raises ParameterError if a value has none of the given types."""
     if not isinstance(value, kinds):
         raise ParameterError(name, f"{shown(value)} is no {' or '.join(kind.__name__ for kind in kinds)}.")
 
 
 def check_priority(priority: object, policy: str) -> None:
-    """Raises ParameterError: a program's priority is no number, or one that the engine's policy does not look at."""
+    """Raises ParameterError if a program's priority is not an integer, or is not 0 under a policy that ignores
+    priorities."""
     check_kind("priority", priority, int)
     if priority and policy != "priority":
         told = f"the engine's policy is {policy!r}, which knows no priorities."
@@ -118,12 +120,12 @@ def check_priority(priority: object, policy: str) -> None:
 
 
 def no_choices_error() -> ParameterError:
-    """The error of a selection that has none."""
+    """Error for a selection without choices."""
     return ParameterError("choices", "at least one is needed.")
 
 
 def too_many_error() -> OverloadedError:
-    """The error of a program with more nodes to be played than may wait."""
+    """Error for a program with too many queued nodes."""
     return OverloadedError(
         f"more than {MOST_QUEUED:,} nodes of the program wait to be played.",
         hint="Does a loop end? Read a value now and then: that waits for what was added before.",

@@ -1,4 +1,4 @@
-"""Choice of the drawn tokens that the host looks at: a few array operations for all rows of a step."""
+"""Selection of the drawn tokens that the host looks at, with a few array operations for all rows of a step."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.request import Request, StreamPace, WatchedTokens
 
-# As plain numbers: comparing an array with a member of an enumeration is slow.
+# Plain integers: comparing an array with a member of an enumeration is slow.
 _, STOPS, TEXT, GRAMMAR, DRAWS = map(int, WatchedTokens)
 _AT_ONCE, _NOW_AND_THEN = map(int, (StreamPace.AT_ONCE, StreamPace.NOW_AND_THEN))
 
 
 class TokenWatch:
-    """
+    """Selection of the drawn tokens that the host looks at.
+
     Args:
-        table: the slots.
+        table: slot table.
         eos_ids: tokens that may end a generation.
-        vocab_size: of the model.
-        stream_interval_s: least time between two looks at tokens that are looked at for a stream alone.
+        vocab_size: size of the vocabulary.
+        stream_interval_s: minimum time between two looks at tokens that only streams need, in seconds.
     """
 
     def __init__(self, table: SlotTable, eos_ids: frozenset[int], vocab_size: int, *, stream_interval_s: float) -> None:
         self._table = table
-        self._stop_tokens = np.zeros((len(table.length), vocab_size), dtype=bool)  # by slot, where it looks at STOPS
+        self._stop_tokens = np.zeros((len(table.length), vocab_size), dtype=bool)  # by slot; for STOPS only
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
         self._stream_interval_s = stream_interval_s
-        self._streams_told = 0.0  # when, by the monotonic clock
+        self._streams_told = 0.0  # time of the last look at streams, monotonic clock
 
     def begin(self, request: Request) -> None:
-        """A request has got its slot."""
+        """Sets up the watch for a request that has just been given a slot."""
         if self._table.look[request.slot] == STOPS:
             stop_tokens = request.output.stop_tokens()
             self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
 
     def looked_at(self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The rows whose token has to be looked at.
+        """Indices of the rows whose token the host must look at.
 
         Args:
-            slots, tokens: of the rows.
-            full: rows that have their last token now.
+            slots: slot of each row [R].
+            tokens: drawn token of each row [R].
+            full: True for rows that have reached their limit [R].
         """
         kinds, paces = self._table.look[slots], self._table.paced[slots]
         look = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
@@ -55,7 +57,7 @@ class TokenWatch:
         return rows
 
     def _streams_due(self) -> bool:
-        """Tells whether it is time to look at streams again, and begins to wait anew."""
+        """Returns True if the stream interval has passed, and starts the next one."""
         now = time.monotonic()
         if now - self._streams_told < self._stream_interval_s:
             return False

@@ -1,4 +1,4 @@
-"""Work of a branch that is under way elsewhere: what comes of it once the branch has given it up is nobody's."""
+"""Running work of a branch. Its results are ignored once the branch has given it up."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ _P = ParamSpec("_P")
 
 
 class WorkUnderWay:
-    """
+    """Running jobs of a branch, and callbacks that are void once the branch gives them up.
+
     Args:
-        player: the program of the branch.
+        player: program of the branch.
 
     Attributes:
-        epoch: how often it was given up.
+        epoch: number of times that the work was given up.
     """
 
     def __init__(self, player: ProgramOfBranches) -> None:
         self._player = player
-        self.epoch = 0  # calls made for an earlier one do nothing
+        self.epoch = 0  # callbacks made in an earlier epoch do nothing
         self._jobs: set[GenerationJob | SelectionJob] = set()
 
     def begin(self, job: GenerationJob | SelectionJob) -> None:
-        """Notes a job, which is aborted when the work is given up."""
+        """Registers a job, to be aborted if the work is given up."""
         self._jobs.add(job)
 
     def end(self, job: GenerationJob | SelectionJob) -> None:
-        """Forgets a job that has ended."""
+        """Removes a job that has ended."""
         self._jobs.discard(job)
 
     def give_up(self) -> None:
-        """Aborts all jobs, and voids all calls that are to come back."""
+        """Aborts all jobs, and voids all outstanding callbacks."""
         self.epoch += 1
         jobs, self._jobs = self._jobs, set()
         for job in jobs:
             job.abort()
 
     def unless_over(self, call: Callable[_P, object]) -> Callable[_P, None]:
-        """A call to be made on the loop's thread, which does nothing once the work is given up."""
+        """Wraps a function for the loop's thread, so that it does nothing once the work is given up."""
         epoch = self.epoch
 
         def back(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -56,7 +57,7 @@ class WorkUnderWay:
         return back
 
     def later(self, call: Callable[[], object]) -> Callable[[object], None]:
-        """`unless_over` for a future's callback, which may come on any thread."""
+        """Wraps a function as a future's callback for any thread: posts `unless_over(call)` to the loop's thread."""
         back = self.unless_over(call)
 
         def later(_: object) -> None:

@@ -1,1 +1,1 @@
-"""Models that read a text whole and give numbers: embeddings, scores of pairs, classes. They have no cache."""
+"""Models that read whole texts and return numbers: embeddings, scores of pairs, classes. They have no KV cache."""

@@ -1,4 +1,4 @@
-"""Encoders of BERT's family (Devlin et al. 2018, arXiv:1810.04805), over texts that lie one after another, unpadded."""
+"""Encoders of the BERT family (Devlin et al. 2018, arXiv:1810.04805), for texts concatenated without padding."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ class _Layer:
     qkv: Product
     output: Product
     attention_norm: _Norm
-    up: Product  # with its activation
+    up: Product  # includes the activation
     down: Product
     norm: _Norm
 
 
 class Bert:
-    """
+    """Layers of a BERT-like encoder.
+
     Args:
-        spec: its shape.
-        source: of its weights.
-        dtype, device: of weights and activations.
-        progress: gets the layers that are loaded and gives them back one by one.
+        spec: shape of the encoder.
+        source: source of the weights.
+        dtype, device: dtype and device of weights and activations.
+        progress: wraps the iteration over layers while they are loaded.
 
     Raises:
-        ModelError: a tensor is missing, over, or of another shape.
+        ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class Bert:
         self._types = weights.matrix("embeddings.token_type_embeddings", spec.type_vocab_size, hidden)
         self._norm = weights.norm("embeddings.LayerNorm")
         self._layers = [weights.layer(f"encoder.layer.{i}.") for i in progress(range(spec.num_layers))]
-        for part in ("weight", "bias"):  # a classifier has taken it
+        for part in ("weight", "bias"):  # used by a classifier only, which has taken it by now
             source.leave_out(f"{weights.prefix}pooler.dense.{part}")
         source.finish()
 
     def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
-        """Hidden states [T, hidden_size].
+        """Computes hidden states [T, hidden_size] of concatenated texts.
 
         Args:
-            ids, types: [T], of all texts.
-            lengths: of each text in tokens; those that are equal lie beside each other.
+            ids, types: token ids and token types of all texts, [T] each.
+            lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
         """
         places = positions(lengths) + self._spec.first_position
         at, kinds, where = (torch.from_numpy(a.astype(np.int64)).to(self._device) for a in (ids, types, places))
@@ -85,7 +86,7 @@ class Bert:
         return x
 
     def _attention(self, qkv: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
-        """[T, H] of queries, keys and values [T, 3 H]; each text looks at itself."""
+        """Attention outputs [T, H] from queries, keys and values [T, 3 H]; tokens attend only within their own text."""
         heads, out, at = self._spec.num_heads, [], 0
         for count, length in groups:
             rows = qkv[at : at + count * length].view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
@@ -96,7 +97,7 @@ class Bert:
 
 
 class _BertWeights:
-    """An encoder's tensors, by the names of its checkpoint."""
+    """Reader of an encoder's tensors by the names of its checkpoint."""
 
     def __init__(self, spec: BertSpec, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._weights = spec, Weights(source, dtype, device)
@@ -106,7 +107,7 @@ class _BertWeights:
         return self._weights.take(f"{self.prefix}{name}.weight", (rows, columns))
 
     def norm(self, name: str) -> _Norm:
-        """Layer norm; old checkpoints call its parts gamma and beta."""
+        """Layer norm; old checkpoints name its parts gamma and beta."""
         name, size = self.prefix + name, (self._spec.hidden_size,)
         old = self._weights.source.has(f"{name}.gamma")
         weight, bias = (f"{name}.{part}" for part in (("gamma", "beta") if old else ("weight", "bias")))

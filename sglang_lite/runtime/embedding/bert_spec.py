@@ -1,4 +1,4 @@
-"""Specification of an encoder of BERT's family, read from its config. Needs no torch."""
+"""Specification of a BERT-like encoder, read from its config. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.models.config_fields import Field, Json, check
 
-# Architecture: prefix of its tensors, and names of its classifier's two layers.
+# Architecture -> prefix of its tensor names, and names of its classifier's two layers or None.
 FAMILIES: Mapping[str, tuple[str, tuple[str, str] | None]] = {
     "BertModel": ("bert.", None),
     "BertForSequenceClassification": ("bert.", ("bert.pooler.dense", "classifier")),
@@ -32,17 +32,24 @@ _FIELDS = {
     "position_embedding_type": Field("text"),
     "is_decoder": Field("flag"),
 }
-_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # torch's `approximate`
+_ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # torch's `approximate` of each
 
 
 @dataclass(frozen=True, slots=True)
 class BertSpec:
-    """Shape of an encoder.
+    """Shape of a BERT-like encoder.
 
     Attributes:
-        first_position: of a text's first token.
-        gelu: torch's name of the approximation.
-        prefix: of the tensors' names, where a checkpoint has one.
+        vocab_size: number of tokens.
+        hidden_size: elements of a hidden state.
+        num_layers, num_heads: number of layers, and of attention heads.
+        intermediate_size: intermediate size of the feed-forwards.
+        max_positions: size of the position table.
+        type_vocab_size: number of token types.
+        first_position: position of a text's first token.
+        norm_eps: epsilon of the layer norms.
+        gelu: torch's name of the GELU approximation.
+        prefix: prefix of the tensor names, which a checkpoint may leave out.
     """
 
     vocab_size: int
@@ -59,15 +66,20 @@ class BertSpec:
 
     @property
     def limit(self) -> int:
-        """Tokens of a text."""
+        """Largest number of tokens of a text."""
         return self.max_positions - self.first_position
 
 
 def bert_spec(config: Mapping[str, Json], architecture: str, file: Path) -> BertSpec:
-    """Reads the config in `file`.
+    """Returns the specification of an encoder from its config.
+
+    Args:
+        config: parsed `config.json`.
+        architecture: key of `FAMILIES`.
+        file: path of the config, for messages.
 
     Raises:
-        ModelError: an option that is not supported, or a field that is missing or senseless.
+        ModelError: an option is not supported, or a field is missing or invalid.
     """
     check(config, _FIELDS, str(file))
     if (activation := config.get("hidden_act", "gelu")) not in _ACTIVATIONS:

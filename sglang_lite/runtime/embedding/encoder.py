@@ -1,4 +1,4 @@
-"""A model that reads texts: layers, and what makes numbers of their hidden states."""
+"""Model that reads texts: layers, pooling, and the heads that turn hidden states into vectors or scores."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 class Layers(Protocol):
-    """Layers of a model, over texts that lie one after another."""
+    """Layers of a model, called with concatenated texts; returns hidden states [T, hidden_size]."""
 
     def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor: ...
 
 
 class Encoder:
-    """
+    """Model that turns texts into vectors, or into numbers by label.
+
     Args:
-        spec: its shape.
-        source: of its weights.
-        dense: of those of each of the spec's dense layers.
-        dtype, device: of weights and activations; dense layers are computed in float32.
-        progress: gets the layers that are loaded and gives them back one by one.
+        spec: specification of the model.
+        source: source of the model's weights.
+        dense: sources of the weights of the spec's dense layers, in order.
+        dtype, device: dtype and device of weights and activations; dense layers are computed in float32.
+        progress: wraps the iteration over layers while they are loaded.
 
     Raises:
-        ModelError: a tensor is missing, over, or of another shape.
+        ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Encoder:
     ) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
         hidden = spec.layers.hidden_size
-        # Before the layers, which leave no tensor over.
+        # Before the layers, which check that no tensor is left.
         self._head = None if spec.classifier is None else _head(Weights(source, dtype, device), spec.classifier, hidden)
         self._dense = [_dense(Weights(each, torch.float32, device), layer) for each, layer in zip(dense, spec.dense)]
         self._layers: Layers
@@ -59,11 +60,11 @@ class Encoder:
             self._layers = PackedDecoder(spec.layers, source, dtype, device, spec.limit, progress)
 
     def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
-        """float32 [N, width]: vectors of texts, or their numbers by label.
+        """Computes float32 [N, width]: vectors of texts, or numbers by label.
 
         Args:
-            ids, types: [T], of all texts.
-            lengths: of each text in tokens; those that are equal lie beside each other.
+            ids, types: token ids and token types of all texts, [T] each.
+            lengths: number of tokens of each text; texts of equal length that are adjacent are computed as one batch.
         """
         x = self._pooled(self._layers(ids, types, lengths), equal_lengths(lengths))
         for layer in self._dense:
@@ -71,7 +72,7 @@ class Encoder:
         return x if self._head is None else self._head(x.to(self.dtype)).float()
 
     def _pooled(self, x: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
-        """float32 [N, H]."""
+        """Pooled vectors of texts, float32 [N, H]."""
         out, at = [], 0
         for count, length in groups:
             rows = x[at : at + count * length].view(count, length, -1)

@@ -1,4 +1,4 @@
-"""Loading an encoder."""
+"""Loader of models that read texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ _GENERATION = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedEncoder:
-    """An encoder and its tokenizer."""
+    """Encoder with its tokenizer.
+
+    Attributes:
+        name: value of the engine's `model` setting.
+        model: encoder with loaded weights.
+        tokenizer: tokenizer of the encoder.
+    """
 
     name: str
     model: Encoder
@@ -47,15 +53,18 @@ def load_encoder(
     """Loads the folder at `path`.
 
     Args:
-        progress: gets the layers that are loaded and gives them back one by one.
+        config: configuration of the engine.
+        path: folder of the model.
+        device: device that the model runs on.
+        progress: wraps the iteration over layers while they are loaded.
 
     Raises:
-        ModelError: damaged or not supported.
-        ParameterError: a setting that such a model has no use for.
+        ModelError: the model is damaged or not supported.
+        ParameterError: a setting has no meaning for models that read texts.
     """
     given = [each.name for each in fields(config) if getattr(config, each.name) != each.default]
     for name in given:
-        if name in _GENERATION or (name == "tell_cache" and config.tell_cache):  # False is so in any case
+        if name in _GENERATION or (name == "tell_cache" and config.tell_cache):  # tell_cache=False always holds here
             raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"
@@ -78,7 +87,7 @@ def load_encoder(
 
 
 def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """The format that a model which reads texts is computed in. Raises ParameterError: it can't be that."""
+    """Dtype that the encoder computes in. Raises ParameterError if the configured one is not supported."""
     if config.dtype not in ("auto", *_DTYPES):
         raise ParameterError("dtype", f"{config.dtype} is for models that generate text.", hint="Use float32.")
     return _DTYPES.get(config.dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -87,7 +96,7 @@ def encoder_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 def _sources(
     config: EngineConfig, path: Path, spec: EncoderSpec, device: torch.device
 ) -> tuple[WeightSource, list[WeightSource]]:
-    """Weights of a model, and of each of its dense layers."""
+    """Sources of the weights of the model and of each of its dense layers."""
     if config.load_format == "dummy":
         return DummySource(device), [DummySource(device) for _ in spec.dense]
     declared = read_quantisation(path)

@@ -1,4 +1,4 @@
-"""Layers of a decoder over texts that lie one after another, each read once and whole: nothing is kept of them."""
+"""Decoder layers over concatenated texts, each read once as a whole; keys and values are not kept between calls."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 class PackedDecoder:
-    """
+    """Decoder without its head, used as the layers of an encoder.
+
     Args:
-        spec: its shape.
-        source: of its weights.
-        dtype, device: of weights and activations.
-        limit: tokens of a text.
-        progress: gets the layers that are loaded and gives them back one by one.
+        spec: specification of the decoder.
+        source: source of the weights.
+        dtype, device: dtype and device of weights and activations.
+        limit: largest number of tokens of a text.
+        progress: wraps the iteration over layers while they are loaded.
 
     Raises:
-        ModelError: a tensor is missing, over, or of another shape.
+        ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class PackedDecoder:
         self._decoder = Decoder(spec, source, Precision(dtype, dtype, dtype), device, limit, progress, head=False)
 
     def __call__(self, ids: NDArray[np.int32], types: NDArray[np.int32], lengths: list[int]) -> torch.Tensor:
-        """Hidden states [T, hidden_size]. Arguments as of `Bert`; a decoder knows no types."""
+        """Computes hidden states [T, hidden_size]. Takes the arguments of `Bert`; token types are ignored."""
         ends = pairwise(accumulate(lengths, initial=0))
         rows = tuple(ExtendRow(start, end, slice(start, end)) for start, end in ends)
         plan = AttentionPlan(torch.arange(len(ids)), (), rows)
@@ -52,7 +53,8 @@ class PackedDecoder:
         return self._decoder.forward(at, where, plan, self._cache(len(ids)))
 
     def _cache(self, tokens: int) -> KVCache:
-        """Room for one layer's keys and values, which all layers share: each has read them when the next one writes."""
+        """Cache with room for one layer, shared by all layers: each layer is done reading before the next one
+        writes."""
         dtype, device = self._decoder.precision.cache, self._decoder.device
         layers = self._decoder.kv_layout.layers
         rooms = {planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device) for planes in set(layers)}

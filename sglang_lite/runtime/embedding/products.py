@@ -1,4 +1,4 @@
-"""Products with a matrix and a bias, of weights by their names in a checkpoint."""
+"""Linear layers built from weights and biases by their names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSourc
 
 Product: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
-_ROWS = 4096  # that oneDNN's layout of weights is chosen for
+_ROWS = 4096  # number of rows that oneDNN's layout of weights is chosen for
 
 
 class Weights:
-    """A checkpoint's tensors, as they are computed with.
+    """Reader of a checkpoint's tensors in the dtype and on the device of computation.
 
     Args:
-        source: each tensor of it is taken once.
+        source: source of the tensors; each is taken once.
+        dtype, device: dtype and device of the tensors.
     """
 
     def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
@@ -34,10 +35,13 @@ class Weights:
     def product(
         self, names: Sequence[str], outputs: int, inputs: int, *, gelu: str | None = None, bias: bool = True
     ) -> Product:
-        """The product with matrices [outputs, inputs] that are stacked.
+        """Linear layer over matrices [outputs, inputs] that are stacked along their outputs.
 
         Args:
-            gelu: torch's name of the approximation; None for no activation.
+            names: names of the modules that hold the matrices.
+            outputs, inputs: shape of each matrix.
+            gelu: torch's name of the GELU approximation of an activation that follows, or None for no activation.
+            bias: whether the modules have biases.
         """
         weight = torch.cat([self.take(f"{name}.weight", (outputs, inputs)) for name in names])
         offset = torch.cat([self.take(f"{name}.bias", (outputs,)) for name in names]) if bias else None
@@ -49,7 +53,7 @@ class Weights:
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None, gelu: str | None) -> Product:
-    """A product through oneDNN, with weights in its own layout and the activation in it: twice as fast as torch's."""
+    """Linear layer through oneDNN with packed weights and a fused activation: twice as fast as torch's."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)  # noqa: SLF001 # torch has no other name for it
     after: tuple[str, list[object], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *after)  # noqa: SLF001 # torch has no other name for it

@@ -1,4 +1,4 @@
-"""Records of what an encoder is asked, and the texts of a request as tokens."""
+"""Requests to models that read texts, and the conversion of texts to tokens."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-Readable: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair, or token ids
+Readable: TypeAlias = str | tuple[str, str] | Sequence[int]  # a text, a pair of texts, or token ids
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeRequest:
-    """Texts that are to be read, one after another.
+    """Texts to be read, as concatenated tokens.
 
     Attributes:
-        ids: int32 [T], the tokens of all texts.
-        types: int32 [T], 0 but for those of a pair's second text.
-        lengths: int32 [N], the tokens of each text.
+        ids: int32 [T], tokens of all texts.
+        types: int32 [T], token types: 1 for the second text of a pair, else 0.
+        lengths: int32 [N], number of tokens of each text.
     """
 
     ids: NDArray[np.int32]
@@ -35,7 +35,7 @@ class EncodeRequest:
     lengths: NDArray[np.int32]
 
     def texts(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Tokens and types of each text."""
+        """Yields the tokens and token types of each text."""
         at = 0
         for length in self.lengths.tolist():
             yield self.ids[at : at + length], self.types[at : at + length]
@@ -52,15 +52,19 @@ def tokenised(
     field: str = "prompt",
     first: int = 0,
 ) -> EncodeRequest:
-    """The request of some texts, or pairs of texts, enclosed as the model wants them; token ids are read as they are.
+    """Returns the request for texts or pairs, with the model's special tokens added; token ids are used unchanged.
 
     Args:
-        prompt: goes before each text, but before neither pairs nor ids.
-        truncate: cut what is longer than the model's limit; of a pair the longer text.
-        field, first: the parameter's name and the number of its first text here, for messages.
+        texts: texts, pairs of texts, or lists of token ids.
+        tokenizer: tokenizer of the model.
+        spec: specification of the model.
+        prompt: text put before each text, but not before pairs or token ids.
+        truncate: whether to cut texts that exceed the model's limit; of a pair, the longer text is cut first.
+        field: name of the parameter, for messages.
+        first: index of the first text in the parameter, for messages.
 
     Raises:
-        ParameterError: no texts; one is none, empty, too long, or no Unicode.
+        ParameterError: `texts` is empty, or a text is empty, too long, not valid Unicode, or of a wrong type.
     """
     if not texts:
         raise ParameterError(field, "has no texts.")
@@ -79,7 +83,7 @@ def tokenised(
             enclosed = _enclosed(sides, tokenizer, spec.limit, [names[i] for i in mine], truncate=truncate)
             for index, encoding in zip(mine, enclosed):
                 tokens[index] = encoding.ids, encoding.type_ids
-    import numpy as np  # which takes longer than the start of an engine's process, that is first
+    import numpy as np  # imported late: it takes longer than starting an engine's process, which must not wait for it
 
     return EncodeRequest(
         np.fromiter((i for ids, _ in tokens for i in ids), np.int32),
@@ -89,7 +93,7 @@ def tokenised(
 
 
 def are_ids(given: object) -> bool:
-    """True for token ids, and False for what stands for one text or for several of anything."""
+    """True for a non-empty list or tuple of integers: token ids of one text."""
     return isinstance(given, list | tuple) and bool(given) and all(type(each) is int for each in given)
 
 
@@ -118,7 +122,7 @@ def _limited(ids: Any, name: str, limit: int, *, truncate: bool) -> Sequence[int
 
 
 def too_long(name: str, tokens: int, limit: int) -> ParameterError:
-    """The error of a text of more tokens than the model reads."""
+    """Error for a text with more tokens than the model reads."""
     return ParameterError(
         name, f"has {tokens:,} tokens; the model reads {limit:,}.", hint="Shorten it, or use truncate=True."
     )
@@ -127,7 +131,7 @@ def too_long(name: str, tokens: int, limit: int) -> ParameterError:
 def _enclosed(
     sides: Iterable[Sequence[str]], tokenizer: Tokenizer, limit: int, names: Sequence[str], *, truncate: bool
 ) -> Iterator[Encoding]:
-    """Texts, or first and second texts of pairs, between the tokens that the tokenizer puts around them."""
+    """Yields texts, or pairs from first and second texts, with the tokenizer's special tokens around them."""
     backend = tokenizer.backend
     try:
         parts = [backend.encode_batch_fast(list(side), add_special_tokens=False) for side in sides]
@@ -144,7 +148,7 @@ def _enclosed(
 
 
 def _cut(encodings: tuple[Encoding, ...], room: int) -> None:
-    """Cuts a text, or a pair, to as many tokens: the longer text first, then both alike."""
+    """Truncates a text or pair to `room` tokens: the longer text first, then both equally."""
     lengths = [len(each) for each in encodings]
     while (over := sum(lengths) - room) > 0:
         longest = lengths.index(max(lengths))
@@ -155,7 +159,7 @@ def _cut(encodings: tuple[Encoding, ...], room: int) -> None:
 
 
 def reads_no_text(name: str) -> CapabilityError:
-    """The error of an embedding, score or class that is asked of a model that generates."""
+    """Error for a request of an embedding, score or class to a model that generates text."""
     return CapabilityError(
         f"{name} generates text; this needs an embedding model.",
         hint="Start an engine with one, such as a folder of all-MiniLM-L6-v2.",
@@ -163,7 +167,7 @@ def reads_no_text(name: str) -> CapabilityError:
 
 
 def generates_no_text(name: str) -> CapabilityError:
-    """The error of a generation by a model that only reads texts."""
+    """Error for a request of generation to a model that only reads texts."""
     return CapabilityError(
         f"{name} generates no text: it gives embeddings, scores or classes.",
         hint="Use Engine.encode, score_pairs or classify; or start an engine with a model that generates.",

@@ -1,4 +1,4 @@
-"""Files that sentence-transformers puts beside a model: how vectors are made of its hidden states. Needs no torch."""
+"""Reader of the files that sentence-transformers adds to a model, which define how it makes vectors. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _DENSE = {
     "bias": Field("flag"),
     "activation_function": Field("text"),
 }
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")  # torch's classes
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")  # class names in torch.nn
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A matrix that a vector is multiplied by.
+    """Linear layer that a pooled vector passes through.
 
     Attributes:
-        folder: that has its weights.
-        activation: torch's class of what follows.
+        folder: folder that holds the weights.
+        inputs, outputs: shape of the layer.
+        bias: whether the layer has a bias.
+        activation: class name in torch.nn of the activation that follows.
     """
 
     folder: Path
@@ -48,9 +50,9 @@ class Modules:
     """Steps from hidden states to a vector.
 
     Attributes:
-        pooling: None where the folder does not say.
-        dense: what a vector goes through after it.
-        normalise: vectors have length 1.
+        pooling: pooling of hidden states, or None if the folder does not define it.
+        dense: linear layers that a pooled vector passes through.
+        normalise: whether vectors are scaled to length 1.
     """
 
     pooling: Pooling | None = None
@@ -60,10 +62,11 @@ class Modules:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts that go before others.
+    """Texts to be put before the user's texts.
 
     Attributes:
-        default: the one before a text that names none.
+        named: prompts by name.
+        default: prompt for texts without a prompt name; "" for none.
     """
 
     named: Mapping[str, str]
@@ -71,18 +74,19 @@ class Prompts:
 
 
 def has_modules(path: Path) -> bool:
-    """True for a folder that sentence-transformers has written."""
+    """True if sentence-transformers has written the folder."""
     return (path / "modules.json").exists()
 
 
 def read_modules(path: Path, hidden_size: int) -> Modules:
-    """Reads `modules.json` and what it names.
+    """Reads `modules.json` and the files that it names.
 
     Args:
-        hidden_size: of the model.
+        path: folder of the model.
+        hidden_size: elements of the model's hidden states.
 
     Raises:
-        ModelError: a module or pooling that is not supported, or sizes that don't fit.
+        ModelError: a module or pooling is not supported, or sizes don't match.
     """
     if not has_modules(path):
         return Modules()
@@ -110,7 +114,7 @@ def _pooling(file: Path) -> Pooling:
     config = read_json(file)
     if config.get("include_prompt") is False:
         raise ModelError(f"{file}: include_prompt false is not supported.")
-    if "pooling_mode" in config:  # since sentence-transformers 5
+    if "pooling_mode" in config:  # written by sentence-transformers 5 and later
         chosen = [str(config["pooling_mode"])]
         chosen = ["last" if name == "lasttoken" else name for name in chosen]
     else:
@@ -134,7 +138,7 @@ def _dense(folder: Path, inputs: int) -> DenseLayer:
 
 
 def read_limit(path: Path) -> int | None:
-    """Tokens of a text, where the folder says it."""
+    """Largest number of tokens of a text, or None if the folder does not define it."""
     file = path / "sentence_bert_config.json"
     if not file.exists():
         return None
@@ -145,10 +149,10 @@ def read_limit(path: Path) -> int | None:
 
 
 def read_prompts(path: Path) -> Prompts:
-    """The texts that sentence-transformers puts before others.
+    """Reads the prompts of a folder.
 
     Raises:
-        ModelError: one is no text, or the default is none of them.
+        ModelError: a prompt is not text, or the default prompt does not exist.
     """
     file = path / "config_sentence_transformers.json"
     config: Mapping[str, Json] = read_json(file) if file.exists() else {}

@@ -1,4 +1,4 @@
-"""Specification of a model that reads texts, of a Hugging Face or sentence-transformers folder. Needs no torch."""
+"""Specification of a model that reads texts, from a Hugging Face or sentence-transformers folder. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sglang_lite.runtime.models.read_config import reads_both_ways, spec_from_co
 from sglang_lite.runtime.models.spec import ModelSpec
 
 _CAUSAL = "ForCausalLM"
-# Architectures of decoders with another head or none: that of the same layers with a language model's.
+# Architectures of decoders with another head or none -> architecture with the same layers and a language model head.
 _DECODERS: Mapping[str, str] = {
     name.removesuffix(_CAUSAL).replace("Gemma3", "Gemma3Text") + head: name
     for name in ARCHITECTURES
@@ -43,12 +43,12 @@ class Classifier:
     """Head that gives a number for each label.
 
     Attributes:
-        inner: name of a layer with tanh before it; "" for none.
-        outer: name of its layer.
-        bias: that layer has one.
-        labels: by their numbers.
-        several: labels don't exclude each other.
-        plain: a single score is taken as it is, instead of its sigmoid.
+        inner: module name of a layer before it, with tanh; "" for none.
+        outer: module name of the last layer.
+        bias: whether the last layer has a bias.
+        labels: names of the labels, by index.
+        several: whether a text may have several labels.
+        plain: whether a single score is used as it is, without a sigmoid.
     """
 
     inner: str
@@ -61,16 +61,17 @@ class Classifier:
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """Model that reads texts: layers, and what makes numbers of their hidden states.
+    """Specification of a model that reads texts: layers, and the steps from hidden states to numbers.
 
     Attributes:
-        layers: an encoder's, or those of a decoder without its head.
-        limit: tokens of a text, those that enclose it among them.
-        pooling: how a text's vector is made of its tokens'.
-        dense: what the vector goes through then.
-        normalise: vectors have length 1.
-        prompts: texts that go before others.
-        classifier: None for a model that gives vectors.
+        architecture: architecture in `config.json`.
+        layers: specification of an encoder, or of a decoder that is used without its head.
+        limit: largest number of tokens of a text, special tokens included.
+        pooling: way in which hidden states of tokens become one vector per text.
+        dense: linear layers that the pooled vector passes through.
+        normalise: whether vectors are scaled to length 1.
+        prompts: texts to be put before the user's texts.
+        classifier: head of a model that gives numbers by label, or None for a model that gives vectors.
     """
 
     architecture: str
@@ -88,14 +89,14 @@ class EncoderSpec:
 
     @property
     def width(self) -> int:
-        """Numbers that a text gives."""
+        """Number of values that the model returns for a text."""
         if self.classifier is not None:
             return len(self.classifier.labels)
         return self.dense[-1].outputs if self.dense else self.layers.hidden_size
 
 
 def is_encoder(path: Path) -> bool:
-    """True for the folder of a model that gives embeddings, scores or classes."""
+    """True if a folder holds a model that gives embeddings, scores or classes."""
     if not path.is_dir():
         return False
     config = read_json(path / "config.json")
@@ -110,10 +111,10 @@ def _architecture(config: Mapping[str, Json]) -> str:
 
 
 def encoder_spec(path: Path) -> EncoderSpec:
-    """Reads a folder for which `is_encoder`: `config.json`, and what sentence-transformers puts beside it.
+    """Reads the specification from a folder for which `is_encoder` is True.
 
     Raises:
-        ModelError: an option that is not supported, or a field that is missing or senseless.
+        ModelError: an option is not supported, or a field is missing or invalid.
     """
     file = path / "config.json"
     config = read_json(file)
@@ -147,7 +148,7 @@ def encoder_spec(path: Path) -> EncoderSpec:
 
 
 def _layers(config: Mapping[str, Json], architecture: str, file: Path) -> ModelSpec:
-    """Layers of a decoder; what its language model would do to logits is left out."""
+    """Specification of a decoder's layers, without the settings of its language model head."""
     found = spec_from_config({**config, "architectures": [_DECODERS.get(architecture, architecture)]}, str(file))
     return replace(found, tied_embeddings=True, logit_scale=1.0, logit_softcap=None)
 

@@ -16,10 +16,10 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
-    """The tokenizer of the model in a folder.
+    """Returns the tokenizer of the model in a folder.
 
     Raises:
-        ModelError: none, one of an unknown kind, or one with more tokens than the model.
+        ModelError: the tokenizer is missing, is of an unknown kind, or has more tokens than the model.
     """
     if isinstance(spec.layers, BertSpec):
         tokenizer = word_tokenizer_from_folder(path)
@@ -32,8 +32,10 @@ def encoder_tokenizer(path: Path, spec: EncoderSpec) -> Tokenizer:
 
 
 def _end_texts(tokenizer: Tokenizer, settings: Path) -> None:
-    """Puts the end-of-sequence token behind texts, where a config asks for it and `tokenizer.json` does not do it: some
-    embedding models of decoders were trained so."""
+    """Appends the end-of-sequence token to texts if the config requests it and `tokenizer.json` does not add it.
+
+    Some embedding models based on decoders were trained with it.
+    """
     config = read_json(settings) if settings.exists() else {}
     check(config, {"add_eos_token": Field("flag")}, str(settings))
     name = tokenizer.special_tokens.get("eos_token")

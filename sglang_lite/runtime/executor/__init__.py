@@ -1,4 +1,4 @@
-"""Running batches: on a CPU as torch operations, on a GPU as fused kernels."""
+"""Runners that execute batches: torch operations on a CPU, fused kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ def make_runner(
     compiling: Compiling | None = None,
     crowded: Callable[[], bool] | None = None,
 ) -> ModelRunner:
-    """The runner for the device that a model is on.
+    """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
     Args:
-        model: the model that runs.
-        table: the slot table that batches refer to.
-        sampling: parameters by slot.
-        pages: pages in the KV pool.
-        sizes: of the steps.
-        config: attention backend, graphs and numerics.
-        compiling: what compiles the model's kernels meanwhile: each is waited for.
-        crowded: tells whether others of the engine need a core.
+        model: model to run; a fused one gets a `GpuRunner`, any other a `CpuRunner`.
+        table: slot table that batches refer to.
+        sampling: sampling parameters by slot.
+        pages: number of pages in the KV pool.
+        sizes: maximum numbers of rows and tokens of a step, and the page size.
+        config: attention backend, CUDA graphs and numerical settings.
+        compiling: background compilation of the model's kernels; the warm-up waits for each kernel that it launches.
+        crowded: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's threads
+            use all cores of the process, and in deterministic mode.
     """
     if not is_fused(model):
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False

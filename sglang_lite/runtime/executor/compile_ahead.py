@@ -1,8 +1,8 @@
-"""Compiling a model's kernels side by side while its weights are read.
+"""Compilation of a model's kernels in parallel while its weights are read.
 
-A process warms up the same runner on tensors without memory, so that it meets the variants that the engine's own
-warm-up will. Forks of it compile them into Triton's cache, and tell which are there. The engine's warm-up waits for
-each when it comes to it. None of them touches the GPU: the card need not be there.
+A separate process warms up the same runner on tensors without memory, which yields the kernel variants that the
+engine's warm-up will launch. Forks of that process compile them into Triton's cache and report each one. The engine's
+warm-up waits for a variant when it first launches it. No part of this touches the GPU, so no card need be present.
 """
 
 from __future__ import annotations
@@ -46,20 +46,23 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 logger = logging.getLogger("sglang_lite")
 
 _MOST_FORKS = 16
-# 4 to 1 s; all others take less.
+# Kernels that take longest to compile, from 4 s down to 1 s; all others take less.
 _LONGEST = ("prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
-# What tensors without memory, and kernels of newer cards, import: done while the engine's process finds its card.
+# Modules that are imported late by tensors without memory and by kernels of newer cards: imported while the engine's
+# process looks for its card.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A runner, as far as it decides which variants of kernels are launched.
+    """Parameters of a runner that decide which kernel variants it launches.
 
     Attributes:
-        longest: sequence, in tokens.
+        spec: shape of the model.
+        precision: data types of the model and its cache.
+        longest: longest sequence in tokens.
         max_running, page_size, step_tokens: sizes of steps.
-        attention: name of the backend.
+        attention: name of the attention backend.
     """
 
     spec: ModelSpec
@@ -72,11 +75,17 @@ class Runner:
 
 
 def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object]) -> None:
-    """Tells every variant of a kernel that a runner's warm-up launches on a card; those before where it stops: it can't
-    be, or its attention reads what tensors hold (the backend "torch")."""
+    """Passes every kernel variant that a runner's warm-up launches on a card to `tell`. Stops early without an error if
+    the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their values.
+
+    Args:
+        runner: parameters of the runner.
+        card: card that the runner will run on.
+        tell: callback for each variant.
+    """
     layers = runner.spec.layers
-    unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones launch the same
-    spec = replace(runner.spec, layers=(layers[0], *unlike))  # but the first of all, which has nothing to add
+    unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones share kernels
+    spec = replace(runner.spec, layers=(layers[0], *unlike))  # a separate first layer, which adds no residual
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     can_not_be = contextlib.suppress(NotImplementedError, ParameterError)
@@ -92,15 +101,16 @@ def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object])
 
 
 class _Products(TorchFunctionMode):
-    """Products without memory by their shape alone: torch would import a library of symbols first (1.6 s)."""
+    """Computes only the shape of matrix products of tensors without memory: torch would first import a library for
+    symbolic shapes (1.6 s)."""
 
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,  # torch's
+        types: Any,  # as torch defines it
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # as func's
+    ) -> Any:  # result of func
         if func is F.linear:
             x, weight = args[:2]
             return x.new_empty((*x.shape[:-1], len(weight)))
@@ -108,7 +118,7 @@ class _Products(TorchFunctionMode):
 
 
 class _Weightless(WeightSource):
-    """Zeros of any shape, which take no memory."""
+    """Source of zeros of any shape, which take no memory."""
 
     def __init__(self) -> None:
         super().__init__("no weights", {})
@@ -121,14 +131,14 @@ class _Weightless(WeightSource):
 
 
 class Compiling:
-    """A process that compiles a runner's kernels, unless the cache has them all.
+    """Background compilation of a runner's kernels in a separate process, unless the cache has all of them.
 
     Args:
-        runner: whose kernels.
-        card: that it will run on.
-        model: its name, as a config has it.
-        processes: forks at a time; None for one a core, at most 16; 0 for no process.
-        early: that was started before the runner was known. It is ended by who started it.
+        runner: parameters of the runner.
+        card: card that the runner will run on.
+        model: name of the model, as in the config.
+        processes: maximum number of parallel forks; None for one per core, at most 16; 0 for no separate process.
+        early: process that was started before the runner was known. Its creator ends it.
     """
 
     def __init__(
@@ -151,8 +161,8 @@ class Compiling:
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
-        """Context of the runner's warm-up: each kernel is waited for when it is first launched. After it the cache
-        has all of them."""
+        """Context for the runner's warm-up, in which the first launch of each kernel waits until it is compiled. After
+        it, the cache has all kernels."""
         try:
             if self._process is None:
                 yield
@@ -169,7 +179,7 @@ class Compiling:
             logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
 
     def end(self) -> None:
-        """Ends the process, which is not needed any more."""
+        """Ends the process."""
         if self._process is not None:
             self._process.end()
 
@@ -181,9 +191,12 @@ def compiling(
     """Starts compiling the kernels of a model that is about to be loaded.
 
     Args:
-        longest: sequence, in tokens.
-        device: a GPU.
-        early: as `Compiling` takes it.
+        config: config of the engine.
+        spec: shape of the model.
+        precision: data types of the model and its cache.
+        longest: longest sequence in tokens.
+        device: GPU that the model will run on.
+        early: as for `Compiling`.
     """
     sizes = config.sized(gpu=True, longest=longest)
     runner = Runner(
@@ -193,7 +206,7 @@ def compiling(
 
 
 def _name(runner: Runner, card: Card) -> str:
-    """Name of everything that decides which kernels there are: runner, card, kernels' sources, versions."""
+    """Digest of everything that decides which kernels a runner needs: runner, card, kernel sources and versions."""
     digest = hashlib.sha256(f"{runner} {card} {triton.__version__} {torch.__version__}".encode())
     for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
         digest.update(file.read_bytes())
@@ -201,16 +214,16 @@ def _name(runner: Runner, card: Card) -> str:
 
 
 def main(descriptor: int) -> None:
-    """The process.
+    """Runs the compile process: reads its work from a socket, compiles and exits.
 
     Args:
-        descriptor: of its end of the line.
+        descriptor: file descriptor of the process's end of the socket.
     """
     line = socket.socket(fileno=descriptor)
-    _forked(compile_driver)  # the engine's process needs it first
-    triton_key()  # which forks have from here: it reads all of Triton
+    _forked(compile_driver)  # first, as the engine's process needs it first
+    triton_key()  # computed once for all forks, as it reads Triton's sources
     for name in _IMPORTED_LATE:
-        with contextlib.suppress(ImportError):  # of a Triton that has not all of it
+        with contextlib.suppress(ImportError):  # older versions of Triton lack some of them
             import_module(name)
     work = b"".join(iter(lambda: line.recv(1 << 20), b""))
     if not work:
@@ -225,11 +238,12 @@ def compile_all(variants: list[Variant], count: int, line: socket.socket) -> int
     """Compiles variants in forks of this process.
 
     Args:
-        count: forks at a time.
-        line: gets the digest of each that is in the cache.
+        variants: variants to compile.
+        count: maximum number of parallel forks.
+        line: socket that receives the digest of each variant that is in the cache.
 
     Returns:
-        1 where one failed.
+        Exit status: 1 if a fork failed, else 0.
     """
     tasks: list[Callable[[], None]] = []
     launchers: set[str] = set()
@@ -249,13 +263,13 @@ def compile_all(variants: list[Variant], count: int, line: socket.socket) -> int
 
 
 def _rank(variant: Variant) -> int:
-    """Place in the order of compiling: what takes longest is begun first."""
+    """Rank of a variant in the order of compilation: kernels that take longest come first."""
     name = variant.name.rpartition(".")[2]
     return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
 def _forked(task: Callable[[], None]) -> int:
-    """Process id of a fork that runs a task and ends."""
+    """Runs a task in a fork, which then exits. Returns the fork's process id."""
     process = os.fork()
     if process:
         return process

@@ -1,4 +1,4 @@
-"""A batch as tensors: ids, positions, and who reads which cache slots."""
+"""Inputs of the model on a CPU: token ids, positions, and the cache slots that each row reads."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Tokens that need not be read again, from which on rows that begin alike are computed together.
+# Number of token reads saved from which on rows with a common prefix are computed together.
 _SAVED_TOKENS = 4096
-# Tokens that a group of decoding rows may read for nothing: about what another group takes.
+# Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
 _PADDING = 512
-# Tokens that a row of several new ones may read in all, to be computed as so many decoding rows: about what it takes to
-# compute it by itself.
+# Token reads up to which a row with several new tokens is computed as that many decoding rows: about the cost of
+# computing the row separately.
 _FEW_READ = 128
 
 
 @dataclass(frozen=True, slots=True)
 class CpuInputs:
-    """A batch as the model on a CPU takes it.
+    """Inputs of the model on a CPU for one batch.
 
     Attributes:
-        ids, positions: int64 [T], rows one after another.
-        plan: for attention.
-        last: int64 [rows]: index of each row's last token.
+        ids, positions: int64 [T], row after row.
+        plan: plan of the step's attention.
+        last: int64 [rows], index of each row's last token.
     """
 
     ids: torch.Tensor
@@ -46,13 +46,13 @@ class CpuInputs:
 
 
 def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> CpuInputs:
-    """Tensors of a batch.
+    """Returns the model's inputs for a batch.
 
     Args:
-        batch: the step's rows.
-        table: the slot table that the batch refers to.
-        drawn: int32 [slots]: the token that was drawn last for each slot.
-        one_by_one: each token's attention is computed by itself, so that it does not depend on what comes with it.
+        batch: rows of the step.
+        table: slot table that the batch refers to.
+        drawn: int32 [slots], last drawn token of each slot.
+        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
     """
     counts = batch.ends - batch.starts
     last = np.cumsum(counts) - 1
@@ -64,12 +64,12 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
-    lengths = positions + 1  # what each token sees
+    lengths = positions + 1  # number of tokens that each token attends to
     groups: tuple[ExtendGroup, ...] = ()
     grouped = np.zeros(len(counts), dtype=bool)
     if not one_by_one:
         groups, grouped = _groups(batch, table, first, last)
-    # A batch of one is faster as a row by itself.
+    # A batch of one decoding row is faster as an extend row than as a group.
     singles = np.arange(batch.singles if batch.singles > 1 and not one_by_one else 0)
     extends = [
         ExtendRow(int(first[i]), int(last[i]) + 1, _read_at(table, batch.slots[i], batch.ends[i]))
@@ -78,7 +78,7 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     ]
     several: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        alone, extends = list(range(len(rows))), []  # tokens that are computed by themselves
+        alone, extends = list(range(len(rows))), []  # every token becomes an extend row
     else:
         few = {} if len(batch.slots) == 1 else _few(extends)
         extends = [row for row in extends if row.start not in few]
@@ -100,18 +100,19 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
 
 
 def _few(extends: list[ExtendRow]) -> dict[int, int]:
-    """First tokens of rows that read so little that their tokens are computed as decoding rows, with their ends. Keys
-    and values are stored before any are read, so a token sees those of its own step, too."""
+    """Returns the rows that read few tokens, as a map from first token to end; their tokens are computed as decoding
+    rows. Keys and values are stored before any are read, so a token sees the others of its step."""
     return {row.start: row.end for row in extends if (row.end - row.start) * row.length <= _FEW_READ}
 
 
 def _groups(
     batch: Batch, table: SlotTable, first: Ints, last: Ints
 ) -> tuple[tuple[ExtendGroup, ...], NDArray[np.bool_]]:
-    """Rows that begin in the same pages, of which enough is computed; and which rows those are.
+    """Returns groups of rows that begin in the same pages and save enough reads, and bool [rows], True for the rows in
+    a group.
 
     Args:
-        first, last: each row's first and last token.
+        first, last: index of each row's first and last token in the batch.
     """
     grouped = np.zeros(len(first), dtype=bool)
     held = batch.starts // table.page_size
@@ -135,11 +136,13 @@ def _groups(
 
 
 def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[int]]:
-    """Rows of a group, apart where padding them to one size would take more than what they share.
+    """Splits the rows of a group into parts if padding all to one size would cost more than sharing saves.
 
     Args:
-        counts, own: of all rows, new tokens and what they read beside that.
-        shared: tokens.
+        rows: rows of the group.
+        counts: number of new tokens, of all rows of the batch.
+        own: number of tokens after the shared prefix that the row reads, of all rows of the batch.
+        shared: number of tokens in the shared prefix.
     """
     found: list[list[int]] = []
     most = longest = tokens = 0
@@ -153,7 +156,7 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
 
 
 def _read_at(table: SlotTable, slot: int, length: int) -> torch.Tensor | slice:
-    """Token slots of the first tokens of a slot."""
+    """Returns the token slots of the first `length` tokens of a slot: a slice if they are contiguous and in order."""
     slots = table.token_slots(int(slot), 0, int(length))
     first, count = int(slots[0]), len(slots)
     if int(slots[-1]) - first == count - 1 and bool((slots[1:] - slots[:-1] == 1).all()):
@@ -162,12 +165,14 @@ def _read_at(table: SlotTable, slot: int, length: int) -> torch.Tensor | slice:
 
 
 def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], list[slice | NDArray[np.int64]]]:
-    """Tokens that are computed by themselves, and groups of those that are computed together.
+    """Returns the tokens that are computed separately, and groups of tokens that are computed together.
 
-    Each of a group is read as if it were as long as the longest, so one long one would cost as much as all that long.
+    Every token of a group reads as many tokens as the longest, so a long row in a group of short ones would be
+    expensive.
 
     Args:
-        lengths: how many tokens each of them sees.
+        tokens: indices of tokens of the batch.
+        lengths: number of tokens that each token attends to.
     """
     if len(tokens) == 1:
         return tokens.tolist(), []
@@ -192,10 +197,12 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
 def _decode_group(
     table: SlotTable, tokens: slice | NDArray[np.int64], in_slots: Ints, lengths: NDArray[np.int64]
 ) -> DecodeGroup:
-    """Tokens that are computed together.
+    """Returns the group of tokens that are computed together.
 
     Args:
-        in_slots, lengths: of each of them its slot, and how many of that it sees.
+        tokens: indices of the tokens in the batch.
+        in_slots: slot of each token.
+        lengths: number of tokens of its slot that each token attends to.
     """
     longest = int(lengths.max())
     size = table.page_size
@@ -204,7 +211,7 @@ def _decode_group(
         slots = (pages[:, :, None] * size + np.arange(size)).astype(np.int32)
         pages = slots.reshape(len(lengths), -1)[:, :longest]
     ragged = bool((lengths != longest).any())
-    if ragged:  # what is beyond a row's end may be anybody's: weighed with 0, but 0 x NaN is NaN
+    if ragged:  # slots beyond a row's end may hold NaN, and 0 x NaN is NaN
         pages = np.where(np.arange(longest) < lengths[:, None], pages, pages[:, :1])
     read_at = torch.from_numpy(np.ascontiguousarray(pages))
     places = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens)

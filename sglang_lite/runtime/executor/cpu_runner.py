@@ -1,4 +1,4 @@
-"""The runner on a CPU: inputs, forward, logits, the next tokens."""
+"""Runner on a CPU: builds inputs, runs the forward, computes logits and draws the next tokens."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class CpuForward:
-    """A forward that was computed.
+    """Forward that has been computed.
 
     Attributes:
-        batch: the batch that was run.
-        hidden: [T, hidden_size] of its tokens.
-        last: int64 [rows]: index of each row's last token.
-        scored: of rows of the batch, what was scored of their prompts.
+        batch: batch that was run.
+        hidden: hidden states [T, hidden_size] of the batch's tokens.
+        last: int64 [rows], index of each row's last token.
+        scored: log-probabilities of prompt tokens, by row of the batch.
     """
 
     batch: Batch
@@ -37,17 +37,17 @@ class CpuForward:
 
 
 class CpuRunner:
-    """Batches as torch operations. Meets `ModelRunner`; its forward is computed when `forward` returns.
+    """Runner of batches by torch operations, a `ModelRunner`; the forward is complete when `forward` returns.
 
     Args:
-        model: what runs.
-        table: the slot table that batches refer to.
-        sampling: parameters by slot.
+        model: model to run.
+        table: slot table that batches refer to.
+        sampling: sampling parameters by slot.
         cache_slots: size of the KV cache in tokens.
-        one_by_one: each token's attention is computed by itself.
-        original_logprobs: as `sample` takes it.
-        crowded: tells whether others need a core. Then a step beside a stream leaves them one: a team of threads of
-            which one waits for a core takes longer than a smaller one.
+        one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
+        original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
+        crowded: callback that returns True if other work of the process needs a core. A step with streamed rows then
+            uses one thread fewer: a team in which one thread waits for a core takes longer than a smaller team.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class CpuRunner:
         self._model, self._table, self._sampling = model, table, sampling
         self._cache = model.allocate_cache(cache_slots)
         self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
-        self._drawn: Ints = np.zeros(len(table.length), dtype=np.int32)  # each slot's last token
+        self._drawn: Ints = np.zeros(len(table.length), dtype=np.int32)  # last drawn token of each slot
 
     @property
     def model(self) -> Model:
         return self._model
 
     def replace(self, model: Model) -> None:
-        """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
+        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
         self._model = model
 
     def close(self) -> None:
-        """Frees the model's and the cache's memory. No other call may follow."""
+        """Frees the memory of the model and the cache. No method may be called afterwards."""
         del self._model, self._cache
 
     def forward(self, batch: Batch) -> CpuForward:
-        """Computes the batch's tokens."""
+        """Computes the forward of the batch's tokens."""
         with torch.inference_mode(), self._team(batch):
             if len(batch.copies[0]):
                 self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
@@ -90,7 +90,7 @@ class CpuRunner:
         return CpuForward(batch, hidden, inputs.last, scored)
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
-        """Memory for the masks of a step, int32 [rows, words]."""
+        """Allocates int32 [rows, words] for the token masks of a step."""
         return np.empty((rows, words), dtype=np.int32)
 
     def sample(
@@ -103,9 +103,10 @@ class CpuRunner:
         """Draws the next tokens of some rows.
 
         Args:
-            rows: of the batch.
-            special: by index into `rows`, what its draw needs beyond the sampling table.
-            masks: of those that have one.
+            forward: forward that computed the rows' hidden states.
+            rows: indices of rows of the batch.
+            special: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
+            masks: token masks of the rows that have a grammar; None if no row has one.
         """
         if not len(rows):
             return Sampled((), {})
@@ -120,7 +121,7 @@ class CpuRunner:
         return sampled
 
     def _team(self, batch: Batch) -> AbstractContextManager[None]:
-        """The threads of a step: for all that it computes."""
+        """Context that sets the number of threads for the computations of a step."""
         leaves_one = self._crowded is not None and batch.streams > 0 and self._crowded()
         return _one_thread_fewer() if leaves_one else nullcontext()
 

@@ -16,22 +16,23 @@ from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Writes logits [R, vocab_size] of a plan's tokens into the last argument; of those at some indices [R], where given.
+# Writes the logits [R, vocab_size] of a plan's tokens into the last argument: of the tokens at the indices [R] in the
+# second argument, or of all tokens if it is None.
 Compute = Callable[[DevicePlan, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 
 class CudaGraphs:
-    """Graphs by their number of tokens. They share the memory of what they compute.
+    """Captured graphs of decoding steps, by number of tokens. All use the same memory for results.
 
     Args:
-        sizes: numbers of rows worth a graph, ascending; none where steps can't be captured.
-        most_tokens: tokens that can be decoded in one step.
+        sizes: numbers of rows that are worth a graph, ascending; empty if steps can't be captured.
+        most_tokens: maximum number of tokens decoded in one step.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        pieces: room for those of shared prefixes, beside one a row.
-        vocab_size: of the model.
-        dtype: of logits.
+        pieces: room for pieces of shared prefixes in addition to one for each token.
+        vocab_size: size of the model's vocabulary.
+        dtype: data type of logits.
     """
 
     def __init__(
@@ -50,21 +51,21 @@ class CudaGraphs:
         self._most_tokens = most_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
         self._pieces, self._vocab_size, self._dtype = pieces, vocab_size, dtype
-        self._logits: torch.Tensor | None = None  # of all graphs
-        # By tokens, whether rows have several of them, and whether they share prefixes.
+        self._logits: torch.Tensor | None = None  # shared by all graphs
+        # Key: number of tokens, whether rows have several tokens, whether rows share prefixes.
         self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
-        """Drops all graphs: what they computed with has changed."""
+        """Drops all graphs, as the model or the cache that they use has changed."""
         self.captured.clear()
 
     def capture_all(self, compute: Compute, sharing: Sequence[bool]) -> None:
-        """Captures graphs of all sizes.
+        """Captures the graphs of all sizes.
 
         Args:
-            compute: as `find`.
-            sharing: whether rows share prefixes: False, or both.
+            compute: function to capture, as for `find`.
+            sharing: variants to capture: False for rows that share no prefixes, True for rows that do.
         """
         for size in sorted(self.sizes, reverse=True):
             for shared in sharing if size > 1 else (False,):
@@ -74,21 +75,22 @@ class CudaGraphs:
                 self.captured[size, True, shared] = self._capture(compute, size, several=True, shared=shared)
 
     def padded(self, rows: int) -> int:
-        """Rows of the smallest graph for so many; `rows` where there is none."""
+        """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
     def can_run(self, batch: Batch) -> bool:
-        """True where a graph can run the batch, if all its tokens are decoded: it gives logits of last tokens alone."""
+        """True if a graph can run the batch, provided that all its tokens are decoded. Graphs return the logits of last
+        tokens only, so rows whose prompt is scored can't run."""
         scored = any(request.score_from is not None for request in batch.requests[batch.decoding :])
         return not scored and self.padded(len(batch.slots)) in self.sizes
 
     def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
-        """A captured graph that runs the batch; None: its tokens are not all decoded.
+        """Returns the graph that runs the batch, captured if necessary, or None if not all tokens are decoded.
 
         Args:
-            compute: what is captured; not kept.
-            batch: that `can_run`.
-            inputs: of the batch.
+            compute: function to capture. Used only to capture a graph.
+            batch: batch that `can_run`.
+            inputs: inputs of the batch.
             shared: whether rows share prefixes.
         """
         tokens, rows = len(inputs.ids), len(batch.slots)
@@ -103,8 +105,8 @@ class CudaGraphs:
         return self.captured[key]
 
     def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> CapturedGraph:
-        """A graph that decodes so many tokens, and gives the logits of all; of each row's last one, where some rows
-        have several."""
+        """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
+        some rows have several."""
         slots, items, stride = self._slots, tokens + self._pieces, aligned(tokens)
         device = slots.page_table.device
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
@@ -129,7 +131,7 @@ class CudaGraphs:
         )
 
         rows = min(tokens, slots.dummy)
-        if self._logits is None:  # each graph's own would add up to as much as a model's weights
+        if self._logits is None:  # a tensor for each graph would take as much memory in all as a model's weights
             shape = max(slots.dummy, *self.sizes), self._vocab_size
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
         room = self._logits[:rows]
@@ -141,9 +143,9 @@ class CudaGraphs:
         return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """A graph that computes again what is then in the tensor."""
+        """Captures what a function launches. Returns the graph and the tensor that it computes at each replay."""
         graph = torch.cuda.CUDAGraph()
-        # Kernels that nothing has launched yet are loaded meanwhile, which no other mode allows.
+        # Only the mode "relaxed" allows loading kernels that have not been launched before.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="relaxed"):
             logits = compute()
         if self._pool is None:
@@ -153,12 +155,17 @@ class CudaGraphs:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """A captured decoding step of some number of tokens.
+    """Captured decoding step for a fixed number of tokens.
 
     Attributes:
-        plan: what it computes; slots and positions are those of the last run.
-        logits: of the last run of any graph.
-        draws: of a token for each row, without masks and with such, where they are captured, too.
+        graph: captured CUDA graph.
+        plan: plan of the step; its slots and positions are those of the last run.
+        static: int32 [4, tokens], padded: ids, slots and positions of the tokens, and indices of rows' last tokens.
+        shared_static: int32 data of shared prefixes; None if rows share none.
+        logits: logits of the last run of any graph.
+        staging: copies to the device.
+        dummy: index of the dummy slot.
+        draws: graphs that draw a token for each row, without and with masks; None if draws are not captured.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -172,11 +179,11 @@ class CapturedGraph:
     _shared: SharedWork | None = None
 
     def run(self, inputs: GpuInputs, shared: SharedWork | None) -> torch.Tensor:
-        """Launches the step; returns logits [rows, vocab_size], which the next run of any graph overwrites.
+        """Launches the step. Returns the logits [rows, vocab_size], valid until any graph runs again.
 
         Args:
-            inputs: of the batch; as many tokens as were captured, or fewer.
-            shared: prefixes that rows share, where the graph was captured with such.
+            inputs: inputs of the batch, with at most as many tokens as were captured.
+            shared: prefixes that rows share; None if the graph was captured without.
         """
         real, stride = len(inputs.ids), self.static.shape[1]
         rows = len(inputs.last)
@@ -197,11 +204,11 @@ class CapturedGraph:
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph of their own: padding costs at most an eighth."""
+    """Returns the batch sizes that are worth a separate graph: padding costs at most an eighth."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
     return (*(size for size in sizes if size < most), most)
 
 
 def _token_sizes(most: int) -> list[int]:
-    """Numbers of tokens, more than rows, that are worth a graph: padding is cheap where rows have several."""
+    """Returns the numbers of tokens that are worth a graph of rows with several tokens, for which padding is cheap."""
     return [size for size in (8, 16, 32, 64, 128, 192, *range(256, most, 128)) if size < most] + [most]

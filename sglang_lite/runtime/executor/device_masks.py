@@ -1,4 +1,4 @@
-"""Masks of a step's draws: pinned memory that the loop writes, and the device's copy of it."""
+"""Token masks of a step's draws: pinned memory that the step loop writes, and its copy on the device."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from sglang_lite.runtime.executor.sampler import Masks
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_READ_THERE = 4  # rows whose draws read masks from the host's memory: to start a copy takes longer
+_READ_THERE = 4  # most rows whose draws read masks from host memory, as starting a copy takes longer
 
 
 class DeviceMasks:
-    """Masks are sent by a stream of its own, while the forward runs that the draws come after; those of few rows stay
-    on the host, where kernels read them.
+    """Token masks, sent on a separate stream while the forward before the draws runs. For few rows they stay on the
+    host, where kernels read them.
 
-    What was sent is free again, here and there, when the step's tokens have been read; no other masks come sooner.
+    Only one step's masks exist at a time: new ones may be written only after the tokens of the step have been read.
 
     Args:
-        device: to send to.
-        rows: most masks, and most rows of a step.
-        words: int32 numbers of a mask.
+        device: device to send masks to.
+        rows: maximum number of masks, and of rows of a step.
+        words: int32 words of a mask.
 
     Attributes:
-        words: int32 [rows, words], to be written.
+        words: int32 [rows, words], memory for the caller to write masks to.
     """
 
     def __init__(self, device: torch.device, rows: int, words: int) -> None:
@@ -38,16 +38,18 @@ class DeviceMasks:
         self._which: Ints = self._host_rows.numpy()
 
     def of(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All masks, where kernels can read them, and which of them each of so many rows has."""
+        """Returns all masks in memory that kernels can read, and the index of each row's mask, for a step of `rows`
+        rows."""
         if rows <= _READ_THERE:
             return self._host, self._host_rows[:rows]
         return self._masks, self._rows[:rows]
 
     def send(self, masks: Masks, rows: int) -> None:
-        """Starts sending masks, which are the first of `words`, for what is launched next.
+        """Starts sending masks, the first ones of `words`; kernels launched afterwards see them.
 
         Args:
-            rows: that draw; those beyond `masks.rows` have none.
+            masks: number of masks, and the mask of each row.
+            rows: number of rows that draw; those beyond `masks.rows` have no mask.
         """
         count, real = len(masks.words), len(masks.rows)
         self._which[:real], self._which[real:rows] = masks.rows, -1

@@ -1,7 +1,8 @@
-"""The runner on a GPU: state that stays there, one small copy a step, captured graphs for decoding.
+"""Runner on a GPU: the state of slots stays on the device, a step copies one small buffer, and decoding runs as
+captured CUDA graphs.
 
-A step's tokens stay on the device, where the next step finds them; the host reads them one step later. Everything is
-launched on one stream, so a page that is reused is written after all reads that were launched before.
+The tokens of a step stay on the device, where the next step reads them; the host reads them one step later. All work is
+launched on one stream, so a reused page is written only after all reads that were launched before.
 """
 
 from __future__ import annotations
@@ -49,24 +50,26 @@ from sglang_lite.runtime.request import WatchedTokens, not_finite
 from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
-_TEXT = int(WatchedTokens.TEXT)  # comparing an array with a member of an enumeration is slow
-_MARKS = 8  # events: two a step that has some, until its tokens are read
-_MEASURED = 8  # steps with masks, of which one's waiting is measured: events take the host as long as a launch
-_FEW = 64  # rows whose draws are captured
+_TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
+_MARKS = 8  # events in the ring: a measured step uses two until its tokens are read
+# One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
+# as a launch.
+_MEASURED = 8
+_FEW = 64  # most rows of a graph whose draws are captured, too
 
 
 @dataclass(frozen=True, slots=True)
 class GpuForward:
-    """A forward that was launched.
+    """Forward that has been launched.
 
     Attributes:
-        batch: the batch that it computes.
-        hidden: [T, hidden_size], where no graph gave logits.
-        logits: [rows, vocab_size] of all rows, where one did.
-        last: int64 [rows]: index of each row's last token.
-        scored: by row of the batch, log-probabilities of its prompt tokens.
-        graph: that ran.
-        done: event at the end of a step that may wait for masks.
+        batch: batch that the forward computes.
+        hidden: hidden states [T, hidden_size]; None if a captured graph computed the logits.
+        logits: logits [rows, vocab_size] of all rows; None if no captured graph computed them.
+        last: int64 [rows], index of each row's last token.
+        scored: log-probabilities of prompt tokens, by row of the batch.
+        graph: captured decoding graph that ran, or None.
+        done: event after the forward, or None. Recorded only in some steps whose draws may wait for masks.
     """
 
     batch: Batch
@@ -84,11 +87,12 @@ class GpuPendingTokens:
 
     Attributes:
         tokens: int32 [R], on the host once `done` has come.
-        positions: of the drawn tokens [R].
-        special, masks: as `sample` took them.
-        logprobs: by row, log-probabilities [V] on the device.
-        errors: by row, the reason why it has no valid token.
-        waiting: events from when to when the device waited for masks.
+        done: event after the draws; None if the device is not a GPU.
+        positions: positions [R] of the drawn tokens.
+        special, masks: arguments of `sample`.
+        logprobs: log-probabilities [V] on the device, by row.
+        errors: reason that a row has no valid token, by row.
+        waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
     """
 
     tokens: torch.Tensor
@@ -101,7 +105,7 @@ class GpuPendingTokens:
     waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     def read(self) -> Sampled:
-        """The tokens, after waiting for them."""
+        """Waits for the draws and returns the tokens."""
         if self.done is not None:
             self.done.synchronize()
         tokens = self.tokens.tolist()
@@ -111,7 +115,7 @@ class GpuPendingTokens:
                 continue
             if token == draws.NOT_FINITE:
                 errors[i] = not_finite(int(self.positions[i]))
-            elif self.masks is None or self.masks.rows[i] < 0:  # a grammar says better why nothing can follow
+            elif self.masks is None or self.masks.rows[i] < 0:  # the error of a grammar explains that better
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
         logprobs = {i: token_logprob(row, tokens[i], self.special[i].params) for i, row in self.logprobs.items()}
@@ -120,17 +124,19 @@ class GpuPendingTokens:
 
 
 class GpuRunner:
-    """Batches as fused kernels. Meets `ModelRunner`.
+    """Runner of batches by fused kernels, a `ModelRunner`.
 
     Args:
-        model: the model that runs.
-        table: the slot table that batches refer to.
-        sampling: parameters by slot.
-        pages: pages in the KV pool; the cache has one more, for padding.
-        step_tokens: most tokens in a step.
-        attention: the backend's name, or "auto".
-        graphs: batch sizes to capture, where the model's and the backend's steps can be.
-        original_logprobs: as `executor.sampler.sample` takes it.
+        model: model to run.
+        table: slot table that batches refer to.
+        sampling: sampling parameters by slot.
+        pages: number of pages in the KV pool; the cache has one more, the dummy page for padding.
+        step_tokens: maximum number of tokens in a step.
+        attention: name of the attention backend, or "auto".
+        graphs: numbers of rows to capture CUDA graphs for; ignored if the model or the attention backend can't be
+            captured.
+        original_logprobs: whether log-probabilities are those before adjustments of the logits, as in
+            `executor.sampler.sample`.
 
     Raises:
         ParameterError: the attention backend can't run the model.
@@ -155,18 +161,18 @@ class GpuRunner:
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
         self._copy = KVCopy(self._cache)
         self._most_decoded = 2 * slots
-        # A latent is read as a few heads for each 16 that attend.
+        # One latent counts as one KV head for every four query heads.
         self._most_read = READ // (max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads)
         self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
-        self._masks = DeviceMasks(device, 0, 0)  # until those are allocated
+        self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         cuda = device.type == "cuda"
-        # Of captured draws.
+        # Results of captured draws, in memory that the host can read.
         self._tokens = torch.empty(_FEW, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda)
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
-        self._dummy_token = pages * table.page_size  # in the cache, of no slot
+        self._dummy_token = pages * table.page_size  # first token slot of the dummy page
         self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
-        self._with_masks = 0  # steps
+        self._with_masks = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
         self._pieces = -(-card_of(device).programs // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
@@ -196,7 +202,7 @@ class GpuRunner:
         return self._model
 
     def replace(self, model: Model) -> None:
-        """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
+        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
         assert is_fused(model)
         self._model = model
         self._cache = replace(self._cache, scales=model.kv_scales)
@@ -204,7 +210,7 @@ class GpuRunner:
         self.prompts.clear()
 
     def close(self) -> None:
-        """Frees the GPU's memory. No other call may follow."""
+        """Frees the GPU's memory. No method may be called afterwards."""
         self.graphs.clear()
         self.prompts.clear()
         del self._model, self._cache, self._copy, self._attention, self._slots, self._masks, self.graphs, self.prompts
@@ -215,7 +221,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> GpuForward:
-        """Launches the computation of the batch's tokens."""
+        """Launches the forward of the batch's tokens."""
         captured, prefixes = self.graphs.can_run(batch), self._prefixes
         inputs = build_gpu_inputs(
             batch, self._table, self._most_decoded, most_read=self._most_read if captured else 0,
@@ -238,7 +244,8 @@ class GpuRunner:
         return GpuForward(batch, hidden, None, last, scored, None, self._mark(batch))
 
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
-        """A point in the device's time, for some steps whose rows are looked at one by one: those may have masks."""
+        """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
+        as these may wait for masks. Returns None in all other steps."""
         if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
             return None
         self._with_masks += 1
@@ -257,7 +264,7 @@ class GpuRunner:
         special: dict[int, DrawAdjustments],
         masks: Masks | None = None,
     ) -> GpuPendingTokens | Sampled:
-        """Launches the draws of the next tokens of some rows. Arguments as `ModelRunner.sample`."""
+        """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
         batch, graph = forward.batch, forward.graph
@@ -275,7 +282,7 @@ class GpuRunner:
         self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, DrawAdjustments], masks: Masks | None,
         waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
     ) -> GpuPendingTokens:  # fmt: skip
-        """`sample` without a captured draw."""
+        """Implements `sample` without captured draws."""
         batch, logits = forward.batch, self._logits_of(forward, rows)
         slots, positions = batch.slots[rows], batch.ends[rows]
         reported = [i for i, row in special.items() if row.params.return_logprob]
@@ -312,7 +319,7 @@ class GpuRunner:
         return GpuPendingTokens(tokens, done, positions, special, masks, logprobs, errors, waiting)
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
-        """Logits of some rows; a copy, unless they are all."""
+        """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
         if forward.logits is None:
             assert forward.hidden is not None
             return self._model.raw_logits(forward.hidden[self._staging.send(forward.last[rows].astype(np.int32))])
@@ -321,7 +328,7 @@ class GpuRunner:
         return forward.logits[self._staging.send(rows.astype(np.int32))]
 
     def allocate_masks(self, rows: int, words: int) -> Ints:
-        """Pinned memory for the masks of a step, int32 [rows, words]; see DeviceMasks."""
+        """Allocates pinned int32 [rows, words] for the token masks of a step; see `DeviceMasks`."""
         self._masks = DeviceMasks(self._device, rows, words)
         for graph in self.graphs.captured.values():
             self._capture_draws(graph)
@@ -329,7 +336,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _capture_draws(self, graph: CapturedGraph) -> None:
-        """Captures draws of the rows of a graph that is so fast that to launch their kernels could take longer."""
+        """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
         plan, rows = graph.plan, len(graph.logits)
         if not plan.separate or rows > _FEW:
             return
@@ -352,7 +359,7 @@ class GpuRunner:
         return self._model.raw_logits(hidden if last is None else hidden[last], out)
 
     def _needs(self, spec: AttentionSpec | LatentSpec) -> AttentionRequirements:
-        """Requirements of a layer on attention."""
+        """Requirements of a layer on the attention backend."""
         precision = self._model.precision
         return AttentionRequirements(
             heads=spec.heads,
@@ -371,7 +378,7 @@ class GpuRunner:
     # --------------------------------------------------------------------------------------- preparation
 
     def warm_up(self) -> None:
-        """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for that."""
+        """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for these."""
         sharing = (False,) if self._prefixes is None else (False, True)
         for count in _doubled(self._most_decoded):
             for shared in sharing if count > 1 else (False,):
@@ -382,8 +389,8 @@ class GpuRunner:
         self._copy(dummy, dummy)
         last = torch.tensor([page_table.numel() - 1], dtype=torch.int32, device=self._device)
         update_pages(page_table, last, page_table.view(-1)[-1:].clone())
-        # Last, as their kernels take longest to compile.
-        longest = self._table.tokens.shape[1] - 1  # positions that a module has learned end there
+        # Blocks come last, as their kernels take longest to compile.
+        longest = self._table.tokens.shape[1] - 1  # learned position embeddings end there
         for block in BLOCK_SIZES:
             count = min(block, longest)
             self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
@@ -392,8 +399,8 @@ class GpuRunner:
 
     @torch.inference_mode()
     def _run_first_steps(self) -> None:
-        """A prompt and a token after it, drawn without and with everything that a request can ask for: torch loads
-        what an operator needs when it first runs. They are slot 0's, in page 0, where no request's tokens are yet."""
+        """Runs a prompt and one token after it, drawn both plainly and with every option of a request: torch loads the
+        kernel of an operator when it first runs. Uses slot 0 and page 0, which no request has yet."""
         everything = resolve_params(
             SamplingParams(
                 repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1, logit_bias=((0, 0.0),),
@@ -407,7 +414,7 @@ class GpuRunner:
         special = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
         self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
         masks = Masks(self._masks.words, slots)
-        masks.words.fill(-1)  # which forbids nothing
+        masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
             self.sample(forward, row, {}).read()
@@ -427,7 +434,15 @@ class GpuRunner:
         block_size: int,
         shares: bool = False,
     ) -> None:
-        """Runs tokens of the dummy slot."""
+        """Runs a step on tokens of the dummy slot, so that its kernels are compiled.
+
+        Args:
+            count: number of tokens.
+            decoding: number of decoded tokens: all, or 0 with `blocks`.
+            blocks: blocks of a prefill, as in DevicePlan.
+            block_size: maximum number of tokens in a block.
+            shares: whether to run the kernels of shared prefixes.
+        """
 
         def full(value: int, *shape: int) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.int32, device=self._device)
@@ -452,7 +467,7 @@ class GpuRunner:
             block_size=block_size,
         )
         if decoding and not shares:
-            self._run(replace(plan, separate=True))  # as graphs of rows with one token
+            self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
         if blocks:
             self._run(replace(plan, fresh=self._table.tokens.shape[1]))
         hidden = self._run(plan)
@@ -460,8 +475,9 @@ class GpuRunner:
             logits = self._model.raw_logits(hidden[:rows])
         masks = full(-1, 1, -(-logits.shape[1] // 32))
         softcap = self._model.logit_softcap
-        for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):  # as they come to `sample`, and as it
-            for mask, which in ((None, None), (masks, zeros(1))):  # changes those that need more than a draw
+        # The forms that `sample` passes to `draw`: logits as computed, and float32 logits with the softcap applied.
+        for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):
+            for mask, which in ((None, None), (masks, zeros(1))):
                 draw(
                     one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.drawn, zeros(1),
                     masks=mask, mask_rows=which, softcap=cap,
@@ -495,7 +511,7 @@ class GpuRunner:
 
 
 def _one_row(slots: Ints, start: int, end: int) -> Batch:
-    """A batch of one slot's tokens at these positions, of no request."""
+    """Returns a batch of one row with no request: tokens `start` to `end` of one slot."""
     single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
     return Batch(
         step=0, requests=(), slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
@@ -505,11 +521,12 @@ def _one_row(slots: Ints, start: int, end: int) -> Batch:
 
 
 def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
-    """Rules out what the bits of int32 words [ceil(V / 32)] do not allow, in logits [V], as the draw's kernel does."""
+    """Sets the logits [V] of tokens to -inf whose bits in the int32 words [ceil(V / 32)] are 0, as the kernel of draws
+    does."""
     bits = (words.unsqueeze(1) >> torch.arange(32, device=words.device)) & 1
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
 def _doubled(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to `most`: kernels are compiled for numbers of rows between powers of two."""
+    """Returns 1, 2, 4 and so on, then `most`: kernels are compiled for ranges of row counts between powers of two."""
     return [*(1 << i for i in range((most - 1).bit_length())), most]

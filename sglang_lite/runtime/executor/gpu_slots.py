@@ -1,4 +1,4 @@
-"""The state of slots on the device: only changes are sent there."""
+"""State of slots on the device; only changes are copied to it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class GpuSlots:
     The last row is the dummy slot: rows that pad a graph read and write the dummy page.
 
     Args:
-        table: the slot table that batches refer to, on the host.
-        sampling: parameters by slot, on the host.
-        dummy_page: the page of the dummy slot.
+        table: slot table on the host that batches refer to.
+        sampling: sampling parameters by slot, on the host.
+        dummy_page: page of the dummy slot.
         staging: copies to the device.
-        device: where the state is.
+        device: device of the state.
 
     Attributes:
         dummy: index of the dummy slot.
         page_table: int32 [slots + 1, pages].
-        drawn: int32 [slots + 1]: each slot's last token.
-        sampling: parameters of draws by slot.
+        drawn: int32 [slots + 1], last drawn token of each slot.
+        sampling: sampling parameters by slot, on the device.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class GpuSlots:
         per_slot = table.pages.shape[1]
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
         self.page_table[slots] = dummy_page
-        self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # what the device's table has
+        self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # host copy of the device's page table
         self.drawn = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self.sampling = _views(self._parameters, slots + 1)
 
     def send_changes(self, batch: Batch) -> None:
-        """Brings the device's page table and sampling parameters up to date with the batch's slots."""
+        """Copies changes of the page table and the sampling parameters of the batch's slots to the device."""
         table = self._table
         if batch.fresh:
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
@@ -58,11 +58,12 @@ class GpuSlots:
             values = now[row, page]
             at = batch.slots[row] * table.pages.shape[1] + page
             update_pages(self.page_table, *self._staging.send_all(at.astype(np.int32), values))
-            self._sent[batch.slots[row], page] = values  # no sooner: memory may end before
+            self._sent[batch.slots[row], page] = values  # only after the copy, which may run out of memory
 
 
 def _packed(sampling: SamplingTable) -> Ints:
-    """The parameters of all slots and the dummy one, as `_views` reads them."""
+    """Returns the sampling parameters of all slots and of the dummy slot in one int32 array, in the layout of
+    `_views`."""
     seed = sampling.seed.view(np.int32).reshape(-1, 2)
     floats = (np.where(sampling.greedy, np.float32(0), sampling.temperature), sampling.top_p, sampling.min_p)
     rows = [column.astype(np.float32).view(np.int32) for column in floats]

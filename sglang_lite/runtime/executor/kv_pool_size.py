@@ -1,4 +1,4 @@
-"""Size of the KV pool of a GPU: what fits beside the weights and the largest step."""
+"""Size of a GPU's KV pool: the memory that the weights and the largest step leave."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.models.model import DeviceModel
 
-_SPARE = 512 << 20  # for graphs, the allocator's rounding and the libraries
-MOST_SLOTS = 2**31 - 1  # of a pool, and of its dummy page: kernels number token slots in 32 bits
+_SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
+# Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
+MOST_SLOTS = 2**31 - 1
 
 
 def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int) -> int:
-    """Tokens of the KV pool that fit beside the weights and the largest step.
+    """Returns the size of the KV pool in tokens: whole pages that fit next to the weights and the largest step.
 
     Args:
-        model: loaded, on a GPU.
-        fraction: of the GPU's memory that may be used in all.
-        sizes: of the steps.
-        context_length: longest sequence; the pool holds at least one.
+        model: loaded model, on a GPU.
+        fraction: fraction of the GPU's memory that all allocations together may use.
+        sizes: maximum numbers of rows and tokens of a step, and the page size.
+        context_length: longest sequence in tokens. The pool must hold one page more than the smaller of this and
+            1,024 tokens.
 
     Raises:
-        ModelError: not even one sequence fits; the message has the numbers.
+        ModelError: the pool would be smaller than that minimum; the message has the numbers.
     """
     from sglang_lite.runtime.executor.prefill_graphs import captured_tokens  # needs Triton
 
     device = model.device
     item = model.precision.compute.itemsize
-    torch.cuda.empty_cache()  # what engines that were closed had
+    torch.cuda.empty_cache()  # returns memory of closed engines to the GPU
     free, total = torch.cuda.mem_get_info(device)
-    captured = captured_tokens(model, sizes.step_tokens)  # whose graphs hold memory of their own
+    captured = captured_tokens(model, sizes.step_tokens)  # captured prefill graphs keep separate memory
     step = (sizes.step_tokens + captured) * model.widest * item
-    rows = max(sizes.max_running, FIRST_ROWS)  # that are drawn for, or whose prompts are scored, at a time
-    # Of graphs, and of other steps; float32 copies, where a draw or log-probabilities need them
+    rows = max(sizes.max_running, FIRST_ROWS)  # rows whose logits are in memory at once
+    # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
     chunks = MOST_CHUNKS if model.shares_prefixes else 0
     kinds = {(a.heads, a.key_size) for a in model.attentions}

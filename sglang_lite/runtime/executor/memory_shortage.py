@@ -1,4 +1,4 @@
-"""Shortages of memory: which errors say that it was not enough, and what is done about them."""
+"""Errors that mean that memory ran out, and the response to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_lite.protocol import ModelError
 
 
 def is_shortage(error: BaseException) -> bool:
-    """True for errors that say that memory was not enough: by type, or in the words of a library below torch."""
+    """True if the error means that memory ran out: by its type, or by the message of a library below torch."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):
@@ -22,7 +22,8 @@ _SHORTAGE = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAIL
 
 
 def explained(error: BaseException) -> BaseException:
-    """The error of an engine that does not start: what to do, where memory was not enough."""
+    """Returns the error to raise if an engine can't start: a ModelError with advice if memory ran out, or `error`
+    itself."""
     if not is_shortage(error):
         return error
     return ModelError(
@@ -33,6 +34,6 @@ def explained(error: BaseException) -> BaseException:
 
 
 def release_cached() -> None:
-    """Gives back to the GPU what torch keeps of it for later."""
+    """Returns the GPU memory that torch caches for later allocations to the driver."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The interface of model runners, as the step loop sees them: `cpu_runner` and `gpu_runner` meet it."""
+"""Interface of the model runners for the step loop, implemented by `cpu_runner` and `gpu_runner`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_lite.runtime.scheduler.batch import Batch
 
 
 class LaunchedForward(Protocol):
-    """A forward that was launched and may still be running.
+    """Forward that has been launched and may still be running.
 
     Attributes:
-        batch: the batch that it computes.
-        scored: by row of the batch, log-probabilities of prompt tokens that this step computes.
+        batch: batch that the forward computes.
+        scored: log-probabilities of prompt tokens that the forward computes, by row of the batch.
     """
 
     @property
@@ -29,32 +29,32 @@ class LaunchedForward(Protocol):
 
 
 class PendingTokens(Protocol):
-    """Tokens that are being drawn."""
+    """Tokens whose draws have been launched and may still be running."""
 
     def read(self) -> Sampled:
-        """The tokens, after waiting for them."""
+        """Waits for the draws and returns the tokens."""
         ...
 
 
 class ModelRunner(Protocol):
-    """A model with its KV cache and the state of its slots. A step is two calls, `forward` and `sample`, so that what a
-    draw depends on need not be known when the forward is launched."""
+    """Model with its KV cache and the state of its slots. A step is two calls, `forward` and `sample`, so that a
+    forward can be launched before masks and other inputs of its draws are known."""
 
     @property
     def model(self) -> Model: ...
 
     def forward(self, batch: Batch) -> LaunchedForward:
-        """Launches the computation of the batch's tokens, whose keys and values are stored."""
+        """Launches the forward of the batch's tokens and stores their keys and values."""
         ...
 
     def allocate_masks(self, rows: int, words: int) -> NDArray[np.int32]:
-        """Memory for the masks of a step, int32 [rows, words], which the loop writes before `sample` and again once the
-        step's tokens have been read."""
+        """Allocates int32 [rows, words] for the token masks of a step. The step loop fills it before `sample`, and
+        again only after the step's tokens have been read."""
         ...
 
     def sample(
         self,
-        forward: Any,  # this runner's own, as `forward` returned it
+        forward: Any,  # value that this runner's `forward` returned
         rows: NDArray[np.int64],
         special: dict[int, DrawAdjustments],
         masks: Masks | None = None,
@@ -62,16 +62,17 @@ class ModelRunner(Protocol):
         """Launches the draws of the next tokens of some rows.
 
         Args:
-            rows: indices of rows of the batch [R].
-            special: by index into `rows`, requirements of its draw beyond the sampling table.
-            masks: allowed tokens of the rows that have a grammar.
+            forward: forward that computes the rows' logits.
+            rows: indices [R] of rows of the batch.
+            special: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
+            masks: token masks of the rows that have a grammar; None if no row has one.
         """
         ...
 
     def replace(self, model: Model) -> None:
-        """Takes another model of the same shape. Keys and values in the cache stay those of the model before."""
+        """Replaces the model by another of the same shape. The cache keeps the keys and values of the old model."""
         ...
 
     def close(self) -> None:
-        """Frees the model's and the cache's memory. No other call may follow."""
+        """Frees the memory of the model and the cache. No method may be called afterwards."""
         ...

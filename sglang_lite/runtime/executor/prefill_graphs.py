@@ -1,7 +1,7 @@
-"""Captured CUDA graphs of steps that read prompts.
+"""Captured CUDA graphs of steps that prefill prompts.
 
-To launch the kernels of such a step one by one takes the host longer than the device takes to run them, where a model
-is small or a prompt short.
+For a small model or a short prompt, launching the kernels of a step one by one takes the host longer than the
+device needs to run them.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.model import DeviceModel
 from sglang_lite.runtime.models.spec import LatentSpec
 
-# Products of a step that take an H200 12 ms, as its host takes to launch one: padding costs more beyond.
+# Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the kernels; padding costs more
+# beyond.
 _PRODUCTS = 36 * 10**11
-_LONGEST = 4096  # tokens of a step: what graphs compute takes memory of their own
+_LONGEST = 4096  # most tokens of a step, as the results of graphs take separate memory
 _BLOCK = BLOCK_SIZES[-1]
 _Array = TypeVar("_Array", torch.Tensor, Ints)
-_ROWS = 32  # blocks that a graph has beyond those that its tokens fill
+_ROWS = 32  # spare blocks of a graph, for rows that don't fill their last block
 
 
 def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
-    """Tokens of the largest step that is worth a graph."""
+    """Returns the number of tokens of the largest step that is worth a captured graph."""
     latent = any(isinstance(each, LatentSpec) for each in model.attentions)
-    longest = EXPANDED - 1 if latent else _LONGEST  # longer ones attend by what is made of latents
+    longest = EXPANDED - 1 if latent else _LONGEST  # longer prompts attend to keys and values expanded from latents
     return min(longest, step_tokens, _PRODUCTS // model.products)
 
 
 class PrefillGraphs:
-    """Graphs by how many tokens are decoded and how many are read. Each is captured when a step first needs it.
+    """Captured graphs of prefill steps, by numbers of decoded and prefilled tokens. Each is captured when a step first
+    needs it.
 
     Args:
-        most: tokens of a step; 0 where none is captured.
+        most: maximum number of tokens in a captured step; 0 to capture none.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        record: captures what a function launches; returns the graph and what the function did.
+        record: function that captures what another function launches, and returns the graph and the tensor that the
+            function returned.
     """
 
     def __init__(
@@ -61,19 +64,20 @@ class PrefillGraphs:
         self.captured: dict[tuple[int, int], _Captured] = {}
 
     def clear(self) -> None:
-        """Drops all graphs: what they computed with has changed."""
+        """Drops all graphs, as the model or the cache that they use has changed."""
         self.captured.clear()
 
     def run(self, compute: Callable[[DevicePlan], torch.Tensor], inputs: GpuInputs) -> tuple[torch.Tensor, Ints] | None:
-        """Launches a step.
+        """Runs a step as a captured graph.
 
         Args:
-            compute: hidden states [T, hidden_size] of a plan's tokens; what is captured, and not kept.
-            inputs: of the step.
+            compute: function that computes hidden states [T, hidden_size] of a plan's tokens. Used only to capture a
+                graph.
+            inputs: inputs of the step.
 
         Returns:
-            Hidden states, which the next run of any graph overwrites, and which of them are of rows' last tokens, int64
-            [rows]; None where no graph has room for the step.
+            Hidden states, valid until any graph runs again, and int64 [rows], the index of each row's last token among
+            them; or None if no graph fits the step.
         """
         if inputs.block_size != _BLOCK or len(inputs.ids) > self.most:
             return None
@@ -99,11 +103,18 @@ class PrefillGraphs:
 
     @property
     def _reach(self) -> int:
-        """Tokens of the dummy slot in a block: all at position 0, they read as many as its pages have."""
+        """Maximum number of padding tokens in a block: all are of the dummy slot, whose pages hold this many
+        positions."""
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
     def _padding(self, decoding: int, tokens: int, read: int) -> Ints:
-        """Blocks of the dummy slot behind the tokens that are read, so that a graph's numbers are all defined."""
+        """Returns blocks of the dummy slot for the tokens that only fill the graph, so that all results are defined.
+
+        Args:
+            decoding: decoded tokens of the graph.
+            tokens: prefilled tokens of the graph.
+            read: prefilled tokens of the step.
+        """
         starts = np.arange(decoding + read, decoding + tokens, self._reach, dtype=np.int32)
         counts = np.minimum(decoding + tokens - starts, self._reach)
         return np.stack((starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1)
@@ -131,12 +142,12 @@ class PrefillGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A captured step.
+    """Captured step.
 
     Attributes:
-        static: int32: ids, slots and positions of its tokens, and their blocks [blocks, 4], as in DevicePlan.
-        graph: what computes them.
-        hidden: what has been computed.
+        static: int32 inputs: ids, slots and positions of the tokens, then their blocks [blocks, 4], as in DevicePlan.
+        graph: captured CUDA graph.
+        hidden: hidden states of the last run.
     """
 
     static: torch.Tensor
@@ -145,22 +156,24 @@ class _Captured:
 
 
 def _parts(static: _Array, tokens: int) -> tuple[_Array, _Array]:
-    """Tokens' ids, slots and positions [3, T], and their blocks [blocks, 4]."""
+    """Returns views of a graph's inputs: ids, slots and positions [3, T] of its tokens, and their blocks [blocks,
+    4]."""
     stride = aligned(tokens)
     return static[: 3 * stride].reshape(3, stride)[:, :tokens], static[3 * stride :].reshape(-1, 4)
 
 
 def _padded_rows(rows: int) -> int:
-    """Rows that a graph decodes, for so many: 0, 8, 16, 32 and so on."""
+    """Returns the number of decoded rows of the graph for `rows` rows: 0, 8, 16, 32 and further powers of two."""
     return max(8, 1 << (rows - 1).bit_length()) if rows else 0
 
 
 def _padded_tokens(tokens: int) -> int:
-    """Tokens that a graph reads, for so many: an eighth more at most, from 1,024 on."""
+    """Returns the number of prefilled tokens of the graph for `tokens` tokens: whole blocks; from 1,024 tokens on,
+    padding is at most an eighth."""
     step = max(_BLOCK, 1 << max((tokens - 1).bit_length() - 4, 0))
     return -(-tokens // step) * step
 
 
 def _blocks(tokens: int) -> int:
-    """Blocks of a graph that reads so many tokens."""
+    """Returns the number of blocks of a graph with this many prefilled tokens."""
     return tokens // _BLOCK + _ROWS

@@ -1,4 +1,4 @@
-"""Decoding rows whose sequences begin in the same pages, so that attention can read those once."""
+"""Groups of decoding rows whose sequences begin in the same pages, so that attention can read these pages once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Tokens that need not be read again, below which a group does not pay for the extra kernel.
+# Minimum number of token reads that a group must save to pay for the extra kernel.
 MIN_SAVED_TOKENS = 4096
-LATENTS = (
-    32  # times as many tokens of latents: all heads read one, and rows that read the same find it in the second cache
-)
+# Factor on the above for latents: all heads read the same one, and rows that read the same latents find them in the L2
+# cache.
+LATENTS = 32
 MOST_CHUNKS = 16
 
 
@@ -29,18 +29,19 @@ class Group:
 
 
 def find_groups(pages: Ints, held: Ints) -> list[Group]:
-    """Groups of rows, each row in at most one, that save the most reading.
+    """Returns the groups of rows that save the most reads; each row is in at most one.
 
     Args:
-        pages: int32 [rows, most]: each row's pages.
-        held: int32 [rows]: how many of them count.
+        pages: int32 [rows, most], pages of each row.
+        held: int32 [rows], number of pages of each row that may be shared.
     """
     _, groups = _best(pages, held, np.arange(len(pages), dtype=np.int32), 0)
     return groups
 
 
 def _best(pages: Ints, held: Ints, rows: Ints, known: int) -> tuple[int, list[Group]]:
-    """Pages that need not be read again for `rows`, whose first `known` pages are the same, and the groups for that."""
+    """Returns the number of page reads saved, and the groups that save them, for `rows`, whose first `known` pages are
+    the same."""
     saved, groups = 0, list[Group]()
     rows = rows[held[rows] > known]
     if len(rows) < 2:
@@ -64,7 +65,7 @@ def _best(pages: Ints, held: Ints, rows: Ints, known: int) -> tuple[int, list[Gr
 
 @dataclass(frozen=True, slots=True)
 class SharedWork:
-    """The arrays of `kernels.attention_metadata.SharedPrefixes`, on the host."""
+    """Host arrays of `kernels.attention_metadata.SharedPrefixes`."""
 
     lengths: Ints
     chunks: Ints
@@ -76,15 +77,16 @@ def shared_work(
     pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int,
     worth: int = 1,
 ) -> SharedWork | None:  # fmt: skip
-    """Cuts what rows share into pieces for programs; None where it is not worth it.
+    """Cuts the shared prefixes of rows into pieces for programs of a kernel. Returns None if no prefix is worth it.
 
     Args:
-        pages, held: as `find_groups`; only pages that are full and stay so count.
-        slots: of the rows.
-        rows_per_block: rows that a program has.
-        most_items: room for pieces; at least the number of rows.
-        enough: pieces that keep the device busy; more only cost merging.
-        worth: tokens that are read in the time of a usual one.
+        pages, held: as for `find_groups`; only pages that are full and no longer change may be shared.
+        slots: slot of each row.
+        page_size: tokens in a page.
+        rows_per_block: maximum number of rows of a program.
+        most_items: room for pieces, at least the number of rows.
+        enough: number of pieces that keep the device busy; more only increase the cost of merging.
+        worth: factor on the number of token reads that a group must save; above 1 if reads are cheaper than usual.
     """
     groups = [g for g in find_groups(pages, held) if _pays(g, page_size, worth)]
     return _work_of(groups, slots, page_size, rows_per_block=rows_per_block, most_items=most_items, enough=enough)
@@ -97,14 +99,14 @@ def _pays(group: Group, page_size: int, worth: int) -> bool:
 def _work_of(
     groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
 ) -> SharedWork | None:
-    """`shared_work` of groups that are known."""
+    """Implements `shared_work` for groups that are already known."""
     if not groups:
         return None
     count = len(slots)
     lengths, chunks = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     blocks = [-(-len(g.rows) // rows_per_block) for g in groups]
     tokens = [g.pages * page_size for g in groups]
-    # Pieces of about the same number of tokens, as many as there is room for.
+    # Pieces have about the same number of tokens; their number is limited by the room.
     work = sum(b * t for b, t in zip(blocks, tokens))
     items: list[tuple[int, int, int, int, int, int]] = []
     order: list[Ints] = []
@@ -128,27 +130,29 @@ def _work_of(
 
 
 class PrefixGroups:
-    """Shared prefixes of one batch after another.
+    """Shared prefixes of successive batches.
 
     Args:
-        table: the slot table that batches refer to.
-        enough: pieces that keep the device busy; more only cost merging.
-        rows_per_block: rows that a program has.
-        worth: as `shared_work` takes it.
+        table: slot table that batches refer to.
+        enough: number of pieces that keep the device busy; more only increase the cost of merging.
+        rows_per_block: maximum number of rows of a program.
+        worth: as for `shared_work`.
     """
 
     def __init__(self, table: SlotTable, enough: int, rows_per_block: int, worth: int = 1) -> None:
         self._table, self._enough, self.rows_per_block, self._worth = table, enough, rows_per_block, worth
-        self._key: bytes = b""  # of the rows of the batch before
+        self._key: bytes = b""  # identifies the rows of the previous batch
         self._groups: list[Group] = []
         self._work: SharedWork | None = None
 
     def find(self, batch: Batch, padded: Callable[[int], int], *, several: bool) -> SharedWork | None:
-        """Work on prefixes that the batch's decoding rows share; found anew only when other rows are decoded.
+        """Returns the work on prefixes that the batch's decoding rows share, or None. Groups are searched again only if
+        the decoding rows have changed.
 
         Args:
-            padded: rows of the graph that runs so many.
-            several: rows with several tokens are decoded, too; those of a row share what is before them.
+            batch: batch of the step.
+            padded: function that returns the number of rows of the graph that runs a given number.
+            several: whether rows with several tokens are decoded, too. The tokens of each share what precedes them.
         """
         count = batch.singles
         slots = batch.slots[:count]
@@ -169,14 +173,15 @@ class PrefixGroups:
         )  # fmt: skip
 
     def _found(self, slots: Ints, starts: Ints) -> list[Group]:
-        """Groups of rows with one token."""
+        """Returns the groups of rows with one token that are worth it."""
         table = self._table
         held = starts // table.page_size
         groups = find_groups(table.pages[slots, : int(held.max())], held)
         return [group for group in groups if _pays(group, table.page_size, self._worth)]
 
     def _of_rows(self, batch: Batch) -> tuple[list[Group], Ints]:
-        """Groups of the tokens of each row that has more than a few, and the slot of each token of the batch."""
+        """Returns a group for each row with more than FEW tokens that is worth it, and the slot of each token of the
+        batch."""
         counts = batch.ends - batch.starts
         first = np.cumsum(counts) - counts
         groups = [

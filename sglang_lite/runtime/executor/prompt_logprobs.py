@@ -14,8 +14,8 @@ from sglang_lite.protocol import TokenLogprob
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-LOGITS_AT_ONCE = 1 << 24  # that are in memory; `kv_pool_size` counts them
-FIRST_ROWS = 64  # of the first piece, which tells how large the vocabulary is
+LOGITS_AT_ONCE = 1 << 24  # most logits in memory at once; `kv_pool_size` reserves memory for them
+FIRST_ROWS = 64  # rows of the first piece, whose logits show the size of the vocabulary
 
 
 class HasLogits(Protocol):
@@ -23,22 +23,24 @@ class HasLogits(Protocol):
 
 
 class CopyToHost(Protocol):
-    """A tensor that is being copied to the host: it is there when the event, if there is one, has come."""
+    """Function that starts copying a tensor to the host. Returns the copy and the event after which its data is valid,
+    or None if it is valid at once."""
 
     def __call__(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Prompt tokens of a row that were scored; their log-probabilities may still be computed.
+    """Prompt tokens of a row whose log-probabilities have been launched and may still be running.
 
     Attributes:
-        first: position of the first of them.
-        tokens: their ids.
-        asked: ids that are reported at each.
-        values: float32 [N, 1 + tops + asked]: the log-probabilities of the token, of the likeliest, of those asked for.
-        tops: int64 [N, tops]: the likeliest ids.
-        done: when both are on the host.
+        first: position of the first token.
+        tokens: ids of the tokens.
+        asked: ids whose log-probabilities are reported at each position.
+        values: float32 [N, 1 + tops + asked], the log-probabilities of the token, of the likeliest tokens and of
+            `asked`.
+        tops: int64 [N, tops], ids of the likeliest tokens.
+        done: event after which both tensors are on the host; None if they already are.
     """
 
     first: int
@@ -49,7 +51,7 @@ class Scored:
     done: torch.cuda.Event | None
 
     def read(self) -> list[TokenLogprob]:
-        """The log-probabilities, after waiting for them."""
+        """Waits for the log-probabilities and returns them."""
         if self.done is not None:
             self.done.synchronize()
         count = self.tops.shape[1]
@@ -72,26 +74,29 @@ def score(
     hidden: torch.Tensor,
     fetch: CopyToHost = lambda tensor: (tensor, None),
 ) -> dict[int, Scored]:
-    """Scores the prompt tokens that rows asked for and this step's hidden states predict.
+    """Scores the prompt tokens that rows request and that this step's hidden states predict.
 
     Args:
-        last: by row, the index of its last token.
-        hidden: [T, hidden_size] of the batch's tokens.
-        fetch: starts copying to the host.
+        model: model whose head computes the logits.
+        table: slot table that the batch refers to.
+        batch: batch of the step.
+        last: index of each row's last token.
+        hidden: hidden states [T, hidden_size] of the batch's tokens.
+        fetch: function that starts copying a tensor to the host.
 
     Returns:
-        Of each row that has such.
+        Scored tokens by row, without rows that have none.
     """
     alike: dict[_Reported, dict[int, Scoring]] = {}
     for i, request in enumerate(batch.requests):
         if request.score_from is None:
             continue
         start, end = int(batch.starts[i]), int(batch.ends[i])
-        first = max(request.score_from, start + 1)  # position p is predicted by the state at p - 1
+        first = max(request.score_from, start + 1)  # the state at p - 1 predicts the token at p
         stop = min(end + 1, request.prompt_len)
         if first >= stop:
             continue
-        offset = last[i] + 1 - end  # of position 0 in the flat batch, were it there
+        offset = last[i] + 1 - end  # index that position 0 of the row would have in the batch
         states = hidden[offset + first - 1 : offset + stop - 1]
         reported = (request.params.top_logprobs_num, request.params.token_ids_logprob)
         alike.setdefault(reported, {})[i] = Scoring(first, table.tokens[batch.slots[i], first:stop], states)
@@ -101,17 +106,17 @@ def score(
     return scored
 
 
-_Reported: TypeAlias = tuple[int, tuple[int, ...]]  # likeliest tokens, and ids that were asked for
+_Reported: TypeAlias = tuple[int, tuple[int, ...]]  # number of likeliest tokens, and requested ids
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Prompt tokens of a row that are to be scored.
+    """Prompt tokens of a row to score.
 
     Attributes:
-        first: position of the first of them.
-        tokens: their ids [N].
-        states: [N, hidden_size], each of which predicts one of them.
+        first: position of the first token.
+        tokens: ids [N] of the tokens.
+        states: hidden states [N, hidden_size], each of which predicts one of the tokens.
     """
 
     first: int
@@ -122,14 +127,16 @@ class Scoring:
 def score_rows(
     model: HasLogits, rows: Sequence[Scoring], tops: int, asked: tuple[int, ...], fetch: CopyToHost
 ) -> list[Scored]:
-    """Scores tokens of rows, piece by piece: the logits of thousands of positions take more memory than a model. A
-    piece has tokens of many rows, as the head is read anew for each: eighty choices of a token or two would read it
-    eighty times.
+    """Scores tokens of rows in pieces, as the logits of thousands of positions take more memory than a model. A piece
+    has tokens of many rows, because each piece reads the head's weights: scoring eighty choices of one or two tokens
+    separately would read them eighty times.
 
     Args:
-        tops: number of the likeliest tokens that are reported at each.
-        asked: ids that are.
-        fetch: as `score` takes it.
+        model: model whose head computes the logits.
+        rows: tokens to score.
+        tops: number of likeliest tokens that are reported at each position.
+        asked: ids whose log-probabilities are reported at each position.
+        fetch: function that starts copying a tensor to the host.
     """
     states = torch.cat([row.states for row in rows]) if len(rows) > 1 else rows[0].states
     following = _sent(np.concatenate([row.tokens for row in rows]), states.device)
@@ -143,7 +150,7 @@ def score_rows(
         values.append(torch.cat((own, top.values, logprobs[:, reported]), 1))
         likeliest.append(top.indices)
         at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
-        del logprobs  # before there are others
+        del logprobs  # frees them before the next piece
     there, _ = fetch(torch.cat(values))
     ids, done = fetch(torch.cat(likeliest))
     counts = [len(row.tokens) for row in rows]
@@ -152,6 +159,6 @@ def score_rows(
 
 
 def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """int64 ids on the device, whose work the host does not wait for."""
+    """Returns int64 ids on the device, without waiting for the copy."""
     tensor = torch.from_numpy(np.array(ids, dtype=np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

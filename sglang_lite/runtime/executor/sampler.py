@@ -1,6 +1,6 @@
 """Draws of the next tokens from logits.
 
-A row's draw depends on its logits, its parameters, its seed and its position, never on the other rows.
+A draw depends on its row's logits, parameters, seed and position, never on other rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from sglang_lite.runtime.uniforms import uniforms
 
 
 class SamplingTable:
-    """The parameters every draw needs, by slot, so that a plain batch is a few tensor operations.
+    """Parameters that every draw needs, by slot, so that a batch without adjustments takes only a few tensor
+    operations.
 
     Args:
-        slots: how many.
+        slots: number of slots.
     """
 
     def __init__(self, slots: int) -> None:
@@ -45,14 +46,14 @@ class SamplingTable:
 
 @dataclass(frozen=True, slots=True)
 class DrawAdjustments:
-    """Requirements of one row's draw beyond the sampling table.
+    """Adjustments of one row's draw that the sampling table doesn't cover.
 
     Attributes:
-        params: penalties, biases and what to report.
-        tokens: ids so far, prompt and output.
-        prompt_len: how many of them are the prompt.
-        banned: ids that may not be drawn now.
-        processor: the caller's own.
+        params: penalties, biases and log-probabilities to report.
+        tokens: ids of the prompt and the output so far.
+        prompt_len: number of prompt tokens.
+        banned: ids that may not be drawn.
+        processor: caller's logit processor, or None.
     """
 
     params: ResolvedParams
@@ -64,11 +65,11 @@ class DrawAdjustments:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Allowed tokens of a step's rows.
+    """Token masks of a step's rows.
 
     Attributes:
-        words: allowed tokens as the bits of int32 words [M, ceil(V / 32)]; the loop's to change in the next step.
-        rows: int32 [R]: which of them each row has, -1 for none.
+        words: int32 [M, ceil(V / 32)], a bit for each allowed token; the step loop overwrites it in the next step.
+        rows: int32 [R], index of each row's mask, -1 for none.
     """
 
     words: NDArray[np.int32]
@@ -77,9 +78,13 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The drawn ids, by row the log-probabilities where they were asked for, and why a row has no valid token.
+    """Drawn tokens of some rows.
 
-    `waited`: seconds that the device had nothing to do before the draws, where that was measured.
+    Attributes:
+        tokens: id of each row's token.
+        logprobs: requested log-probabilities, by row.
+        errors: reason that a row has no valid token, by row.
+        waited: seconds that the device was idle before the draws; None if not measured.
     """
 
     tokens: Sequence[int]
@@ -88,7 +93,7 @@ class Sampled:
     waited: float | None = None
 
     def read(self) -> Sampled:
-        """Self: tokens drawn on the CPU are there at once."""
+        """Returns `self`: tokens drawn on the CPU are available at once."""
         return self
 
 
@@ -102,14 +107,15 @@ def sample(
     *,
     original_logprobs: bool = False,
 ) -> Sampled:
-    """Draws one token a row.
+    """Draws one token for each row.
 
     Args:
         logits: float32 [R, V]; changed in place.
-        slots, positions: of the rows [R].
-        special: by row.
-        masks: where some rows have one.
-        original_logprobs: log-probabilities are those of `logits` as they come, else those that `_draw` filters.
+        table: sampling parameters by slot.
+        slots, positions: slot and position of the drawn token of each row [R].
+        special: adjustments that the sampling table doesn't cover, by row.
+        masks: token masks of the rows; None if no row has one.
+        original_logprobs: whether log-probabilities are those of `logits` as passed, or those of the adjusted logits.
     """
     reported = [i for i, row in special.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
@@ -126,11 +132,11 @@ def sample(
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
     logprobs = logprobs or {i: draw_logprobs(logits[i], special[i].params) for i in reported}
     picked = logits.argmax(-1)
-    highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN, where a row has one
+    highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
         if float(highest[i]) != float("-inf"):
             errors.setdefault(i, not_finite(int(positions[i])))
-        elif i not in masked:  # a grammar says better why nothing can follow
+        elif i not in masked:  # the error of a grammar explains that better
             errors.setdefault(i, ModelError(f"no token can follow at position {positions[i]}: all logits are -inf."))
     drawn = ~table.greedy[slots]
     if drawn.any():
@@ -141,15 +147,27 @@ def sample(
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:
-    """The log-probabilities [V] that a token is drawn with before top-k, top-p and min-p, from logits [V] that have
-    everything else but the temperature. Greedy rows have temperature 1, and what is ruled out has the smallest number
-    there is: as SGLang."""
+    """Returns the log-probabilities [V] of a draw before top-k, top-p and min-p.
+
+    As in SGLang, greedy rows have temperature 1, and a token that is ruled out has the lowest finite number instead of
+    -inf.
+
+    Args:
+        logits: logits [V] with penalties, biases and masks applied, but not the temperature.
+        params: parameters of the request.
+    """
     scaled = logits if params.greedy else logits / params.temperature
     return scaled.log_softmax(-1).clamp_min_(torch.finfo(logits.dtype).min)
 
 
 def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) -> TokenLogprob:
-    """The log-probability of `token` and of the alternatives asked for; `logprobs` is one row [V]."""
+    """Returns the log-probability of `token` with the requested alternatives.
+
+    Args:
+        logprobs: log-probabilities [V] of the row.
+        token: id of the drawn token.
+        params: parameters of the request, which select the alternatives.
+    """
     top: tuple[tuple[float, int, str | None], ...] = ()
     if params.top_logprobs_num:
         values, ids = logprobs.topk(min(params.top_logprobs_num, len(logprobs)))
@@ -159,10 +177,10 @@ def token_logprob(logprobs: torch.Tensor, token: int, params: ResolvedParams) ->
 
 
 def adjust_logits(logits: torch.Tensor, row: DrawAdjustments) -> None:
-    """Applies everything of `row` but its mask to its logits [V], on any device.
+    """Applies the adjustments of a row to its logits [V] in place, on any device.
 
     Raises:
-        ProgramError: the caller's processor failed.
+        ProgramError: the caller's logit processor failed.
     """
     if row.params.penalised:
         _penalise(logits, row)
@@ -178,7 +196,7 @@ def adjust_logits(logits: torch.Tensor, row: DrawAdjustments) -> None:
 def _processed(processor: LogitProcessor, tokens: list[int], logits: torch.Tensor) -> torch.Tensor:
     try:
         result = torch.as_tensor(processor(tokens, logits), dtype=torch.float32)
-    except Exception as error:  # the caller's code
+    except Exception as error:  # code of the caller may raise anything
         raise ProgramError(f"logit_processor failed: {error!r}") from error
     if result.shape != logits.shape:
         raise ProgramError(f"logit_processor returned {list(result.shape)} numbers, not {list(logits.shape)}.")
@@ -203,9 +221,11 @@ def _penalise(logits: torch.Tensor, row: DrawAdjustments) -> None:
 
 
 def _draw(logits: torch.Tensor, table: SamplingTable, slots: Ints, positions: Ints) -> torch.Tensor:
-    """Inverse-transform sampling with one uniform number a row; filters in SGLang's order: top-k, top-p, min-p.
+    """Draws tokens by inverse-transform sampling with one uniform number for each row. Applies filters in SGLang's
+    order: top-k, top-p, min-p.
 
-    Tokens stand in the order of their ids, whether other rows are filtered or not: a draw does not depend on company.
+    Probabilities stay in the order of token ids even if some rows are filtered, so that a draw doesn't depend on the
+    rest of the batch.
     """
     probs = torch.softmax(logits / torch.from_numpy(table.temperature[slots]).unsqueeze(1), -1)
     top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]

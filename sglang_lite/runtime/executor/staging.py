@@ -1,4 +1,4 @@
-"""Copies between host and device through pinned memory, which the host does not wait for."""
+"""Copies between host and device through pinned memory, without waits on the host."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_RING = 4  # steps whose copies may be under way
+_RING = 4  # buffers in the ring
 
 
 class Staging:
-    """Pinned host memory that small arrays are copied through, a ring of buffers so that none is overwritten while a
-    copy from it is under way.
+    """Ring of pinned host buffers for copies of small arrays; a buffer is not overwritten while a copy from it is
+    running.
 
     Args:
-        device: to copy to and from.
-        size: int32 numbers in a buffer.
+        device: device to copy to and from.
+        size: int32 numbers in a buffer; a larger array enlarges its buffer.
     """
 
     def __init__(self, device: torch.device, size: int) -> None:
@@ -27,11 +27,11 @@ class Staging:
             self._arrays = [b.numpy() for b in self._buffers]
             self._events = [make_event() for _ in range(_RING)]
             self._now, self._at = 0, 0
-            self._rooms = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # that kernels write
+            self._rooms = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # memory for `room`
             self._given = 0
 
     def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
-        """Starts copying an int32 array to the device, into `target` where one is given. Returns the copy."""
+        """Starts copying an int32 array to the device, into `target` if given. Returns the copy."""
         if not self._cuda:
             tensor = torch.from_numpy(array.copy()).to(self._device)
             return tensor if target is None else target.copy_(tensor)
@@ -48,7 +48,8 @@ class Staging:
         return target
 
     def send_all(self, *arrays: Ints) -> list[torch.Tensor]:
-        """Several arrays [N_i] in one copy, each aligned so that Triton compiles one version of what reads them."""
+        """Sends several arrays [N_i] in one copy, each aligned to 16 bytes so that Triton compiles one version of the
+        kernels that read them."""
         starts = np.cumsum([0, *(aligned(len(array)) for array in arrays)])
         whole = np.zeros(int(starts[-1]), dtype=np.int32)
         for start, array in zip(starts.tolist(), arrays):
@@ -57,7 +58,8 @@ class Staging:
         return [sent[start : start + len(array)] for start, array in zip(starts.tolist(), arrays)]
 
     def fetch(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """Starts copying a tensor to the host; it is there when the event has come."""
+        """Starts copying a tensor to the host. Returns the copy and the event after which its data is valid; None
+        instead of an event if the device is not a GPU."""
         if not self._cuda:
             return tensor, None
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -67,8 +69,8 @@ class Staging:
         return host, done
 
     def room(self, count: int) -> torch.Tensor:
-        """int32 [count] on the host that a kernel may write: it is not there before an event that is `written` next,
-        and is given again when others were `_RING` times."""
+        """Returns pinned int32 [count] that a kernel may write and the host may read. The data is valid after an event
+        that `written` returns next; the memory is reused by the `_RING`-th call after this one."""
         if not self._cuda:
             return torch.empty(count, dtype=torch.int32, device=self._device)
         self._given = (self._given + 1) % _RING
@@ -77,7 +79,7 @@ class Staging:
         return self._rooms[self._given][:count]
 
     def written(self) -> torch.cuda.Event | None:
-        """An event after all that was launched."""
+        """Records and returns an event after everything launched so far; returns None if the device is not a GPU."""
         if not self._cuda:
             return None
         done = make_event()
@@ -85,7 +87,7 @@ class Staging:
         return done
 
     def _turn(self, count: int) -> None:
-        """Takes the next buffer, once all copies from it have ended."""
+        """Switches to the next buffer after all copies from it have ended."""
         self._events[self._now].record()
         self._now, self._at = (self._now + 1) % _RING, 0
         self._events[self._now].synchronize()
@@ -95,7 +97,7 @@ class Staging:
 
 
 def aligned(count: int) -> int:
-    """int32 numbers that fill up to 16 bytes."""
+    """Rounds a number of int32 values up to a multiple of 16 bytes."""
     return -(-count // 4) * 4
 
 

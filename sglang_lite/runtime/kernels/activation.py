@@ -1,4 +1,4 @@
-"""Activations of feed-forwards: act(gate) * up in one pass, and act(up) where there is no gate."""
+"""Activations of feed-forward layers in one pass: act(gate) * up, or act(up) without a gate."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """The activation of that name, of float32."""
+    """Applies the activation KIND to float32 x."""
     if KIND == "silu":
         x = x * tl.sigmoid(x)
     elif KIND == "gelu_tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * tl.sigmoid(2.0 * inner)  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
+        x = x * tl.sigmoid(2.0 * inner)  # 0.5 (1 + tanh(y)) = sigmoid(2 y)
     elif KIND == "relu2":
         x = tl.where(x < 0.0, 0.0, x * x)  # NaN stays NaN
     else:
@@ -30,8 +30,8 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
-    """act(gate) * up, of float32. "clamped" (gpt-oss): gate * sigmoid(alpha * gate) * (up + 1), of gates of at most
-    `limit`, and of the others between -limit and limit."""
+    """Returns act(gate) * up in float32. "clamped" (gpt-oss) is gate * sigmoid(alpha * gate) * (up + 1), with gate
+    clamped to at most `limit`, and up to between -limit and limit."""
     if KIND == "clamped":
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
@@ -64,7 +64,7 @@ def _activate(
         up = tl.load(first + size, mask=inside, other=0.0).to(tl.float32)
         if SCALED:
             up *= own * tl.load(scales + size + at, mask=inside, other=0.0)
-        # Rounded before the product, as two operations would.
+        # Rounded before the product, as two separate operations would.
         value = value.to(x.dtype.element_ty).to(tl.float32) * up
     if EIGHT:
         store_fp8(value, row, at, size, out, out_scales)
@@ -73,32 +73,34 @@ def _activate(
 
 
 def gated(gate_up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
-    """act(gate) * up of gate_up [T, 2 I], gates first; moves 3 T I elements.
+    """Returns act(gate) * up of gate_up [T, 2 I], gates first. Moves 3 T I elements.
 
     Args:
+        gate_up: [T, 2 I].
         activation: "silu", "gelu" or "gelu_tanh".
-        scales: of gate_up.
+        scales: scales of gate_up if it is an 8-bit product, or None.
     """
     return _launch(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
 def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    """`gated` in 8 bits: a program has a whole row."""
+    """Returns the result of `gated` in 8 bits; a program computes a whole row."""
     return _launch_fp8(gate_up, gate_up.shape[1] // 2, activation, scales)
 
 
 def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
-    """act(up) of up [T, I]; moves 2 T I elements.
+    """Returns act(up) of up [T, I]. Moves 2 T I elements.
 
     Args:
-        activation: as of `gated`, or "relu2".
-        scales: of up.
+        up: [T, I].
+        activation: as for `gated`, or "relu2".
+        scales: scales of up if it is an 8-bit product, or None.
     """
     return _launch(up, up.shape[1], activation, scales)
 
 
 def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    """`ungated` in 8 bits: a program has a whole row."""
+    """Returns the result of `ungated` in 8 bits; a program computes a whole row."""
     return _launch_fp8(up, up.shape[1], activation, scales)
 
 

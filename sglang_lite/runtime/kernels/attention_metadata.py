@@ -12,15 +12,15 @@ from sglang_lite.runtime.kernels.kv_cache import gather
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Groups of decoding rows whose first tokens lie in the same pages: those are read once a group.
+    """Groups of decoding rows whose first tokens are in the same pages, which are read once per group.
 
     Attributes:
-        lengths: int32 [rows]: tokens of each row that are covered, 0 for most.
-        chunks: int32 [rows]: in how many pieces.
-        order: int32 [rows]: rows, those of a group side by side.
-        items: int32 [items, 6]: first index into `order`, count of rows, slot that has the pages, first token, end,
-            number of the piece. A count of 0: nothing to do.
-        most_chunks: most pieces of any row.
+        lengths: int32 [rows], number of tokens of each row in a shared prefix, 0 for none.
+        chunks: int32 [rows], number of pieces of the row's prefix.
+        order: int32 [rows], rows sorted by group.
+        items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are read, first token, end,
+            index of the piece. An item with 0 rows is unused.
+        most_chunks: maximum number of pieces of any row.
     """
 
     lengths: torch.Tensor
@@ -32,12 +32,13 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Room for results of parts of a row's attention, until they are merged: float32, shared by all layers.
+    """Buffers for partial attention results of rows until they are merged, shared by all layers. float32 if not noted.
 
     Attributes:
-        acc: weighted values, each part's divided by nothing yet.
-        ml: the highest score (base 2) and the sum of weights, side by side.
-        counters: int32, zero between kernels: finished parts by row and KV head.
+        acc: weighted values of each part, not yet divided by the sum of weights.
+        ml: highest score (base 2) and sum of weights of each part, interleaved.
+        counters: int32, number of finished parts by row and KV head; zero between kernels.
+        prefix_acc, prefix_ml: the same as `acc` and `ml` for pieces of shared prefixes.
     """
 
     acc: torch.Tensor
@@ -49,13 +50,13 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Shares of programs in the tokens that a step's decoding rows read.
+    """Distribution of the tokens that a step's decoding rows read among programs.
 
     Attributes:
-        items: int32 [items, 4]: row (-1: none), first token, end, slot. An item's tokens are read by one program, and a
-            row's items lie side by side.
-        rows: int32 [rows, 2]: a row's first item, and how many it has.
-        partials: room for what is merged.
+        items: int32 [items, 4]: row (-1 for an unused item), first token, end, slot. One program reads the tokens of an
+            item; the items of a row are contiguous.
+        rows: int32 [rows, 2]: first item of the row, and number of its items.
+        partials: buffers for the items' results.
     """
 
     items: torch.Tensor
@@ -65,21 +66,23 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A step's batch, as tensors on the device.
+    """Batch of a step, as tensors on the device.
 
     Attributes:
-        ids: int32 [T], -1 where the step before has drawn the token: then it is `drawn[slot]`.
-        slots: int32 [T], of the slot table.
-        positions: int32 [T].
-        drawn: int32 [slots]: each slot's last token.
-        page_table: int32 [slots, pages]: what the slot table has, and a row of the dummy page for padding.
+        ids: int32 [T]; -1 if the previous step draws the token, which is then `drawn[slot]`.
+        slots: int32 [T], slot of each token.
+        positions: int32 [T], position of each token in its sequence.
+        drawn: int32 [slots], last drawn token of each slot.
+        page_table: int32 [slots, pages], copy of the slot table's pages, and a row of the dummy page for padding.
         page_size: tokens in a page.
-        decoding: rows with one token, the first of the batch.
-        shared: prefixes that are read once for several rows.
-        blocks: int32 [blocks, 4], for rows with several tokens: first token in the batch, count, slot, first position.
-        block_size: most tokens in such a block.
-        separate: no two decoding tokens are of one slot, but the dummy's.
-        fresh: where all rows with several tokens begin in this step, so that they see no others: most tokens of any.
+        decoding: number of decoded tokens, the first ones of the batch.
+        shared: prefixes that are read once for several rows, or None.
+        blocks: int32 [blocks, 4], for the remaining tokens: first token in the batch, number of tokens, slot, first
+            position.
+        block_size: maximum number of tokens in a block.
+        separate: True if no two decoding tokens are of the same slot, except the dummy slot.
+        fresh: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they see no
+            cached tokens; else 0.
     """
 
     ids: torch.Tensor
@@ -98,12 +101,12 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows with one new token each, which are computed together.
+    """Rows with one new token each that are computed together.
 
     Attributes:
-        read_at: token slots [rows, longest], the new token's included; padded with any slot.
-        lengths: [rows].
-        ragged: some row is shorter than the longest.
+        read_at: token slots [rows, longest] of each sequence, the new token's included; padded with any valid slot.
+        lengths: length of each sequence [rows].
+        ragged: True if some row is shorter than the longest.
     """
 
     read_at: torch.Tensor
@@ -113,10 +116,11 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decoding rows of about one length, with their places in the batch.
+    """Decoding rows of similar length, with their places in the batch.
 
     Attributes:
-        tokens: of the batch: int64 [rows], or a slice where they lie side by side.
+        tokens: indices of the tokens in the batch: int64 [rows], or a slice if contiguous.
+        rows: reads of the rows.
     """
 
     tokens: torch.Tensor | slice
@@ -125,11 +129,12 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExtendRow:
-    """A row of new tokens: tokens start … end of the batch, the last ones of their sequence.
+    """Row of new tokens, the last ones of their sequence.
 
     Attributes:
-        read_at: token slots of the whole sequence [length]; a slice where they lie side by side and in order, so that
-            reading them is no copy.
+        start, end: range of the tokens in the batch.
+        read_at: token slots [length] of the whole sequence, or a slice if they are contiguous and in order, so that
+            reading them makes no copy.
     """
 
     start: int
@@ -141,13 +146,14 @@ class ExtendRow:
         return self.read_at.stop - self.read_at.start if isinstance(self.read_at, slice) else len(self.read_at)
 
     def slots(self, first: int) -> torch.Tensor:
-        """Token slots of positions from `first` on, int64."""
+        """Returns the token slots, int64, of positions from `first` on."""
         if isinstance(self.read_at, slice):
             return torch.arange(self.read_at.start + first, self.read_at.stop)
         return self.read_at[first:].long()
 
     def read(self, cache: torch.Tensor, first: int, dtype: torch.dtype, end: int | None = None) -> torch.Tensor:
-        """The sequence's keys or values of positions first … end-1 (to its end) [kv_heads, positions, head_dim]."""
+        """Returns the keys or values [kv_heads, positions, head_dim] of positions `first` to `end` - 1; to the
+        sequence's end if `end` is None."""
         end = self.length if end is None else end
         if isinstance(self.read_at, slice):
             return cache[:, self.read_at.start + first : self.read_at.start + end].to(dtype)
@@ -156,16 +162,16 @@ class ExtendRow:
 
 @dataclass(frozen=True, slots=True)
 class ExtendGroup:
-    """Rows whose sequences begin with the same token slots: those are read once for all of them.
+    """Rows whose sequences begin with the same token slots, which are read once for all rows.
 
     Attributes:
-        rows: that are computed together.
-        length: how many tokens they share, none of them new.
-        tokens: int64 [T]: their new tokens in the batch, row by row.
-        own: int64 [rows, longest]: token slots of what each has behind that; padded with its first one.
-        padded: int64 [rows, most]: each row's new tokens, as indices into `tokens`; padded with its last one.
-        places: int64 [T]: of `tokens` in `padded`, as if that were flat.
-        hidden: bool [rows, most, longest]: positions of `own` that a new token does not see.
+        rows: rows that are computed together.
+        length: number of shared tokens, none of which is new.
+        tokens: int64 [T], indices of the rows' new tokens in the batch, row by row.
+        own: int64 [rows, longest], token slots of each row after the shared ones; padded with the row's first one.
+        padded: int64 [rows, most], each row's new tokens as indices into `tokens`; padded with the row's last one.
+        places: int64 [T], index of each of `tokens` in flattened `padded`.
+        hidden: bool [rows, most, longest], True for the positions of `own` that a new token doesn't see.
     """
 
     rows: tuple[ExtendRow, ...]
@@ -178,7 +184,7 @@ class ExtendGroup:
 
     @classmethod
     def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
-        """The group of rows that share `length` tokens."""
+        """Returns the group of rows that share `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])
         most, longest = int(counts.max()), int(lengths.max())
@@ -198,7 +204,8 @@ class ExtendGroup:
 
     @property
     def single(self) -> DecodeGroup | None:
-        """The rows with one new token as decoding rows, for layers that can't read what is shared once."""
+        """Rows with one new token as a group of decoding rows, or None if no row has one; for layers that can't read
+        the shared tokens once."""
         at = [i for i, row in enumerate(self.rows) if row.end - row.start == 1]
         if not at:
             return None
@@ -211,13 +218,13 @@ class ExtendGroup:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Reads and writes of a step in the KV cache; the same for every layer.
+    """Reads and writes of a step in the KV cache, the same for every layer.
 
     Attributes:
-        store_at: int64 [T]: the token slot of each new token.
-        decode: rows with one new token, those that are computed together.
-        extends: the other rows.
-        groups: of those, where it pays.
+        store_at: int64 [T], token slot of each new token.
+        decode: groups of rows with one new token that are computed together.
+        extends: all other rows.
+        groups: groups of `extends` that share a prefix, where reading it once saves time.
     """
 
     store_at: torch.Tensor

@@ -1,4 +1,4 @@
-// bfloat16 as a number of C++.
+// Number type for bfloat16.
 
 #pragma once
 
@@ -14,7 +14,7 @@ struct bf16 {
         return x;
     }
     bf16() = default;
-    bf16(float x) {  // to the nearest, to even where two are as near
+    bf16(float x) {  // rounds to nearest, ties to even
         uint32_t wide;
         std::memcpy(&wide, &x, 4);
         bits = x != x ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);

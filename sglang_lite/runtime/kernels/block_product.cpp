@@ -1,9 +1,9 @@
-// Products with matrices in blocks of 32 along their rows, of 4 bits (value = scale * q + minimum) or 8 (scale * q, with
-// a minimum or without, or a scale for each half).
+// Products with matrices quantised in blocks of 32 along their rows, of 4 bits (value = scale * q + minimum) or 8 bits
+// (scale * q, with or without a minimum, or with a scale for each half).
 //
-// Activations become 16-bit integers, with a scale for each 32 of a row, and a block's product is a sum of integers.
-// Blocks are read once for some rows, and lie as registers want them: LANES outputs side by side, of each the next two
-// inputs, which one instruction multiplies and adds. `block_product.py` has what each function does.
+// Activations are rounded to 16-bit integers, with a scale for each 32 of a row, and a block's product is a sum of
+// integers. Blocks are read once for several rows, and are stored as registers need them: LANES neighbouring outputs,
+// two inputs of each, which one instruction multiplies and adds. `block_product.py` documents the functions.
 
 #include <cmath>
 #include <cstring>
@@ -12,9 +12,9 @@
 #include "bf16.h"
 #include "block_product.h"
 
-static const int AHEAD = 1024;  // bytes
+static const int AHEAD = 1024;  // bytes to prefetch ahead
 
-// What a processor has for vectors of LANES numbers of 32 bits, or twice as many of 16.
+// The processor's operations on vectors of LANES 32-bit numbers, or twice as many 16-bit ones.
 
 #if defined(__AVX512BW__)
 static const int LANES = 16;
@@ -60,7 +60,7 @@ static inline Ints nibbles(Ints x, int part) {
 static inline Ints widened(const int8_t *x) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)x)); }
 static inline Ints add_pairs(Ints sum, Ints a, Ints b) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-    asm("" : "+x"(sum));  // now: GCC would multiply first, add later, and keep products in memory meanwhile
+    asm("" : "+x"(sum));  // adds at once: GCC would first compute all products and keep them in memory
     return sum;
 }
 static inline Ints no_ints() { return _mm256_setzero_si256(); }
@@ -72,10 +72,10 @@ static inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(
 static inline void store(float *out, Floats x) { _mm256_storeu_ps(out, x); }
 #endif
 
-// Of LANES outputs. Inputs 8 i + 2 part and the next are pair `part` of four i.
+// Block of LANES outputs. Inputs 8 i + 2 part and 8 i + 2 part + 1 are the pair `part` (0 … 3) of group i.
 struct Block4 {
-    static const int ROWS = LANES / 2, SIDE_BY_SIDE = 2;  // at a time: as many sums as registers hold
-    static const int GROUPS = 1;                          // of inputs with one scale
+    static const int ROWS = LANES / 2, SIDE_BY_SIDE = 2;  // computed at once: as many sums as registers hold
+    static const int GROUPS = 1;                          // groups of inputs that share a scale
     uint16_t scale[GROUPS][LANES], minimum[LANES];        // float16
     uint16_t q[BLOCK / 8][LANES][2];                      // four parts of 4 bits
     Ints pairs(int i, int part) const { return nibbles(load(q[i]), part); }
@@ -120,7 +120,7 @@ static void round(const void *x, int64_t from, int64_t to, Integers out) {
     }
 }
 
-// R rows times S times LANES outputs.
+// Multiplies R rows by S * LANES outputs.
 template <int R, int S, class Block, class A>
 static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, void *out, int64_t apart, int64_t group) {
     int64_t inputs = matrix.inputs, count = inputs / BLOCK;
@@ -131,10 +131,10 @@ static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, vo
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) sums[r][s] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
-        const Block *w = blocks + b;  // those side by side lie `count` apart
-        int64_t last = (count - b) * sizeof(Block) > AHEAD ? 0 : (S - 1) * count;  // then come the next groups
+        const Block *w = blocks + b;  // neighbouring groups are `count` blocks apart
+        int64_t last = (count - b) * sizeof(Block) > AHEAD ? 0 : (S - 1) * count;  // at the end, the next groups
         for (int s = 0; s < S; s++) {
-            for (size_t at = 0; at < sizeof(Block); at += 64)  // processors look ahead within 4 KB alone
+            for (size_t at = 0; at < sizeof(Block); at += 64)  // hardware prefetchers stop at 4 KB boundaries
                 __builtin_prefetch(reinterpret_cast<const char *>(w + s * count + last) + AHEAD + at);
             Floats least = w[s * count].least();
             for (int r = 0; r < R; r++) sums[r][s] = fma(least, all(sum[r * count + b]), sums[r][s]);
@@ -187,7 +187,7 @@ static void multiply_all(const Matrix &matrix, Integers x, int64_t rows, void *o
                          int64_t to) {
     const int S = Block::SIDE_BY_SIDE;
     int64_t group = from / LANES;
-    if (rows >= 4)  // fewer wait for memory, which one run of blocks is read from best
+    if (rows >= 4)  // fewer rows are bound by memory, which is read fastest in one run of blocks
         for (; group + S <= to / LANES; group += S) multiply_rows<S, Block, A>(matrix, x, rows, out, apart, group);
     for (; group < to / LANES; group++) multiply_rows<1, Block, A>(matrix, x, rows, out, apart, group);
 }

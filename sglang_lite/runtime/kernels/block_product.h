@@ -1,10 +1,10 @@
-// What a product of `block_product.cpp` is of.
+// Operands of the products in `block_product.cpp`.
 
 #pragma once
 
 #include <cstdint>
 
-static const int BLOCK = 32;  // inputs with one scale
+static const int BLOCK = 32;  // inputs that share a scale
 
 // Activations [rows, inputs] as 16-bit integers, with the scale and the sum of each BLOCK of a row.
 struct Integers {
@@ -12,10 +12,10 @@ struct Integers {
     float *scale, *sum;
 };
 
-// A matrix [outputs, inputs] in blocks, for activations of one format; or some outputs of one.
+// Matrix [outputs, inputs] in quantised blocks, or some outputs of one, for one data type of activations.
 struct Matrix {
-    void (*round)(const void *x, int64_t from, int64_t to, Integers out);  // blocks of x from … to
-    // Outputs from … to, which are multiples of 16, of rows that lie `apart`.
+    void (*round)(const void *x, int64_t from, int64_t to, Integers out);  // rounds blocks from … to of x
+    // Computes outputs from … to (multiples of 16) of all rows; rows of `out` are `apart` elements apart.
     void (*multiply)(const Matrix &matrix, Integers x, int64_t rows, void *out, int64_t apart, int64_t from, int64_t to);
     const void *blocks, *bias;  // [outputs / LANES, inputs / BLOCK]; [outputs] or null
     int64_t outputs, inputs;
@@ -28,7 +28,7 @@ void GOMP_parallel(void (*run)(void *), void *data, unsigned threads, unsigned f
 void GOMP_barrier();
 }
 
-// The part of `count` things, in units of `unit` of them, that this thread takes.
+// Range of `count` items, in multiples of `unit`, that this thread computes.
 struct Share {
     int64_t from, to;
     explicit Share(int64_t count, int64_t unit = 1) {

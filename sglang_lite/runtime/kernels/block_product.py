@@ -1,8 +1,8 @@
-"""Products with matrices in a checkpoint's own blocks on a CPU, compiled (`block_product.cpp`). Their twin is torch's
-product with the decoded matrix.
+"""Products with quantised matrices in a checkpoint's own blocks on a CPU, compiled from `block_product.cpp`. The twin
+is torch's product with the decoded matrix.
 
-Activations are rounded to 16-bit integers, with a scale for each 32 of a row: what is lost is a hundredth of what
-bfloat16 loses. A row has the same bits beside any others.
+Activations are rounded to 16-bit integers with a scale for each 32 of a row, which loses a hundredth of what bfloat16
+loses. The result of a row doesn't depend on the other rows.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-_OUTPUTS = 16  # of which there must be a multiple: as many as a register holds
+_OUTPUTS = 16  # outputs in a register, of which a matrix must have a multiple
 _BLOCK = 32
 
 
 def is_supported() -> bool:
-    """True where the processor has the instructions."""
+    """True if the processor has the necessary instructions."""
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def fits(outputs: int, inputs: int) -> bool:
-    """True for matrices [outputs, inputs] that can be multiplied."""
+    """True if matrices [outputs, inputs] can be multiplied."""
     return outputs % _OUTPUTS == 0 and inputs % _BLOCK == 0
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of block_product.h."""
+    """C structure `Matrix` of block_product.h."""
 
     _fields_ = [
         *((name, _POINTER) for name in ("round", "multiply", "blocks", "bias")),
@@ -39,16 +39,19 @@ class Matrix(ctypes.Structure):
 
 
 class BlockProduct:
-    """
-    Attributes:
-        matrices: for the C++ that multiplies, by the format of activations, which is the bias's.
+    """Product with a quantised matrix [N, K]: maps activations [rows, K] to [rows, N].
 
     Args:
-        library: of `block_product.cpp`.
-        q: uint8 [N, K] 0 … 15, or int8 [N, K]; K is a multiple of 32.
-        scale: [N, K / 32] of a block, or, of int8 without a minimum, [N, K / 16] of its halves; rounded to float16.
-        minimum: [N, K / 32] of values 0, rounded likewise; with int8, None: 0.
+        library: compiled `block_product.cpp`.
+        q: uint8 [N, K] with values 0 … 15, or int8 [N, K]; K must be a multiple of 32.
+        scale: [N, K / 32], scale of each block; or [N, K / 16], of each half of a block, for int8 without a minimum.
+            Rounded to float16.
+        minimum: [N, K / 32], value of 0 in each block, rounded to float16; None, which int8 allows, means 0.
         bias: [N] or None.
+
+    Attributes:
+        matrices: C structures for the functions that multiply, by data type of activations, which must also be the
+            bias's.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class BlockProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty((rows, self._outputs))
-        room = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # for integers, scales and sums
+        room = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # integers, scales and sums
         matrix = self.matrices[x.dtype]
         self._run(matrix, x.data_ptr(), out.data_ptr(), rows, room.data_ptr(), torch.get_num_threads())
         return out

@@ -1,7 +1,8 @@
-"""The folder of compiled kernels, which is Triton's (`TRITON_CACHE_DIR`, else ~/.triton/cache), before it is used.
+"""Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default ~/.triton/cache), checked before
+use.
 
-What another version of Triton or of the kernels, or a card of another kind, has left there is never read: Triton names
-each kernel by all of that.
+Kernels of other versions of Triton, other sources or other kinds of card are never read: Triton's names depend on all
+of these.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import triton
 
 logger = logging.getLogger("sglang_lite")
 
-_ELF = struct.Struct("<4s36xQ")  # its first bytes, and where its table of sections begins
-_SECTIONS = struct.Struct("<HH")  # size of a section's entry, and how many there are
+_ELF = struct.Struct("<4s36xQ")  # magic bytes, and offset of the section table
+_SECTIONS = struct.Struct("<HH")  # size of a section's entry, and number of sections
 _AT_SECTIONS = 58
 
 
 def prepare_cache() -> Path:
-    """The folder, once kernels can be read from there and written. Damaged ones are removed; where nothing can be
-    written, the user's folder of temporary files takes its place, with links to what was there. Both are said in the
-    log."""
+    """Returns the folder, once kernels can be read and written there. Removes damaged kernels. If the folder isn't
+    writable, returns a folder for the user among the temporary files instead, with links to the existing kernels, and
+    sets `TRITON_CACHE_DIR`. Logs a warning in both cases."""
     folder = Path(triton.knobs.cache.dir)
     damaged = _damaged(folder)
     try:
@@ -51,8 +52,8 @@ def prepare_cache() -> Path:
 
 
 def _users_folder() -> Path:
-    """Folder that this user alone can read and write, the same at each start: an engine's process, which may be killed,
-    need not remove it. A new one where the name is another's."""
+    """Returns a folder that only this user can read and write. It is the same at each start, so an engine's process,
+    which may be killed, need not remove it; if another user owns that name, a new one is made."""
     folder = Path(tempfile.gettempdir(), f"sglang_lite-kernels-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -63,17 +64,17 @@ def _users_folder() -> Path:
 
 
 def _link(entries: set[Path], own: Path) -> None:
-    """Links `entries` into `own`, where links of an earlier start may have lost their targets."""
+    """Links `entries` into `own`, and removes links of an earlier start whose targets are gone."""
     for link in list(own.iterdir()):
         if link.is_symlink() and not link.exists():
             link.unlink(missing_ok=True)
     for entry in entries:
-        with contextlib.suppress(FileExistsError):  # of an earlier start, or of one beside this
+        with contextlib.suppress(FileExistsError):  # linked by an earlier or a concurrent start
             (own / entry.name).symlink_to(entry)
 
 
 def _damaged(folder: Path) -> list[Path]:
-    """Damaged kernels, which the log is told of."""
+    """Returns the damaged kernels in a folder, and logs a warning if there are any."""
     damaged = [entry for entry in _entries(folder) if _is_damaged(entry)]
     if damaged:
         logger.warning("%d damaged kernels in %s are compiled anew.", len(damaged), folder)
@@ -81,7 +82,7 @@ def _damaged(folder: Path) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Folders of a kernel each."""
+    """Returns the subfolders of a cache, one for each kernel."""
     try:
         return [Path(entry) for entry in os.scandir(folder) if entry.is_dir()]
     except OSError:
@@ -89,7 +90,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_damaged(entry: Path) -> bool:
-    """True where a file was cut off, as by a full disk or a power failure."""
+    """True if a file of the kernel is truncated, as by a full disk or a power failure."""
     try:
         for file in entry.iterdir():
             if file.suffix == ".json":
@@ -98,13 +99,13 @@ def _is_damaged(entry: Path) -> bool:
                 return True
     except ValueError:
         return True
-    except OSError:  # another process's, or not ours to read
+    except OSError:  # removed by another process, or not readable
         return False
     return False
 
 
 def _is_cut(cubin: Path) -> bool:
-    """True where a file is not an ELF file with all of its sections' table."""
+    """True if a file is not an ELF file with a complete section table."""
     with cubin.open("rb") as file:
         head = file.read(64)
         size = os.fstat(file.fileno()).st_size

@@ -1,4 +1,4 @@
-"""The GPU as launches see it: what a program can have, and how many run at a time."""
+"""GPU from the point of view of launches: resources of a program, and number of programs that run at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU, or what stands for one.
+    """GPU, or a stand-in for one.
 
     Attributes:
-        name: as its driver tells it.
-        shared: bytes of shared memory that a program can have.
-        registers: of a multiprocessor, 32 bits each.
-        multiprocessors: of the card.
+        name: name that the driver reports.
+        shared: bytes of shared memory available to a program.
+        registers: 32-bit registers of a multiprocessor.
+        multiprocessors: number of multiprocessors.
         capability: compute capability.
     """
 
@@ -32,28 +32,28 @@ class Card:
 
     @property
     def programs(self) -> int:
-        """Programs that keep it busy, where each can have many."""
+        """Number of programs that keep the card busy if many fit a multiprocessor."""
         return 2 * self.multiprocessors
 
     @property
     def overlaps(self) -> bool:
-        """True where a kernel is set up while the one before drains (programmatic dependent launch)."""
+        """True if a kernel can be set up while the previous one drains (programmatic dependent launch)."""
         return self.capability >= (9, 0)
 
     @property
     def copies(self) -> bool:
-        """True where tiles are copied in bulk (TMA)."""
+        """True if tiles can be copied in bulk (TMA)."""
         return self.capability >= (9, 0) or self == INTERPRETER
 
 
-# It has room for everything, and runs programs one after the other.
+# The interpreter has unlimited resources, and runs programs one after the other.
 INTERPRETER = Card("Triton's interpreter", 1 << 30, 1 << 16, 8, (0, 0))
 
 _stood_for: ContextVar[Card] = ContextVar("_stood_for")
 
 
 def card_of(device: torch.device) -> Card:
-    """The card that kernels on a device run on; for "meta" the one that `standing_for` names."""
+    """Returns the card that kernels on a device run on; for "meta", the one set by `standing_for`."""
     if device.type == "meta":
         return _stood_for.get()
     return _found(device) if device.type == "cuda" else INTERPRETER
@@ -61,8 +61,8 @@ def card_of(device: torch.device) -> Card:
 
 @contextmanager
 def standing_for(card: Card) -> Iterator[None]:
-    """Context in which tensors without memory (of the device "meta") are on that card, so that launches for it can be
-    told where it is not."""
+    """Context in which tensors without memory (device "meta") stand for tensors on a card, so that launches for it can
+    be determined on other machines."""
     token = _stood_for.set(card)
     try:
         yield
@@ -72,7 +72,7 @@ def standing_for(card: Card) -> Iterator[None]:
 
 @functools.cache
 def _found(device: torch.device) -> Card:
-    own: Any = torch.cuda.get_device_properties(device)  # torch leaves out some
+    own: Any = torch.cuda.get_device_properties(device)  # torch's type lacks some attributes
     return Card(
         name=own.name,
         shared=own.shared_memory_per_block_optin,

@@ -1,6 +1,6 @@
-"""C++ files of ours as libraries, compiled for this processor where there is a compiler.
+"""C++ files of this package as libraries, compiled for this processor if a compiler is installed.
 
-None is needed: whoever has none runs torch's operators, which is slower for few rows.
+No library is required: without one, torch's operators run instead, which is slower for few rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 logger = logging.getLogger("sglang_lite")
 
-# Sums may be added in another order, so that they are vectors; NaN and infinity stay what they are.
+# Sums may be reordered, so that they can be vectorised; NaN and infinity keep their meaning.
 _FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
     "-fassociative-math", "-shared", "-fPIC",
@@ -29,14 +29,15 @@ _TIMEOUT_S = 60
 
 @functools.cache
 def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | None:
-    """The library of a C++ file, compiled at the first use on this machine, by `CXX` or the compiler that is found.
+    """Returns the library of a C++ file, compiled at first use on this machine, by `CXX` or the compiler that is found.
 
     Args:
-        folder: where libraries are kept.
-        kind: `PyDLL` for functions that take so few microseconds that they keep Python's lock.
+        source: C++ file.
+        folder: folder that libraries are kept in.
+        kind: class of the library; `PyDLL` for functions so short that they should keep Python's lock.
 
     Returns:
-        None where there is no compiler, or it fails, which the log says.
+        The library, or None if no compiler is installed or compilation fails, which is logged.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform == "win32":
@@ -56,7 +57,7 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Writes the library, whole or not at all."""
+    """Writes the library, completely or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         command = [compiler, *_FLAGS, os.fspath(source), "-o", os.fspath(made)]
@@ -65,7 +66,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _processor() -> str:
-    """The instructions that this processor has, as Linux tells them: a library for others would not run."""
+    """Returns the processor's instruction sets as reported by Linux, as a library for others would not run."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,10 @@
-"""Attention of one new token a row over paged keys and values (flash decoding, Dao et al. 2023).
+"""Attention of one new token per row over paged keys and values (flash decoding, Dao et al. 2023).
 
-The work is cut by tokens, not by rows: every row's tokens are read by as many programs as it takes for all programs of
-a batch, however ragged, to read about as much. The cuts are made on the device, so that a captured graph stays valid
-while rows grow. The last program of a row merges the others' results.
+    out[row, h] = sum over the row's tokens t of softmax(q[row, h] · k[t] * scale) v[t]
+
+Work is split by tokens, not by rows: each row's tokens are divided among programs so that every program of a batch,
+however ragged, reads about as many. The split is computed on the device, so that a captured graph stays valid while
+rows grow. The last program of a row to finish merges the partial results.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_ITEMS = 16  # that one program of _split makes
-_LONG = 1024  # tokens: more are worth another program, even if it has to wait, as that balances ragged rows
-_WARP = 32  # rows at least: fewer are no faster, and each power of two is compiled
+_ITEMS = 16  # items that one program of _split writes
+# Tokens of an item; more are worth another program even if it has to wait, as that balances ragged rows.
+_LONG = 1024
+_WARP = 32  # minimum block of rows: fewer are no faster, and each power of two is compiled
 
 
 @launched
@@ -36,8 +39,8 @@ def _split(
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
     if SHARED:
         length -= tl.load(shared + r, mask=r < rows, other=0)
-    # A row is cut evenly, into about so many chunks: no piece is small. All find room, as max(round(x), 1) <= x + 1,
-    # and likewise rounded up.
+    # Splits each row evenly into about length / chunk pieces, so that no piece is small. All pieces find room, as
+    # max(round(x), 1) <= x + 1, and likewise rounded up.
     tokens = tl.sum(length)
     chunk = tl.maximum(tl.cdiv(tokens, items - rows), LEAST)
     if AT_ONCE > 0:
@@ -77,17 +80,17 @@ def split_work(
     at_once: int = 0,
     up: bool = False,
 ) -> None:
-    """Cuts the rows' tokens into items.
+    """Splits the tokens that decoding rows read into items, each of which one program reads.
 
     Args:
-        positions, slots: int32 [rows] of the new tokens.
-        shared: prefixes that are no part of the work.
-        work: int32 [items, 4] (written); items > rows.
-        row_work: int32 [rows, 2] (written).
-        least: tokens in an item, unless its row has no more.
-        at_once: programs that run at a time, where there are items for more: then an item is only so short that all of
-            them have one, unless it has 1,024 tokens.
-        up: rather more items than longer ones: none has more than `least` tokens, where there are items for so many.
+        positions, slots: int32 [rows], position and slot of each row's new token.
+        shared: shared prefixes, whose tokens are left out.
+        work: `Work.items`, int32 [items, 4] (written); there must be more items than rows.
+        row_work: `Work.rows`, int32 [rows, 2] (written).
+        least: minimum number of tokens in an item, unless its row has fewer.
+        at_once: number of programs that run at once, if more items than that are available: items are then only as
+            short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use all items.
+        up: whether to round the number of items up: no item has more than `least` tokens if there are enough items.
     """
     rows, items = len(positions), len(work)
     _split[(cdiv(items, _ITEMS),)](
@@ -102,7 +105,8 @@ def _merge_all(
     acc_buffer, ml_buffer, first, step, count, m, total, acc,
     G: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Adds parts that lie `step` apart, PARTS at a time: one after the other, each would wait for its loads."""
+    """Adds `count` partial results, `step` apart in the buffers, to m, total and acc. Loads PARTS of them at once, as
+    one after the other each would wait for its loads."""
     p, g, d = tl.arange(0, PARTS), tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     for at in range(0, count, PARTS):
         there = (at + p < count)[:, None] & (g < G)[None, :]
@@ -114,7 +118,7 @@ def _merge_all(
             mask=there[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         highest = tl.maximum(m, tl.max(m_part, 0))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)  # all saw nothing: it is beyond the window
+        shift = tl.where(highest == float("-inf"), 0.0, highest)  # all parts were outside the window
         old, new = tl.exp2(m - shift), tl.exp2(m_part - shift[None, :])
         total = total * old + tl.sum(total_part * new, 0)
         acc = acc * old[:, None] + tl.sum(acc_part * new[:, :, None], 0)
@@ -124,7 +128,7 @@ def _merge_all(
 
 @triton.jit
 def _first_heads(x, HEADS: tl.constexpr):
-    """The first HEADS rows of [N, D]: without the padding that products need."""
+    """Returns the first HEADS rows of [N, D], without the padding that products need."""
     blocks: tl.constexpr = x.shape[0] // HEADS
     if blocks == 1:
         return x
@@ -138,7 +142,7 @@ def _complete(
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Stores a row's result, of all its items, with that of its prefix."""
+    """Stores the final result of a row, merged with that of its prefix."""
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     if PREFIX:
         start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
@@ -156,7 +160,8 @@ def finish(
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the results of an item's program; the last program of a row merges all, and those of its prefix."""
+    """Stores the results of an item's program. The last program of a row merges all of the row's items and the pieces
+    of its prefix."""
     g, d = tl.arange(0, GROUP), tl.arange(0, acc.shape[1])
     is_head = (g < G)[:, None] & (d < DIM)[None, :]
     m = tl.reshape(_first_heads(tl.expand_dims(m, 1), GROUP), (GROUP,))
@@ -167,7 +172,7 @@ def finish(
         tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=is_head)
         tl.store(ml_buffer + part * 2, m, mask=g < G)
         tl.store(ml_buffer + part * 2 + 1, total, mask=g < G)
-        tl.debug_barrier()  # all threads have stored before one tells
+        tl.debug_barrier()  # all threads have stored before one signals
         if tl.atomic_add(counters + row * KV_HEADS + kv_head, 1, sem="acq_rel") == count - 1:
             tl.store(counters + row * KV_HEADS + kv_head, 0)
             start = ((first * KV_HEADS + kv_head) * G).to(tl.int64)
@@ -188,14 +193,16 @@ def finish(
 
 
 def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
-    """Keywords of a kernel that `finish`es: how many parts are merged at a time, for which threads have registers.
+    """Returns keyword arguments for kernels that call `finish`, including the number of parts merged at once, which is
+    limited by registers.
 
     Args:
-        group: query heads of a KV head.
-        dim: of a head.
+        launch: launch parameters of the kernel.
+        group: query heads per KV head.
+        dim: elements of a head.
     """
     heads: int = power_of_2(group)
-    # To add up parts across many warps takes longer.
+    # Adding up parts across many warps takes longer.
     most = 1 if launch.alone else 1024 * launch.warps // (heads * padded(dim))
     return {"GROUP": heads, "PARTS": max(most, 1)}
 
@@ -211,7 +218,7 @@ def _decode(
     PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
-    if not PREFIX:  # else what is read first was written before the kernel of prefixes, which has waited for that
+    if not PREFIX:  # with PREFIX, the first reads were written before the prefix kernel, which has waited
         wait(PDL)
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -272,14 +279,17 @@ def decode_attention(
     """Attention of the plan's decoding rows.
 
     Args:
-        q: [T, heads, head_dim] as `rope_store` returns them, of which the first `plan.decoding` are used; a token's
-            heads lie side by side.
-        work: what `split_work` made of their tokens.
-        out: [T, heads, head_dim] (written there).
-        scale, window, softcap: as `reference.attention.attention`.
+        q: queries [T, heads, head_dim] as `rope_store` returns them, of which the first `plan.decoding` are used; the
+            heads of a token are contiguous.
+        cache: KV cache, with the keys and values of the rows' tokens.
+        layer: index of the layer.
+        plan: plan of the step.
+        work: items that `split_work` has made of the rows' tokens.
+        out: [T, heads, head_dim] (the first `plan.decoding` are written).
+        scale, window, softcap: as for `reference.attention.attention`.
 
-    Each key and value of a row is read once, by one program for all query heads of its KV head. What `plan.shared`
-    covers is read by `prefix_attention`, which runs before.
+    Each key and value of a row is read once, by one program for all query heads of its KV head. Tokens in `plan.shared`
+    are read by `prefix_attention`, which must run before.
     """
     rows, heads, dim = plan.decoding, q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]

@@ -1,4 +1,4 @@
-"""Descriptors of tensors whose tiles are copied in bulk (TMA), made once for each place in memory."""
+"""Descriptors of tensors whose tiles are copied in bulk (TMA), cached by memory address."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """All that a descriptor says of a tensor's memory, which it does not keep alive: what comes to lie there with the
-    same sizes has the same descriptor."""
+    """Properties of a tensor that a descriptor needs, without keeping its memory alive: another tensor of the same
+    shape at the same address has the same descriptor."""
 
     address: int
     dtype: torch.dtype
@@ -23,12 +23,14 @@ class _Place:
         return self.address
 
 
-def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None) -> Any:  # of Triton
-    """Descriptor of a contiguous tensor as rows of so many columns.
+def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None) -> Any:  # descriptor of Triton
+    """Returns the descriptor of a contiguous tensor, viewed as rows of `columns` elements.
 
     Args:
+        x: tensor to describe.
+        columns: elements of a row.
         block: rows and columns that are copied together.
-        layout: of Gluon's kernels: how these lie in shared memory.
+        layout: layout of a block in shared memory, for Gluon kernels; None for Triton kernels.
     """
     rows = x.numel() // columns
     if triton.knobs.runtime.interpret:
@@ -41,6 +43,6 @@ def _described(address: int, dtype: torch.dtype, rows: int, columns: int, block:
     place = _Place(address, dtype)
     if layout is None:
         return TensorDescriptor(place, [rows, columns], [columns, 1], list(block))
-    from triton.experimental.gluon.nvidia import hopper  # Triton 3.5 has none
+    from triton.experimental.gluon.nvidia import hopper  # absent in Triton 3.5
 
     return hopper.TensorDescriptor(place, [rows, columns], [columns, 1], list(block), layout)

@@ -1,4 +1,4 @@
-"""Token embeddings, of ids that are known or that the step before has drawn."""
+"""Token embeddings of ids that are known, or that the previous step has drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL:
 
 
 def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
-    """Rows of table [V, H] for the plan's tokens, times scale: [T, H]. Moves 2 T H elements."""
+    """Returns the rows of table [V, H] for the plan's tokens, times `scale`: [T, H]. Moves 2 T H elements."""
     size = table.shape[1]
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block = min(1024, power_of_2(size))

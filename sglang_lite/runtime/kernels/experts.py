@@ -1,4 +1,4 @@
-"""The experts of a layer, by the kernels that are fastest for the number of tokens.
+"""Experts of a mixture-of-experts layer, by the kernels that are fastest for the number of tokens.
 
 out[t] = base[t] + sum over the token's experts e of weights[t, e] * down[e] (act(gate[e] x[t]) * (up[e] x[t]))
 """
@@ -21,21 +21,21 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 
-MOST_FEW = 8  # tokens that are multiplied pair by pair
-MOST_FEW_EIGHT = 4  # where weights are in 8 bits
+MOST_FEW = 8  # most tokens that are computed pair by pair
+MOST_FEW_EIGHT = 4  # the same for 8-bit weights
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """Weights of a layer's experts, contiguous.
+    """Weights of a layer's experts, contiguous. E experts, hidden size H, intermediate size I.
 
     Attributes:
         gate_up: [E, 2 I, H], gates first.
         down: [E, H, I].
         gate_up_bias: [E, 2 I] or None.
         down_bias: [E, H] or None.
-        gate_up_scales: float32 [E, 2 I / 128, H / 128] where weights are in 8 bits (e4m3), else None.
-        down_scales: float32 [E, H / 128, I / 128], likewise.
+        gate_up_scales: float32 [E, 2 I / 128, H / 128] for 8-bit weights (e4m3), else None.
+        down_scales: float32 [E, H / 128, I / 128] for 8-bit weights, else None.
     """
 
     gate_up: torch.Tensor
@@ -59,16 +59,19 @@ def apply_experts(
     quantised: Fp8Rows | None = None,
     parts: bool = False,
 ) -> torch.Tensor:
-    """The layer's output [T, H]. Launches only, of a fixed size for T: a graph can hold it.
+    """Returns the layer's output [T, H]. Only launches kernels, with grids that depend only on T, so a CUDA graph can
+    contain it.
 
     Args:
         x: [T, H], contiguous.
-        ids, weights: int32 and float32 [T, top], contiguous, as `experts_route` gives them.
+        ids, weights: int32 and float32 [T, top], contiguous, from `experts_route`.
+        matrices: weights of the layer's experts.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
-        alpha, limit: of "clamped".
-        base: [T, H], contiguous, added (what shared experts made), or None.
-        quantised: x in 8 bits, where it has been brought to that, or None.
-        parts: the output of more than a few tokens is left in parts [top, T, H], which whoever reads it adds.
+        alpha, limit: parameters of "clamped".
+        base: [T, H], contiguous, added to the output (the result of shared experts), or None.
+        quantised: x in 8 bits if the caller already has it, or None.
+        parts: whether to return the output of more than a few tokens as parts [top, T, H], which the caller must add
+            up.
     """
     own, top = matrices, ids.shape[1]
     eight = own.gate_up_scales is not None

@@ -1,10 +1,10 @@
-"""Products of a few tokens with the matrices of their experts, pair by pair: the weights are all that takes time.
+"""Products of a few tokens with the matrices of their experts, pair by pair, bound by reading the weights.
 
     hidden[t, j] = act(gate[e] x[t]) * (up[e] x[t])         e = ids[t, j], the token's j-th expert
     out[t] = base[t] + sum over j of weights[t, j] * (down[e] hidden[t, j])
 
-A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run side by side, so
-that most of its weights are read once. Sums are in float32 and always in the same order.
+A pair is token * top + j, as in `experts_order`. Programs of tokens that chose the same expert run next to each other,
+so that most of its weights are read from memory once. Sums are in float32 and always in the same order.
 
 Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128.
 """
@@ -20,12 +20,12 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-SCALED_BLOCK = 128  # rows and columns of weights in 8 bits that have a scale in common
+SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
 
 
 @triton.jit
 def _weights(at, there, inside, WHOLE: tl.constexpr):
-    """Weights [N, K] in float32. Nothing reads them again soon."""
+    """Loads weights [N, K] as float32, marked for early eviction, as no other program reads them soon."""
     if WHOLE:
         matrix = tl.load(at, eviction_policy="evict_first")
     else:
@@ -35,8 +35,8 @@ def _weights(at, there, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def _runs(matrix, value, RUN: tl.constexpr):
-    """Products [N, K] summed over runs of numbers: [N, K / RUN]. Of 8 bits 16 lie in one thread: what is added up over
-    experts and columns then takes few registers."""
+    """Sums products [N, K] over runs of RUN columns: [N, K / RUN]. With 8-bit weights, a run of 16 lies in one thread,
+    so the sums over experts and columns take few registers."""
     products = matrix * value[None, :]
     return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1] // RUN, RUN]), 2)
 
@@ -66,7 +66,7 @@ def _gate_up(
         value = tl.load(row + at + k, mask=inside, other=0.0).to(tl.float32)
         gate_sums = _runs(gate_weights, value, run)
         up_sums = _runs(up_weights, value, run)
-        if SCALED:  # a program's outputs lie in one row of blocks
+        if SCALED:  # a program's outputs are in one row of blocks
             first = tl.program_id(1) * BLOCK_N
             own = scales + expert * ((2 * N // 128) * (K // 128)) + (at + runs) // 128
             here = at + runs < K
@@ -74,7 +74,7 @@ def _gate_up(
             up_sums *= tl.load(own + (N + first) // 128 * (K // 128), mask=here, other=0.0)[None, :]
         gate += gate_sums
         up += up_sums
-    start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
+    start_next(PDL)  # not earlier: waiting programs would block those yet to start
     gates = tl.sum(gate, 1)
     ups = tl.sum(up, 1)
     if BIAS:
@@ -96,7 +96,8 @@ def _down(
     k = tl.arange(0, BLOCK_K)
     run: tl.constexpr = 16 if SCALED else 1
     runs = tl.arange(0, BLOCK_K // run) * run
-    # The ids are older than the kernel before, and nobody writes weights: the first ones are under way meanwhile.
+    # The ids are older than the previous kernel, and no kernel writes weights, so the first weights are loaded before
+    # the wait.
     first = w + tl.load(ids + token * TOP).to(tl.int64) * (N * K) + n[:, None] * K + k[None, :]
     matrix = _weights(first, n < N, k < K, N % BLOCK_N == 0 and BLOCK_K <= K)
     wait(PDL)
@@ -137,17 +138,17 @@ def experts_gate_up_few(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    """act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights for each expert that is
-    chosen.
+    """Returns act(gate) * up of each token for each of its experts. Reads 2 N K elements of weights for each chosen
+    expert.
 
     Args:
         x: [T, K], contiguous.
         weight: [E, 2 N, K], gates first.
         ids: int32 [T, top], contiguous.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
-        scales: float32 [E, 2 N / 128, K / 128], of weights in 8 bits.
+        scales: float32 [E, 2 N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, 2 N] or None.
-        alpha, limit: of "clamped".
+        alpha, limit: parameters of "clamped".
 
     Returns:
         [T * top, N], by pair.
@@ -173,14 +174,14 @@ def experts_down_few(
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Weighted sum over each token's experts of what they make of its hidden states. Reads N K elements of weights for
-    each expert that is chosen.
+    """Returns the weighted sum over each token's experts of their outputs. Reads N K elements of weights for each
+    chosen expert.
 
     Args:
         hidden: [T * top, K], contiguous, by pair.
         weight: [E, N, K].
-        ids, weights: int32 and float32 [T, top], contiguous; ids not of the kernel just before.
-        scales: float32 [E, N / 128, K / 128], of weights in 8 bits.
+        ids, weights: int32 and float32 [T, top], contiguous; ids must not come from the kernel launched just before.
+        scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
         base: [T, N], contiguous, added to the sum, or None.
 
@@ -200,12 +201,12 @@ def experts_down_few(
 
 
 def _gate_up_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """BLOCK_N, BLOCK_K and warps; measured on an H200 with Qwen3-30B-A3B's shape."""
+    """Returns BLOCK_N, BLOCK_K and warps of `_gate_up`. Measured on an H200 with Qwen3-30B-A3B's shape."""
     if weight.element_size() == 1:
         return 4, 256, 1
     return 4, min(1024, power_of_2(weight.shape[2])), 2
 
 
 def _down_launch(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Launch parameters, as of `_gate_up_launch`."""
+    """Returns launch parameters of `_down`, as `_gate_up_launch`."""
     return 4, min(1024, power_of_2(weight.shape[2])), 4

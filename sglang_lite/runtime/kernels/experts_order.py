@@ -1,7 +1,7 @@
-"""Tokens in the order of their experts, so that products by expert have rows side by side. Nothing waits for the host.
+"""Sorting of tokens by expert, so that products of an expert have contiguous rows. Nothing waits for the host.
 
-A pair is a token and one of its experts: token * top + place among the token's experts. The pairs of an expert, in
-their order, fill blocks of rows that no other expert has rows in; the last of its blocks is filled up with none.
+A pair is a token and one of its experts: token * top + index among the token's experts. The pairs of an expert, in
+order, fill blocks of rows that contain no other expert; the rest of its last block is padding.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_CHUNK = 4096  # pairs that are looked at together
+_CHUNK = 4096  # pairs that a program looks at together
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """Pairs by expert.
+    """Pairs sorted by expert.
 
     Attributes:
-        pairs: int32 [blocks * size]; the number of pairs in rows that have none. Rows of unused blocks mean nothing.
-        experts: int32 [blocks], by block; -1 where a block is unused. Used blocks come first.
+        pairs: int32 [blocks * size], the pair of each row; the number of pairs for padding. Rows of unused blocks are
+            undefined.
+        experts: int32 [blocks], expert of each block; -1 for unused blocks, which come last.
         size: rows of a block.
     """
 
@@ -35,7 +36,7 @@ class ExpertBlocks:
 
     @staticmethod
     def empty(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-        """Room for the pairs of `ids`, however they fall."""
+        """Returns uninitialised blocks with room for the pairs of `ids`, whatever their experts are."""
         blocks = (ids.numel() + min(experts, ids.numel()) * (size - 1)) // size
         pairs = torch.empty(blocks * size, dtype=torch.int32, device=ids.device)
         return ExpertBlocks(pairs, torch.empty(blocks, dtype=torch.int32, device=ids.device), size)
@@ -43,7 +44,7 @@ class ExpertBlocks:
 
 @triton.jit
 def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
-    """Experts of a chunk of pairs; one that there is not beyond the last pair."""
+    """Loads the experts of a chunk of pairs; beyond the last pair, an expert that doesn't exist."""
     at = start + tl.arange(0, CHUNK)
     return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
 
@@ -72,7 +73,7 @@ def _order(
     last = tl.num_programs(1) - 1
     bins = tl.arange(0, BLOCK_E)
     experts = _chunk(ids, chunk * CHUNK, count, BLOCK_E, CHUNK)
-    before = tl.zeros((BLOCK_E,), tl.int32)  # pairs of each expert in the chunks before
+    before = tl.zeros((BLOCK_E,), tl.int32)  # number of pairs of each expert in earlier chunks
     if COUNTED:
         totals = tl.zeros((BLOCK_E,), tl.int32)
         for other in range(0, last + 1):
@@ -98,12 +99,12 @@ def _order(
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
-    """Blocks of the pairs in `ids`. Reads T top integers for each expert, from a cache.
+    """Returns the blocks of the pairs in `ids`. Reads T top integers for each expert, from the cache.
 
     Args:
-        ids: int32 [T, top], contiguous; each below `experts`.
-        experts: of the layer.
-        size: rows of a block; a power of two.
+        ids: int32 [T, top], contiguous, each below `experts`.
+        experts: number of experts of the layer.
+        size: rows of a block, a power of two.
     """
     blocks = ExpertBlocks.empty(ids, experts, size)
     count, bins = ids.numel(), power_of_2(experts + 1)

@@ -1,12 +1,12 @@
-"""The choice of experts, from a router's logits to each token's experts and their weights.
+"""Routing: from a router's logits to each token's experts and their weights.
 
-    score = softmax(logits) or sigmoid(logits)                        in float32, over all experts
-    choice = score + correction                                       of the experts in the best groups
-    ids = the `top_k` largest of choice                                 of equal ones the first
+    score = softmax(logits) or sigmoid(logits)             in float32, over all experts
+    choice = score + correction                            of the experts in the best groups
+    ids = the `top_k` largest of choice                    the first of equal ones
     weight = scale * score[ids] (/ sum of score[ids], if normalised)
 
-A softmax over the logits of chosen experts alone is the normalised one. A group's rank is the sum of its best choices
-(one in DeepSeek-V2, arXiv:2405.04434; two in V3, arXiv:2412.19437).
+A softmax over only the chosen experts' logits is the same as the normalised one. A group's rank is the sum of its best
+choices (one in DeepSeek-V2, arXiv:2405.04434; two in V3, arXiv:2412.19437).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _route(
     if SIGMOID:
         score = tl.sigmoid(x)
     else:
-        x = tl.where(x == float("inf"), float("nan"), x)  # as it would become
+        x = tl.where(x == float("inf"), float("nan"), x)  # as subtracting the maximum would make it
         score = tl.exp(x - tl.max(tl.max(x, 1), 0))
         score = score / tl.sum(tl.sum(score, 1), 0)
     choice = score
     if CORRECTED:
         choice += tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
     bad = tl.max(tl.max((there & (choice != choice)).to(tl.int32), 1), 0) > 0
-    # Only an expert that can't be chosen has -inf, so that one is always found.
+    # Only experts that can't be chosen get -inf, so an expert is always found.
     choice = tl.where(there, tl.maximum(choice, -1.0e30), float("-inf"))
     if KEPT < GROUPS:
         best, at = tl.max(choice, 1, return_indices=True)
@@ -63,7 +63,7 @@ def _route(
             _, chosen = tl.max(tl.where(kept, float("-inf"), rank), 0, return_indices=True)
             kept = kept | (group == chosen)
         choice = tl.where(kept[:, None], choice, float("-inf"))
-    # One row, in the order of experts.
+    # Flattens groups to one row, in the order of experts.
     choice = tl.reshape(choice, [BLOCK_G * BLOCK_S])
     score = tl.reshape(score, [BLOCK_G * BLOCK_S])
     place = tl.arange(0, BLOCK_G * BLOCK_S)
@@ -97,22 +97,22 @@ def experts_route(
     normalise: bool = True,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of each token and their weights. Reads T E elements, writes 2 T top_k.
+    """Returns the experts of each token and their weights. Reads T E elements, writes 2 T top_k.
 
     Args:
-        logits: [T, E], contiguous, of any floating type; or parts [P, T, E] that add up to them.
-        top_k: experts of a token; at most those in the kept groups.
-        scoring: "softmax" or "sigmoid", which makes scores of logits.
-        correction: [E], added to scores where experts are chosen, not to weights.
-        groups: of experts, of one size; experts of a group lie side by side.
-        kept_groups: that a token chooses from.
-        group_top: best choices of a group whose sum is its rank.
-        normalise: weights are divided by their sum.
-        scale: of all weights.
+        logits: [T, E], contiguous, of any floating-point type; or parts [P, T, E] that add up to them.
+        top_k: experts of a token; at most the number of experts in the kept groups.
+        scoring: function from logits to scores, "softmax" or "sigmoid".
+        correction: [E], added to scores for the choice of experts, but not for weights; or None.
+        groups: number of groups of experts, all of the same size and contiguous.
+        kept_groups: number of groups that a token chooses from.
+        group_top: number of best choices of a group whose sum is its rank.
+        normalise: whether to divide weights by their sum.
+        scale: factor of all weights.
 
     Returns:
-        int32 and float32 [T, top_k], the largest choice first. A row whose scores are not all numbers has the first
-        experts, and NaN for weights.
+        Ids and weights, int32 and float32 [T, top_k], largest choice first. A row with a score of NaN gets the first
+        experts, and NaN as weights.
     """
     tokens, experts = logits.shape[-2:]
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)

@@ -1,15 +1,17 @@
-"""Products by expert of tokens in blocks (`experts_order`), with tiles of weights that the copy engine brings (TMA).
+"""Products of experts with tokens in blocks (`experts_order`), for which the copy engine loads tiles of weights (TMA).
 
     hidden[row] = act(gate[e] x[t]) * (up[e] x[t])          e: the expert of the row's block, t: the token of its pair
-    y[j, t] = weights[pair] * (down[e] hidden[row])         j: the place of the expert among the token's
-                                                            plus base[t] where that is 0
+    y[j, t] = weights[pair] * (down[e] hidden[row])         j: the index of the expert among the token's experts;
+                                                            plus base[t] if j is 0
     out[t] = sum over j of y[j, t]
 
-An expert's matrix is read once for each of its blocks, by programs side by side. The grid is for as many blocks as
-there can be; programs of unused ones end at once. Rows are multiplied as columns, so that even a few fill the tensor
-cores' 64 (weights) by 8. Products are summed in float32 and stored in the format of x, `out` in the order of j.
+An expert's matrix is read once for each of its blocks, by neighbouring programs. The grid covers the maximum number of
+blocks; programs of unused blocks end at once. Products are transposed, with rows as columns, so that even a few fill
+the tensor cores' tiles of 64 (weights) by 8. Products are summed in float32 and stored in the data type of x; `out` is
+summed in the order of j.
 
-Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128, tokens then are with a scale each.
+Weights may be in 8 bits (e4m3) with a scale for each block of 128 by 128; tokens are then in 8 bits, too, with a scale
+each.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs follow each other for a tile of outputs
+_TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs are adjacent for one tile of outputs
 
 
 @triton.jit
 def _place(blocks, TILES: tl.constexpr):
-    """Block and tile of outputs of this program."""
+    """Returns the block and the tile of outputs of this program."""
     program = tl.program_id(0)
     group = program // (_TOGETHER * TILES)
     inside = program % (_TOGETHER * TILES)
@@ -43,7 +45,7 @@ def _place(blocks, TILES: tl.constexpr):
 
 @triton.jit
 def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
-    """acc plus a tile of weights times columns; `scales` are of the tile's row of blocks."""
+    """Returns acc plus the product of a tile of weights and columns; `scales` are those of the tile's row of blocks."""
     weights = w.load([row, at])
     if EIGHT:
         return acc + tl.dot(weights, columns) * tl.load(scales + at // 128)
@@ -85,7 +87,7 @@ def _gate_up(
                 values = tl.load(rows + at, mask=there[:, None] & (at + k < K)[None, :], other=0.0)
             acc = _add_product(acc, w, gate_row, at, values.T, gate_scales, EIGHT)
             up = _add_product(up, w, gate_row + N, at, values.T, up_scales, EIGHT)
-        start_next(PDL)  # no sooner: there are more programs than find room at a time
+        start_next(PDL)  # not earlier, as not all programs fit the card at once
         if EIGHT:
             factors = tl.load(x_scales + token)[None, :]
             acc *= factors
@@ -99,7 +101,7 @@ def _gate_up(
             tl.store(place, result)
         else:
             tl.store(place, result, mask=(n < N)[:, None])
-    elif EIGHT:  # all rows are brought to 8 bits
+    elif EIGHT:  # all rows are quantised later, so none may be undefined
         tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
 
 
@@ -155,12 +157,12 @@ def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.cons
 
 
 def can_tile_experts(weight: torch.Tensor) -> bool:
-    """True where matrices of experts can be multiplied with by tiles: their rows are of whole 16 bytes."""
+    """True if matrices of experts can be multiplied in tiles: their rows are a multiple of 16 bytes."""
     return weight.shape[2] * weight.element_size() % 16 == 0
 
 
 def block_rows(tokens: int, top: int, experts: int) -> int:
-    """Rows of a block for which few experts need two, and few rows are without a token."""
+    """Returns the number of rows of a block with which few experts need two blocks and few rows have no token."""
     mean = tokens * top / experts
     return next((size for size in (16, 32, 64) if mean + 2.5 * mean**0.5 <= size), 128)
 
@@ -177,20 +179,21 @@ def experts_gate_up(
     alpha: float = 1.0,
     limit: float = 0.0,
 ) -> torch.Tensor:
-    """act(gate) * up of the blocks' rows. Reads 2 N K elements of weights and a block of x for each block that is used.
+    """Returns act(gate) * up for the rows of the blocks. Reads 2 N K elements of weights and a block of x for each used
+    block.
 
     Args:
-        x: [T, K], contiguous; in 8 bits where weights are.
-        weight: [E, 2 N, K], contiguous, gates first; that `can_tile_experts`.
-        blocks: of the tokens' pairs.
+        x: [T, K], contiguous; in 8 bits if the weights are.
+        weight: [E, 2 N, K], contiguous, gates first; must satisfy `can_tile_experts`.
+        blocks: pairs of the tokens, by expert.
         top: experts of a token.
         activation: "silu", "gelu", "gelu_tanh" or "clamped".
-        scales: float32 [E, 2 N / 128, K / 128], of weights in 8 bits.
+        scales: float32 [E, 2 N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, 2 N] or None.
-        alpha, limit: of "clamped".
+        alpha, limit: parameters of "clamped".
 
     Returns:
-        [blocks * size, N], of x in 8 bits in bfloat16. Rows without a pair mean nothing.
+        [blocks * size, N], in bfloat16 if x is in 8 bits. Rows without a pair are undefined.
     """
     _, both, inputs = weight.shape
     outputs, count = both // 2, len(blocks.experts)
@@ -217,20 +220,20 @@ def experts_down(
     bias: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Outputs of experts for the blocks' hidden states, weighted, which whoever reads them adds. Reads N K elements of
-    weights and a block of hidden states for each block that is used.
+    """Returns the weighted outputs of the experts for the blocks' hidden states, which the caller must add up. Reads N
+    K elements of weights and a block of hidden states for each used block.
 
     Args:
-        hidden: [blocks * size, K], contiguous; in 8 bits where weights are.
-        weight: [E, N, K], contiguous; that `can_tile_experts`.
-        blocks: of the tokens' pairs.
+        hidden: [blocks * size, K], contiguous; in 8 bits if the weights are.
+        weight: [E, N, K], contiguous; must satisfy `can_tile_experts`.
+        blocks: pairs of the tokens, by expert.
         weights: float32 [T, top], contiguous.
-        scales: float32 [E, N / 128, K / 128], of weights in 8 bits.
+        scales: float32 [E, N / 128, K / 128] for 8-bit weights, else None.
         bias: [E, N] or None.
-        base: [T, N], contiguous, added to each token's first expert's, or None.
+        base: [T, N], contiguous, added to the output of each token's first expert, or None.
 
     Returns:
-        [top, T, N], in the format of `experts_gate_up`.
+        [top, T, N], in the data type of the result of `experts_gate_up`.
     """
     _, outputs, inputs = weight.shape
     pairs, count = weights.numel(), len(blocks.experts)
@@ -250,7 +253,7 @@ def experts_down(
 
 
 def experts_sum(y: torch.Tensor) -> torch.Tensor:
-    """Sum of y [top, T, N] over each token's experts: [T, N]. Moves (top + 1) T N elements."""
+    """Returns the sum of y [top, T, N] over each token's experts, [T, N]. Moves (top + 1) T N elements."""
     top, tokens, outputs = y.shape
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
     block = min(1024, power_of_2(outputs))
@@ -261,18 +264,18 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor | None, torch.dtype]:
-    """Rows, their values and scales, and the format of products."""
+    """Returns the number of rows, their values and scales, and the data type of products."""
     if isinstance(x, Fp8Rows):
         return x.rows, x.values, x.scales, torch.bfloat16
     return len(x), x, None, x.dtype
 
 
 def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
-    """BLOCK_N, BLOCK_K, warps and stages for blocks of so many rows, of elements of so many bytes; measured on an H200
-    with Qwen3-30B-A3B's shape."""
+    """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
+    H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
         block_n, block_k, warps, most = 32, 32, 4, 2
-    elif rows > 16 and not card.copies:  # where registers hold the operands, and those of larger tiles overflow
+    elif rows > 16 and not card.copies:  # registers hold the operands, and larger tiles overflow them
         block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
         block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
@@ -282,7 +285,7 @@ def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int
 
 
 def down_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
-    """Launch parameters, as of `gate_up_launch`."""
+    """Returns launch parameters of `_down`, as `gate_up_launch`."""
     if item > 2:
         block_n, block_k, most = 32, 32, 2
     elif item == 1:

@@ -1,8 +1,8 @@
-"""Attention of few queries, those of one token, over one block of tokens after another: `softmax` with its products
-turned round.
+"""Attention of the few queries of one token, over one block of tokens after another: `softmax` with transposed
+products.
 
-Matrix units take sixteen rows, but eight columns. So queries are columns here, which is half the work of a group of up
-to eight and half the registers: a multiprocessor has room for more programs, and while some wait, others work.
+Matrix units take sixteen rows, but eight columns. So queries are columns here, which halves the work and the registers
+of a group of up to eight heads: a multiprocessor fits more programs, and while some wait, others work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ _LEAST = 8
 
 
 def columns(group: int) -> int:
-    """Queries of a program, of which `group` are real."""
+    """Returns the number of queries of a program for `group` real ones: a power of two of at least 8."""
     return max(_LEAST, power_of_2(group))
 
 
 @triton.jit
 def seen_page(pages, token, end, PAGE: tl.constexpr):
-    """Pages of tokens [N]; from `end` on that of the last one before, so that what is read there are numbers."""
+    """Returns the pages of tokens [N]; tokens from `end` on get the page of token `end` - 1, so that reads there yield
+    finite numbers."""
     return tl.load(pages + tl.maximum(tl.minimum(token, end - 1), 0) // PAGE)
 
 
@@ -30,12 +31,12 @@ def seen_page(pages, token, end, PAGE: tl.constexpr):
 def load_few(
     k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
+    """Loads the keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
 
     Args:
-        k, v: of the KV head.
-        page, token: [N].
-        there: [N], tokens that may be read; where MASKED.
+        k, v: keys and values of the KV head.
+        page, token: page and position of each token [N].
+        there: bool [N], tokens that may be read; used only if MASKED.
     """
     d = tl.arange(0, BLOCK_D)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
@@ -47,7 +48,7 @@ def load_few(
     elif DIM < BLOCK_D:
         keys = tl.load(at_keys, mask=(d < DIM)[None, :], other=0.0)
         values = tl.load(at_values, mask=(d < DIM)[:, None], other=0.0)
-    else:  # masks that are always true cost a tenth
+    else:  # a mask that is always true costs a tenth
         keys = tl.load(at_keys)
         values = tl.load(at_values)
     return keys, values
@@ -55,15 +56,16 @@ def load_few(
 
 @triton.jit
 def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
-    """Adds a block of N tokens, of which `seen` [N] count, to the running results.
+    """Adds a block of N tokens to the running results of Q queries.
 
     Args:
         queries: [BLOCK_D, Q].
-        keys, values: as `load_few` has them.
-        m, total, acc: [Q], [Q] and [BLOCK_D, Q]: highest score, sum of weights, weighted values.
+        keys, values: [N, BLOCK_D] and [BLOCK_D, N], from `load_few`.
+        seen: bool [N], tokens that count.
+        m, total, acc: highest score [Q], sum of weights [Q] and weighted values [BLOCK_D, Q].
 
     Returns:
-        m, total and acc.
+        Updated m, total and acc.
     """
     scores = tl.dot(keys.to(queries.dtype), queries, input_precision="ieee")
     if SOFTCAP:
@@ -72,7 +74,7 @@ def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP:
     scale *= 1.4426950408889634
     scores = tl.where(seen[:, None], scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 0) * scale)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)  # nothing was seen so far
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # no token counted so far
     shrink = tl.exp2(m - shift)
     weights = tl.exp2(scores * scale - shift[None, :])
     total = total * shrink + tl.sum(weights, 0)
@@ -85,10 +87,10 @@ def attend_few(
     queries, k, v, pages, page, start, end, m, total, acc, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Adds the tokens from `start` to `end` to the running results, as `add_few`.
+    """Adds the tokens from `start` to `end` to the running results of the queries, as `add_few`.
 
     Args:
-        pages: of the sequence.
+        pages: pages of the sequence.
         page: [BLOCK_N], `seen_page` of the first block.
     """
     n = tl.arange(0, BLOCK_N)

@@ -1,5 +1,5 @@
-// The operators of `few_tokens.h` for each format. `few_tokens.py` has what each function does, and in which order its
-// arguments come.
+// Operators of `few_tokens.h`, exported for each data type. `few_tokens.py` documents the functions and the order of
+// their arguments.
 
 #include <vector>
 

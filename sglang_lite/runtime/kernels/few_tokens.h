@@ -1,6 +1,6 @@
-// Small operators of few tokens between a decoder's products, each one pass over numbers that lie in the cache.
+// Small operators for few tokens between the products of a decoder, each one pass over data in the CPU's cache.
 //
-// Sums are float32. A is the format of activations, C that of keys and values: float or bf16.
+// Sums are float32. A is the type of activations, C that of keys and values: float or bf16.
 
 #pragma once
 
@@ -8,10 +8,10 @@
 
 #include "bf16.h"
 
-static const int AHEAD = 8;  // turns
+static const int AHEAD = 8;  // iterations to prefetch ahead
 static const int NEAR = 32;  // tokens whose keys or values stay in the cache while several heads read them
 
-// As many numbers as a register holds.
+// Floats in a vector register.
 #if defined(__AVX512F__)
 static const int LANES = 16;
 #else
@@ -25,7 +25,7 @@ static inline Floats load(const float *x) {
     return y;
 }
 
-// e^x, to some 1e-7 of it (Cephes' expf): a loop over this is vector instructions.
+// e^x, with a relative error of about 1e-7 (Cephes' expf). Compilers vectorise loops over this function.
 static inline float exponential(float x) {
     x = x < -87 ? -87 : x > 88 ? 88 : x;
     float k = std::floor(x * 1.44269504f + 0.5f);
@@ -58,19 +58,19 @@ static void add_norm(A *x, const A *added, const A *weight, A *out, int tokens, 
     for (int64_t at = 0; at < int64_t(tokens) * size; at += size) rms(x + at, weight, out + at, size, eps);
 }
 
-// Where tokens' keys and values lie: of each KV head [slots, size], of all [kv_heads, slots, size].
+// Keys and values of a layer in the cache, [kv_heads, slots, size] each.
 template <class C>
 struct Stored {
     C *keys, *values;
     int64_t slots;
 };
 
-// Of a layer's attention.
+// Heads of a layer's attention: number of query heads and of KV heads, and elements of a head.
 struct Heads {
     int queries, kv, size;
 };
 
-// Turns a token's heads [from, to) of queries, then keys; writes keys and their values to a slot.
+// Rotates a token's heads [from, to), queries first, then keys; stores keys and their values in a token slot.
 template <class A, class C>
 static void turn_heads(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin, int turned,
                        Stored<C> stored, int64_t slot, Heads heads, int from, int to) {
@@ -91,9 +91,9 @@ static void turn_heads(A *qkv, const A *q_norm, const A *k_norm, float eps, cons
     }
 }
 
-// The slots that a token reads.
+// Token slots that a token reads.
 struct Reads {
-    const int32_t *slots;  // null: those from `first` on
+    const int32_t *slots;  // null if the slots are contiguous, from `first` on
     int64_t first;
     int length;
     int64_t operator[](int i) const { return slots ? slots[i] : first + i; }
@@ -103,14 +103,14 @@ struct Reads {
     }
 };
 
-// Asks for numbers that are read some turns later: slots of a sequence may lie anywhere.
+// Prefetches numbers that are read some iterations later, as the slots of a sequence may be anywhere in memory.
 template <class C>
 static inline void prefetch(const C *numbers, int size) {
     const char *bytes = reinterpret_cast<const char *>(numbers);
     for (size_t at = 0; at < size * sizeof(C); at += 64) __builtin_prefetch(bytes + at);
 }
 
-// Numbers as float32: where they are, or written to `room`.
+// Numbers as float32: in place, or converted into `room`.
 static inline const float *as_floats(const float *x, int, float *) { return x; }
 static inline const float *as_floats(const bf16 *x, int size, float *room) {
     for (int i = 0; i < size; i++) room[i] = float(x[i]);
@@ -123,7 +123,7 @@ static __attribute__((noinline)) float rest_of_dot(const float *q, const float *
     return sum;
 }
 
-// Products of a query and R keys.
+// Scaled dot products of a query and R keys.
 template <int R>
 static inline void dots(const float *q, const float *const *keys, int size, float scale, float *scores) {
     Floats sums[R]{};
@@ -139,7 +139,7 @@ static inline void dots(const float *q, const float *const *keys, int size, floa
     }
 }
 
-// Adds weighted values to sums [at, size), as many as R registers hold at a time; where it ended.
+// Adds weighted values to sums [at, size), R registers at a time. Returns the first element not yet added to.
 template <int R>
 static inline int weigh(const float *const *values, const float *weights, int count, int at, int size, float *sums) {
     for (; at + R * LANES <= size; at += R * LANES) {
@@ -152,12 +152,12 @@ static inline int weigh(const float *const *values, const float *weights, int co
     return at;
 }
 
-// Numbers that `attend_heads` needs room for, of `queries` that read the same keys.
+// Number of floats that `attend_heads` needs in `room` for `queries` queries that read the same keys.
 static inline int64_t room_to_attend(int64_t queries, int64_t longest, int64_t size) {
     return queries * (longest + 2 * size) + NEAR * size;
 }
 
-// `count` queries of a KV head, whose keys and values are given.
+// Attention of `count` queries of a KV head over its keys and values.
 template <class A, class C>
 static void attend_one(const A *q, const C *keys, const C *values, Reads reads, int count, int size, float scale,
                        float *room, A *out) {
@@ -203,7 +203,7 @@ static void attend_one(const A *q, const C *keys, const C *values, Reads reads, 
     for (int i = 0; i < count * size; i++) out[i] = A(sums[i]);
 }
 
-// A token's queries of heads [from, to).
+// Attention of a token's query heads [from, to).
 template <class A, class C>
 static void attend_heads(const A *q, Stored<C> stored, Reads reads, Heads heads, int from, int to, float scale,
                          float *room, A *out) {
@@ -217,7 +217,7 @@ static void attend_heads(const A *q, Stored<C> stored, Reads reads, Heads heads,
     }
 }
 
-// Gates, and ups beside them.
+// out = silu(gate) * up.
 template <class A>
 static void silu_mul(const A *gate, const A *up, A *out, int size) {
     for (int i = 0; i < size; i++) {

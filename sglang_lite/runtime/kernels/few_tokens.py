@@ -1,8 +1,8 @@
-"""Small operators of few tokens on a CPU, each a call of `few_tokens.cpp`. Torch's take some microseconds each to be
-called, twenty of them a layer: together as long as a small model's products. Their twins are torch's operators in
-`Decoder`.
+"""Small operators for few tokens on a CPU, each a call of `few_tokens.cpp`. A call of a torch operator takes some
+microseconds, and a layer has twenty: together as long as the products of a small model. The twins are torch's operators
+in `Decoder`.
 
-A tensor is [T, …] and contiguous, in the format of activations, unless it is said otherwise.
+Tensors are [T, …], contiguous and in the data type of activations, unless noted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any  # ctypes has no name for what arguments may be
+from typing import Any  # ctypes has no type for argument types
 
 import torch
 
@@ -23,10 +23,10 @@ FORMATS = {
     (torch.float32, torch.float32),
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
-}  # of activations, and of keys and values
+}  # data types of activations, and of keys and values
 
 
-ATTENTION: list[Any] = [  # arguments
+ATTENTION: list[Any] = [  # argument types of `attend`
     _POINTER, _LONG, _POINTER, _POINTER, _LONG, *[_POINTER] * 3, *[_INT] * 6, _FLOAT, _POINTER,
 ]  # fmt: skip
 
@@ -36,11 +36,11 @@ class ReadSlots:
     """Token slots that each token of a step reads.
 
     Attributes:
-        addresses: int64 [T]: of the slots, as int32; 0 where they lie side by side and in order.
-        firsts: int64 [T]: then the first of them.
-        lengths: int32 [T]: how many.
-        longest: of the lengths.
-        slots: tensors that the addresses are of.
+        addresses: int64 [T], address of the token's slots as int32; 0 if they are contiguous and in order.
+        firsts: int64 [T], the first slot if the address is 0.
+        lengths: int32 [T], number of slots.
+        longest: maximum of the lengths.
+        slots: tensors that the addresses point into, kept alive here.
     """
 
     addresses: torch.Tensor
@@ -51,7 +51,7 @@ class ReadSlots:
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> ReadSlots:
-        """The reads of a plan without groups of rows that share what they begin with."""
+        """Returns the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
         addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
         kept = []
@@ -77,10 +77,11 @@ class ReadSlots:
 
 
 class FewTokens:
-    """
+    """Operators for few tokens, compiled for one pair of data types.
+
     Args:
-        library: of `few_tokens.cpp`.
-        activations, cache: formats, of `FORMATS`.
+        library: compiled `few_tokens.cpp`.
+        activations, cache: data types, a pair in `FORMATS`.
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
@@ -95,13 +96,13 @@ class FewTokens:
         self._attend.argtypes = ATTENTION
 
     def add_norm(self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Adds `added` to x, in place, and returns its RMS norm."""
+        """Adds `added` (if given) to x in place, and returns the RMS norm of the sum."""
         out = torch.empty_like(x)
         self._add_norm(x.data_ptr(), _address(added), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up [T, size] of [T, 2 size], gate first."""
+        """Returns silu(gate) * up [T, size] of gate_up [T, 2 size], gates first."""
         count, size = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty((count, size))
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), count, size)
@@ -117,17 +118,18 @@ class FewTokens:
         values: torch.Tensor,
         store_at: torch.Tensor,
     ) -> torch.Tensor:
-        """Turns queries and keys, and writes keys and values to token slots.
+        """Rotates queries and keys, and stores keys and values in token slots.
 
         Args:
-            qkv: heads of queries, of keys, and of values; overwritten.
-            norms: weights of the norms of each head's query and key before they turn.
+            qkv: heads of queries, keys and values, in this order; overwritten.
+            norms: weights of the norms of each head's query and key before the rotation, or None.
+            eps: epsilon of the norms.
             rope: cos and sin of the positions.
-            keys, values: of the layer [kv_heads, slots, head_dim], in the format of the cache.
-            store_at: int64 [T]: the token slots.
+            keys, values: cache of the layer [kv_heads, slots, head_dim], in the data type of the cache.
+            store_at: int64 [T], token slot of each token.
 
         Returns:
-            Queries [T, heads, head_dim]: a part of `qkv`.
+            Queries [T, heads, head_dim], a view of `qkv`.
         """
         kv_heads, slots, size = keys.shape
         heads = qkv.shape[1] // size - 2 * kv_heads
@@ -147,8 +149,8 @@ class FewTokens:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention [T, heads, head_dim] of queries q, as `turn_store` returns them, over what each token reads: of
-        that, where there is a window, over so many last ones."""
+        """Attention [T, heads, head_dim] of queries q, as `turn_store` returns them, over the slots that each token
+        reads; with a window, over only the last `window` of them."""
         return attended(self._attend, q, keys, values, reads, window, scale)
 
 
@@ -162,7 +164,8 @@ def attended(
     scale: float,
     *threads: int,
 ) -> torch.Tensor:
-    """`FewTokens.attend` by a function that takes `ATTENTION`, and how many threads where it has some."""
+    """Implements `FewTokens.attend` by a function with the arguments `ATTENTION`, followed by the number of threads if
+    it takes one."""
     count, heads, size = q.shape
     kv_heads, slots, _ = keys.shape
     out = q.new_empty((count, heads, size))
@@ -175,7 +178,7 @@ def attended(
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A format's name in names of functions."""
+    """Returns a data type's name in function names of the libraries."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,22 +1,22 @@
-// All layers of a decoder for few tokens in one call: the operators of `few_tokens.h`, and between them products with
-// matrices in blocks. Its threads begin once, and meet six times a layer. `few_tokens_step.py` has what each number is.
-// And attention alone, on all threads.
+// All layers of a decoder for few tokens in one call: the operators of `few_tokens.h`, and products with quantised
+// matrices in between. Threads start once, and synchronise six times a layer. `few_tokens_step.py` documents the
+// fields. Also attention alone, on all threads.
 
 #include <vector>
 
 #include "block_product.h"
 #include "few_tokens.h"
 
-static const int PARTS = 3;  // of a product: queries, keys and values may lie in blocks of other kinds
+static const int PARTS = 3;  // matrices of a product: queries, keys and values may have different kinds of blocks
 
 struct Linear {
-    Matrix parts[PARTS];  // along the outputs; those behind the last one have none
+    Matrix parts[PARTS];  // along the outputs; unused parts have no outputs
 };
 
 template <class A>
 struct Layer {
     Linear qkv, output, gate_up, down;
-    const A *input_norm, *mlp_norm, *q_norm, *k_norm;  // of a head's queries and keys: null where there are none
+    const A *input_norm, *mlp_norm, *q_norm, *k_norm;  // q_norm, k_norm: null if the model has none
     int32_t window, table;
     float scale;
 };
@@ -24,8 +24,8 @@ struct Layer {
 template <class A, class C>
 struct Step {
     const Layer<A> *layers;
-    C *const *keys, *const *values;    // of each layer
-    const A *const *cos, *const *sin;  // of each rotary table
+    C *const *keys, *const *values;    // by layer
+    const A *const *cos, *const *sin;  // by rotary table
     const int32_t *turned;
     const int64_t *store_at;
     const int32_t *const *reads;
@@ -38,25 +38,25 @@ struct Step {
     float eps;
 };
 
-// Numbers [tokens, size], and what a product makes of them.
+// Numbers [tokens, size], and their rounded form for products.
 template <class A>
 struct Rows {
     int64_t tokens, size;
     std::vector<A> numbers;
     std::vector<int16_t> integers;
-    std::vector<float> scales;  // then sums
+    std::vector<float> scales;  // followed by sums
     Rows(int64_t tokens, int64_t size)
         : tokens(tokens), size(size), numbers(tokens * size), integers(tokens * size),
           scales(2 * tokens * size / BLOCK) {}
     A *of(int64_t token) { return numbers.data() + token * size; }
     Integers rounded() { return {integers.data(), scales.data(), scales.data() + tokens * size / BLOCK}; }
-    // Numbers from … to of a token, which are whole blocks.
+    // Rounds the numbers from … to of a token, which must be whole blocks.
     void round(const Linear &linear, int64_t token, int64_t from, int64_t to) {
         linear.parts[0].round(numbers.data(), (token * size + from) / BLOCK, (token * size + to) / BLOCK, rounded());
     }
 };
 
-// Outputs from … to, of all rows.
+// Computes the outputs from … to of all rows.
 template <class A>
 static void multiply(const Linear &linear, Rows<A> &x, Rows<A> &out, int64_t from, int64_t to) {
     int64_t start = 0;
@@ -67,7 +67,7 @@ static void multiply(const Linear &linear, Rows<A> &x, Rows<A> &out, int64_t fro
     }
 }
 
-// Calls `take(token, from, to)` for this thread's part of things, of which each token has so many.
+// Calls `take(token, from, to)` for this thread's part of tokens * each items, token by token.
 template <class Take>
 static void share(int64_t tokens, int64_t each, Take take) {
     for (Share all(tokens * each); all.from < all.to;) {
@@ -96,7 +96,7 @@ static void run_layers(void *data) {
     std::vector<float> room(room_to_attend(step.queries / step.kv, step.longest, step.size));
     Rows<A> normed(step.tokens, step.hidden);
     A *added = nullptr;
-    // Every thread does this for itself, which takes less time than waiting for one.
+    // Every thread computes this separately, which is faster than waiting for one.
     auto norm = [&](const A *weight, const Linear &next) {
         add_norm(x.data(), added, weight, normed.of(0), step.tokens, step.hidden, step.eps);
         added = work.added.of(0);
@@ -158,10 +158,10 @@ static void run(const Step<A, C> &step, int threads) {
     GOMP_parallel(run_layers<A, C>, &work, threads, 0);
 }
 
-// A layer's attention alone, for products that are not with blocks.
+// Attention of a layer alone, for models whose products are not with quantised blocks.
 template <class A, class C>
 struct Attention {
-    const A *q;  // heads of a token lie side by side, tokens `apart`
+    const A *q;  // heads of a token are contiguous, tokens `apart` elements apart
     int64_t apart;
     Stored<C> stored;
     const int32_t *const *reads;

@@ -1,6 +1,5 @@
-"""All layers of a decoder for few tokens on a CPU, whose products are with matrices in blocks, in one call of
-`few_tokens_step.cpp`; and attention alone. Their twins are torch's operators in `Decoder`.
-"""
+"""All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call of
+`few_tokens_step.cpp`; and attention alone. The twins are torch's operators in `Decoder`."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from sglang_lite.runtime.kernels.few_tokens import ATTENTION, ReadSlots, attende
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-PARTS = 3  # of a product, at most
-BLOCK = 32  # of which a head's size is a multiple
+PARTS = 3  # most matrices that a product is split into
+BLOCK = 32  # divisor of a head's size
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 class StepLayer(ctypes.Structure):
-    """A layer: its products, norms and attention."""
+    """C structure of a layer: its products, norms and attention."""
 
     _fields_ = [
         *((name, Matrix * PARTS) for name in ("qkv", "output", "gate_up", "down")),
@@ -43,14 +42,16 @@ class StepLayer(ctypes.Structure):
         table: int,
         scale: float,
     ) -> StepLayer:
-        """
+        """Returns the structure of a layer.
+
         Args:
-            products: for queries, keys and values; for attention's output; for gates and ups; down: each of up to
-                `PARTS` along the outputs.
-            norms: weights before attention, before the feed-forward, of each head's query, and of its key.
-            dtype: of activations and norms.
+            products: products for queries, keys and values; for attention's output; for gates and ups; and for down.
+                Each is a sequence of up to `PARTS` matrices along the outputs.
+            norms: weights of the norms before attention, before the feed-forward, of each head's query, and of its key.
+            dtype: data type of activations and norms.
+            window: window of attention, or None.
             table: index of the rotary table.
-            scale: of attention's scores.
+            scale: factor of attention's scores.
         """
         matrices = [(Matrix * PARTS)(*(part.matrices[dtype] for part in parts)) for parts in products]
         return cls(*matrices, *(None if norm is None else norm.data_ptr() for norm in norms), window or 0, table, scale)
@@ -70,14 +71,14 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class StepLayers:
-    """A model's layers, of one shape.
+    """Layers of a model, all of the same shape.
 
     Attributes:
-        layers: what they point to is kept by whoever made them.
-        norm: weight of the norm behind them.
-        eps: of all norms.
-        heads: of queries.
-        gates: of a feed-forward.
+        layers: structures of the layers. The owner must keep the memory that they point to alive.
+        norm: weight of the norm after the layers.
+        eps: epsilon of all norms.
+        heads: number of query heads.
+        gates: number of gates of a feed-forward.
     """
 
     layers: ctypes.Array[StepLayer]
@@ -88,11 +89,11 @@ class StepLayers:
 
 
 class FewTokensTogether:
-    """Functions on all of torch's threads.
+    """Functions that run on all of torch's threads.
 
     Args:
-        library: of `few_tokens_step.cpp`.
-        activations, cache: formats, of `few_tokens.FORMATS`.
+        library: compiled `few_tokens_step.cpp`.
+        activations, cache: data types, a pair in `few_tokens.FORMATS`.
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
@@ -110,7 +111,7 @@ class FewTokensTogether:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention, as `FewTokens.attend` gives it."""
+        """Attention, as `FewTokens.attend`."""
         return attended(self._attend, q, keys, values, reads, window, scale, torch.get_num_threads())
 
     def run(
@@ -122,12 +123,15 @@ class FewTokensTogether:
         reads: ReadSlots,
         cache: KVCache,
     ) -> torch.Tensor:
-        """Hidden states [T, hidden_size] behind the last norm, of tokens' embeddings x.
+        """Returns the hidden states [T, hidden_size] after the last norm.
 
         Args:
-            turns: cos and sin of the positions, of each rotary table.
-            store_at: int64 [T]: the token slots.
-            reads: of the tokens.
+            model: layers of the model.
+            x: embeddings [T, hidden_size] of the tokens.
+            turns: cos and sin of the positions, for each rotary table.
+            store_at: int64 [T], token slot of each token.
+            reads: token slots that each token reads.
+            cache: KV cache (written).
         """
         out = torch.empty_like(x)
         kv, slots, size = cache.k[0].shape

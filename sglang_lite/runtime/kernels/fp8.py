@@ -1,4 +1,4 @@
-"""Rows in 8-bit floating point (e4m3), each with its own scale."""
+"""Quantisation of rows to 8-bit floating point (e4m3), with one scale per row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-LARGEST: tl.constexpr = tl.constexpr(448.0)  # of e4m3
+LARGEST: tl.constexpr = tl.constexpr(448.0)  # largest number of e4m3
 
 
 @launched
@@ -27,14 +27,14 @@ def _quantise(x, out, scales, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 @triton.jit
 def store_fp8(value, row, at, size, out, scales):
-    """Stores a whole row of float32 in 8 bits. `value` is 0 beyond `size`."""
+    """Stores a whole row of float32 in 8 bits. `value` must be 0 beyond `size`."""
     scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / LARGEST
     tl.store(scales + row, scale)
     tl.store(out + row * size + at, (value / scale).to(out.dtype.element_ty), mask=at < size)
 
 
 def quantise_rows(x: torch.Tensor) -> Fp8Rows:
-    """x [M, K] in 8 bits. Moves 1.5 M K elements."""
+    """Returns x [M, K] in 8 bits. Moves 1.5 M K elements."""
     eight = Fp8Rows.empty(x, x.shape[1])
     block = power_of_2(x.shape[1])
     _quantise[(len(x),)](

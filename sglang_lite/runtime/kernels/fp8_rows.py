@@ -1,4 +1,4 @@
-"""Rows and factors of products in 8-bit floating point, as every kernel takes them, those of CPUs too."""
+"""Rows and scales of matrix products in 8-bit floating point, for GPU and CPU kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-_LEAST_ROWS = 16  # of a product in 8 bits
+_LEAST_ROWS = 16  # minimum number of rows of an 8-bit product
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +14,10 @@ class Fp8Rows:
     """Rows [M, K] in 8 bits.
 
     Attributes:
-        values: e4m3 [max(M, 16), K]; what is beyond M rows means nothing.
-        scales: float32, as many: a row is about its values times its scale.
-        rows: M.
-        wide: [M, K], the rows as they were before, for whoever needs them so; or None.
+        values: e4m3 [max(M, 16), K]; rows beyond M are undefined.
+        scales: float32 [max(M, 16)]; a row is approximately its values times its scale.
+        rows: number of rows, M.
+        wide: [M, K], the rows before quantisation; None if not kept.
     """
 
     values: torch.Tensor
@@ -27,7 +27,7 @@ class Fp8Rows:
 
     @staticmethod
     def empty(x: torch.Tensor, columns: int, *, wide: bool = False) -> Fp8Rows:
-        """Room for as many rows as x has; with `wide` also in the format of x."""
+        """Returns uninitialised rows, as many as x has; with `wide`, also in the data type of x."""
         rows = max(len(x), _LEAST_ROWS)
         values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
@@ -36,7 +36,7 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors that a product [M, N] of 8-bit numbers has yet to be multiplied with, by the kernel that reads it.
+    """Factors that an 8-bit product [M, N] must still be multiplied by, in the kernel that reads it.
 
     Attributes:
         rows: float32 [M].

@@ -1,7 +1,7 @@
-"""Products of few rows with a matrix of weights [N, K], which only wait for the weights.
+"""Products of few rows with a weight matrix [N, K], bound by reading the weights.
 
-Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). Around the product of a
-single row its neighbours are fused: they read little, and a kernel of their own costs as much as a small product.
+Weights are read once, at 80 to 103 % of an H200's copy rate for one row (cuBLAS: 65 to 90 %). For a single row the
+neighbouring operations are fused in: they read little, and a separate kernel costs as much as a small product.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MOST_ROWS = 32  # beyond, `tiled` or cuBLAS is faster
-SPLIT_OUTPUTS = 4096  # of matrices whose products are split
-HEAD = 1 << 16  # outputs from which a matrix is most likely a model's head
-SMALL = 1 << 24  # elements of a matrix that is launched as small ones are
-_TINY = 1 << 24  # bytes of a small matrix whose successor may be set up at once
+MOST_ROWS = 32  # above this, `tiled` or cuBLAS is faster
+SPLIT_OUTPUTS = 4096  # most outputs of a matrix whose products are split along K
+HEAD = 1 << 16  # number of outputs from which on a matrix is most likely a model's head
+SMALL = 1 << 24  # most elements of a matrix that gets the launch of small ones
+_TINY = 1 << 24  # most bytes of a small matrix for which the next kernel is set up early
 
 
 @launched
@@ -41,13 +41,13 @@ def _gemv(
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     first = there & (k < K)[None, :]
-    if PREFETCH:  # nobody writes weights: the first ones are under way before the kernels before are through
+    if PREFETCH:  # no kernel writes weights, so the first loads start before the previous kernels finish
         weights = tl.load(rows, mask=first, other=0.0, eviction_policy="evict_first")
         up_weights = weights
         if GATE != "":
             up_weights = tl.load(ups, mask=first, other=0.0, eviction_policy="evict_first")
         if EARLY:
-            start_next(PDL)  # when all programs have begun; the next one's fetch as early
+            start_next(PDL)  # takes effect when all programs have begun; then the next kernel prefetches, too
     wait(PDL)
     for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
@@ -58,7 +58,8 @@ def _gemv(
                 up_weights = tl.load(ups + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
-            # Rounded to the stream's own format first, as add_norm does. Written elsewhere: others still read it.
+            # Rounded to the data type of the residual stream first, as in add_norm. Stored in a separate tensor, as
+            # other programs still read the residual.
             value += tl.load(residual + at + k, mask=inside, other=0.0).to(tl.float32)
             rounded = value.to(x.dtype.element_ty)
             if tl.program_id(0) == 0:
@@ -77,7 +78,7 @@ def _gemv(
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
     if not EARLY:
-        start_next(PDL)  # no sooner: programs that wait would take the room of those that have yet to begin
+        start_next(PDL)  # not earlier: waiting programs would block those yet to start
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / K + eps)
@@ -121,13 +122,13 @@ def _few(
         part: tl.constexpr = BLOCK_N * BLOCK_M
         place = partials + tile * SPLITS * part + tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         tl.store(place + split * part, acc)
-        tl.debug_barrier()  # all threads have stored before one tells
+        tl.debug_barrier()  # all threads have stored before one signals
         finished = tl.atomic_add(counters + tile, 1, sem="acq_rel")
         if finished < SPLITS - 1:
             return
         tl.store(counters + tile, 0)
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for i in range(SPLITS):  # in their order, so that the sum is always the same
+        for i in range(SPLITS):  # in a fixed order, so that the sum is deterministic
             acc += tl.load(place + i * part, cache_modifier=".cg")
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -146,19 +147,22 @@ def linear_one(
     eps: float = 0.0,
     gate: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight @ x for a single row x [1, K], with what comes before and after.
+    """Computes weight @ x for a single row x [1, K], with the operations before and after it fused in.
+
+        total = x + residual;  y = norm(total) @ weight.T * scales + bias;  with `gate`: y = act(gates) * ups
 
     Args:
+        x: [1, K].
         weight: [N, K]; with `gate` [2 N, K], gates first.
-        bias: as weight has rows, or None.
-        scales: float32, as weight has rows: what an 8-bit weight is multiplied with.
-        residual: [1, K], added to x first.
-        norm: [K], weight of the RMS normalisation of that sum.
-        eps: of the normalisation.
-        gate: the activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
+        bias: [N], with `gate` [2 N]; or None.
+        scales: float32, one for each row of an 8-bit weight, which it is multiplied by; or None.
+        residual: [1, K], added to x first, or None.
+        norm: [K], weight of the RMS norm of that sum, or None.
+        eps: epsilon of the norm.
+        gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
 
     Returns:
-        The product [1, N], and the sum of x and residual [1, K] (x itself without one).
+        The product [1, N], and the sum of x and residual [1, K] (x itself without a residual).
     """
     rows, inputs = weight.shape
     outputs = rows // 2 if gate else rows
@@ -170,7 +174,7 @@ def linear_one(
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
         BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
-        # Before and after the head there is little to overlap with.
+        # The head's neighbours are too short to be worth overlapping.
         **(overlapped(x.device) if rows < HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
@@ -178,11 +182,13 @@ def linear_one(
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """
+    """Launch parameters of `_gemv`.
+
     Attributes:
-        outputs, inputs: of a program, and of a turn of its loop; of a gated pair so many outputs of each.
-        prefetch: first weights are fetched before the kernels before are through.
-        early: the next kernel is set up before that.
+        outputs, inputs: tile of a program in one iteration of its loop; for a gated pair, the outputs of each half.
+        warps: warps of a program.
+        prefetch: True if the first weights are loaded before the previous kernels finish.
+        early: True if the next kernel is set up before that, too.
     """
 
     outputs: int
@@ -193,16 +199,19 @@ class _Launch:
 
 
 def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, gated: bool) -> _Launch:
-    """The launch for a matrix; measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's shape, in 8 bits in
-    those of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
+    """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's
+    shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
 
     Args:
-        outputs: rows of the matrix; with `gated` of both.
-        alone: the row is multiplied as it is.
+        outputs: rows of the matrix; with `gated`, of both halves.
+        inputs: columns of the matrix.
+        element_size: bytes of a weight.
+        alone: whether the row is multiplied without a norm.
+        gated: whether the matrix is a gated pair.
     """
     whole = power_of_2(inputs)
     if outputs * inputs <= SMALL:
-        # With a norm beside them 8 bits count as 16: larger matrices were not measured.
+        # With a fused norm, 8 bits count as 16: larger matrices were not measured.
         early = outputs * inputs * (element_size if alone else 2) <= _TINY
         rows, columns, warps = _small(outputs, inputs, element_size, alone=alone)
         return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
@@ -218,7 +227,7 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, g
 
 
 def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tuple[int, int, int]:
-    """Outputs, inputs and warps of a program; all of a row is fetched early where it fits."""
+    """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched if it fits."""
     whole = max(1024, power_of_2(inputs))
     if element_size == 1 and alone and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
@@ -230,10 +239,10 @@ def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tupl
 
 
 class FewRows:
-    """Products of 2 to MOST_ROWS rows. Holds the room for partial sums, which products on one stream share.
+    """Products of 2 to MOST_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
 
     Args:
-        device: where it works.
+        device: device of the tensors.
     """
 
     BLOCK_N = 64
@@ -245,11 +254,11 @@ class FewRows:
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N]."""
+        """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N]."""
         rows, inputs = x.shape
         outputs = weight.shape[0]
         tiles = cdiv(outputs, self.BLOCK_N)
-        # Few tiles leave multiprocessors idle; a short sum is not worth splitting.
+        # Few tiles would leave multiprocessors idle, so K is split; a short sum is not worth it.
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         _few[(tiles, splits)](

@@ -1,5 +1,5 @@
-"""Kernels that Hopper GPUs alone have, each in a module of its own. They are written in Gluon, Triton's language for
-layouts and barriers."""
+"""Access to kernels that only Hopper GPUs can run, each in a separate module. They are written in Gluon, Triton's
+language for explicit layouts and barriers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def hopper_kernels(card: Card, module: str) -> ModuleType | None:
-    """A module of kernels for Hopper GPUs, by its name in this package; None: the card is none, or Triton is older than
-    3.6."""
+    """Returns a module of kernels for Hopper GPUs by its name in this package, or None if the card is not a Hopper GPU
+    or Triton is older than 3.6."""
     if card.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     try:
         return importlib.import_module(f"sglang_lite.runtime.kernels.{module}")
-    except (ImportError, AttributeError) as error:  # Gluon still changes its names
+    except (ImportError, AttributeError) as error:  # Gluon's names still change between versions
         logger.warning("Triton %s lacks what %s wants (%s).", triton.__version__, module, error)
         return None

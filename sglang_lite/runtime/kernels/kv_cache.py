@@ -1,4 +1,5 @@
-"""Keys and values of a model's layers as tensors, with the scales of 8-bit ones. Knows no pages and no requests."""
+"""Keys and values of a model's layers as tensors, with the scales of 8-bit formats. Independent of pages and
+requests."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """Divisors of keys and values in 8 bits: powers of two, which change no digit.
+    """Divisors of 8-bit keys and values; powers of two, so that scaling rounds nothing.
 
-    Queries come to attention multiplied by the scale of the keys that they meet, so attention does without it. Its
-    result it multiplies by the scale of the values. Scales are a model's, not a page's: whoever copies, shares or drops
-    pages need not know of them. Absorbed queries come as they are: attention multiplies by the scales of latents, too.
+    Queries are passed to attention already multiplied by the scale of their keys; attention multiplies its result by
+    the scale of the values. For latents, attention applies both scales, and absorbed queries are passed unscaled.
+    Scales belong to a model, not to pages, so code that copies, shares or drops pages need not handle them.
 
     Attributes:
-        k, v: per layer float32 [kv_heads]; of latents [2], the latents' and that of the keys' turned part, and [1].
+        k, v: float32 [kv_heads] for each layer; for latents [2], the scales of the latents and of the keys' rotary
+            part, and [1].
     """
 
     k: tuple[torch.Tensor, ...]
@@ -33,10 +35,10 @@ class KVCache:
     """Keys and values of every layer by token slot.
 
     Attributes:
-        k, v: per layer [heads, slots, size], as a `KVLayout` has its planes; a head's slots lie side by side, so that
-            reading a sequence is one gather of rows and what it gives is a batch of matrices. A layer's values are its
-            keys' tensor where it has one plane.
-        scales: of keys and values in 8 bits; None: they are stored as they are.
+        k, v: [heads, slots, size] for each layer, sized by its planes in the `KVLayout`. The slots of a head are
+            contiguous, so reading a sequence is one gather of rows that yields a batch of matrices. For a layer with a
+            single plane, both are the same tensor.
+        scales: scales of 8-bit keys and values; None if they are stored unscaled.
     """
 
     k: tuple[torch.Tensor, ...]
@@ -45,20 +47,20 @@ class KVCache:
 
     @property
     def planes(self) -> tuple[torch.Tensor, ...]:
-        """All tensors, each once."""
+        """All tensors of the cache, each once."""
         return (*self.k, *(v for k, v in zip(self.k, self.v) if v is not k))
 
     @staticmethod
     def allocate(
         layout: KVLayout, slots: int, dtype: torch.dtype, device: torch.device, scales: KVScales | None = None
     ) -> KVCache:
-        """A cache of zeros: padding reads slots that nothing was stored in, and 0 x NaN would be NaN."""
+        """Returns a cache of zeros: padding reads slots that were never written, and 0 x NaN would be NaN."""
 
         def tensor(plane: Plane) -> torch.Tensor:
             shape = (plane.heads, slots, plane.size)
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
-            # Pages that are mapped when they are first touched; the heap of a thread may write zeros at once.
+            # mmap maps pages when they are first touched; a thread's heap may write zeros at once.
             data = np.frombuffer(mmap(-1, math.prod(shape) * dtype.itemsize), dtype=np.uint8)
             return torch.from_numpy(data).view(dtype).view(shape)
 
@@ -67,27 +69,28 @@ class KVCache:
 
 
 def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, head_dim] times the scales [kv_heads] of its heads' KV heads, in the format of x."""
+    """Multiplies x [T, heads, head_dim] by the scale [kv_heads] of each head's KV head, in the data type of x."""
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
 def latent_scales(scales: torch.Tensor, rank: int, turned: int) -> torch.Tensor:
-    """The scale of each number [rank + turned] of a latent with its turned part, of `KVScales.k`'s two."""
+    """Returns the scale [rank + turned] of each element of a latent and its `turned` rotary elements, from the two of
+    `KVScales.k`."""
     return torch.cat((scales[:1].expand(rank), scales[1:].expand(turned)))
 
 
 def scaled_by_latents(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
-    """x […, rank + turned] times the scales of latents, `KVScales.k`'s two, in the format of x."""
+    """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in the data type of x."""
     return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 
 
 def gather(cache: torch.Tensor, at: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values of token slots `at`, for products in `dtype`."""
+    """Returns the keys or values of token slots `at`, converted to `dtype`."""
     if cache.dtype == dtype:
         return cache.index_select(1, at)
     return indexable(cache).index_select(1, at).view(cache.dtype).to(dtype)
 
 
 def indexable(x: torch.Tensor) -> torch.Tensor:
-    """View of the memory in a format that torch can index by a tensor."""
+    """Returns a view of the memory in a data type that torch can index by a tensor: uint8 for 8-bit formats."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

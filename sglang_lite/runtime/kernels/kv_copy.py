@@ -1,4 +1,4 @@
-"""Copies of keys and values between token slots, all planes of the same shape in one launch."""
+"""Copies of keys and values between token slots; all planes of the same shape in one launch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_
 
 
 class KVCopy:
-    """Copies between slots of one cache.
+    """Function that copies token slots of one cache.
 
     Args:
-        cache: whose slots are copied.
+        cache: cache whose slots are copied.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -39,7 +39,8 @@ class KVCopy:
         ]
 
     def __call__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots, int64 [N] each; none is both. Reads and writes what `KVLayout.numbers` counts, N times."""
+        """Copies token slots `source` to `target`, int64 [N] each; no slot may be in both. Reads and writes N *
+        `KVLayout.numbers` elements."""
         for like, pointers in self._alike:
             heads, slots, dim = like.shape
             _copy[(len(source), len(pointers), heads)](

@@ -1,4 +1,4 @@
-"""Layout of a KV cache: what a token takes in each layer. Needs no torch."""
+"""Layout of a KV cache: the elements that a token takes in each layer. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Numbers of a token that are stored together: `size` for each of `heads`."""
+    """Elements of a token that are stored together: `size` for each of `heads`."""
 
     heads: int
     size: int
@@ -18,12 +18,12 @@ class KVLayout:
     """Planes of a token, layer by layer.
 
     Attributes:
-        layers: per layer its keys and its values, or one plane that is read as both.
+        layers: for each layer, a plane of keys and one of values, or a single plane that is read as both.
     """
 
     layers: tuple[tuple[Plane, ...], ...]
 
     @property
     def numbers(self) -> int:
-        """Numbers that a token takes in all layers."""
+        """Number of elements that a token takes in all layers."""
         return sum(plane.heads * plane.size for planes in self.layers for plane in planes)

@@ -1,4 +1,4 @@
-"""Keys and values of a step's tokens to their slots in the cache, both in one launch."""
+"""Store of a step's keys and values in the cache, both in one launch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _kv_store(
 
 
 def kv_store(k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: KVCache, layer: int) -> None:
-    """Writes keys and values [T, kv_heads, dim], a head's numbers side by side, to slots `at`, int64 [T], of a cache
-    without scales. Moves 4 T kv_heads dim elements."""
+    """Writes keys and values [T, kv_heads, dim] to token slots `at`, int64 [T], of a cache without scales; the elements
+    of a head are contiguous. Moves 4 T kv_heads dim elements."""
     tokens, heads, dim = k.shape
     _kv_store[(tokens,)](
         k, v, at, cache.k[layer], cache.v[layer], k.stride(0), k.stride(1), v.stride(0), v.stride(1),

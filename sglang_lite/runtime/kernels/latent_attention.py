@@ -1,16 +1,17 @@
-"""Latent attention of new tokens over paged latents: queries are absorbed, so that all heads read one plane.
+"""Latent attention of new tokens over paged latents. Queries are absorbed, so that all heads read a single plane.
 
-    score = (absorbed[h, :rank] · latent + absorbed[h, rank:] · turned) * scale
+    score = (absorbed[h, :rank] · latent + absorbed[h, rank:] · rotary part) * scale
     out[h] = sum of softmax(score) latent
 
-A token's latent is its value, too: it is read once for both. Decoding is cut by tokens as in `decode_attention`, whose
-`split_work` gives each program a part of a row for a block of heads. Blocks of several new tokens give programs pairs
-of a token and a head.
+A token's latent is also its value and is read once for both. Decoding is split by tokens as in `decode_attention`,
+whose `split_work` gives each program a part of a row for a block of heads. For blocks of several new tokens, a program
+computes pairs of a token and a head.
 
-Matrix units multiply 64 rows at a time by few or many columns. So where a program has fewer than 64 queries, all is
-computed across: tokens and latents' numbers are the rows, queries the columns, and big operands stay in shared memory.
+Matrix units multiply 64 rows at a time by few or many columns. So if a program has fewer than 64 queries, its products
+are transposed (ACROSS): tokens and latent elements are the rows, queries the columns, and big operands stay in shared
+memory.
 
-On Hopper GPUs latents of DeepSeek's size have kernels of their own (`latent_attention_hopper`).
+Hopper GPUs have separate kernels for latents of DeepSeek's size (`latent_attention_hopper`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.softmax import page_of
 
-PAIRS = 64  # of a new token and a head, of a program
+PAIRS = 64  # pairs of a new token and a head in a program
 
 
 @triton.jit
 def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
-    """Adds a part's results, which another program has stored (so that they are not in this one's L1 cache)."""
+    """Adds the results of a part that another program has stored. Loads bypass the L1 cache, which doesn't see those
+    stores."""
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     m_part = tl.load(ml_buffer + part * 2, mask=g < G, other=0.0, cache_modifier=".cg")
     total_part = tl.load(ml_buffer + part * 2 + 1, mask=g < G, other=1.0, cache_modifier=".cg")
@@ -45,7 +47,7 @@ def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
         cache_modifier=".cg",
     )  # fmt: skip
     highest = tl.maximum(m, m_part)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)  # both saw nothing: all is beyond the window
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # neither has seen a token
     old, new = tl.exp2(m - shift), tl.exp2(m_part - shift)
     return highest, total * old + total_part * new, acc * old[:, None] + acc_part * new[:, None]
 
@@ -56,14 +58,15 @@ def _load_queries(
     RANK: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr, ACROSS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Absorbed queries [M, BLOCK_R] and [M, BLOCK_T] at offsets [M]; across: [BLOCK_R, M] and [BLOCK_T, M].
+    """Loads absorbed queries [M, BLOCK_R] and their rotary parts [M, BLOCK_T] from offsets `at` [M]; with ACROSS
+    [BLOCK_R, M] and [BLOCK_T, M].
 
-    Where SCALED, they are multiplied by the scales of what they meet.
+    With SCALED, they are multiplied by the scales of the latents and of the keys' rotary parts.
     """
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
     absorbed = tl.load(q + at[:, None] + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
     turned = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
-    # As in decode_attention.
+    # As in decode_attention, for a cheaper conversion.
     MET: tl.constexpr = tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
     if SCALED:
         absorbed, turned = (absorbed * tl.load(scales)).to(MET), (turned * tl.load(scales + 1)).to(MET)
@@ -81,9 +84,9 @@ def _attend_block(
 ):  # fmt: skip
     """Adds a block of N tokens to the running results of M queries.
 
-    Arguments as `softmax.attend_block`. Across: q, q_turned, seen and acc are transposed.
+    Arguments as for `softmax.attend_block`. With ACROSS, q, q_turned, seen and acc are transposed.
     """
-    TOKENS: tl.constexpr = 0 if ACROSS else 1  # axis of the scores
+    TOKENS: tl.constexpr = 0 if ACROSS else 1  # axis of the tokens in the scores
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * (RANK + TURNED)
     at_latents = plane + offset[:, None] + r[None, :]
@@ -109,7 +112,7 @@ def _attend_block(
         scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, TOKENS))
     shift = highest
-    if MASKED:  # a query may have seen nothing so far
+    if MASKED:  # a query may not have seen any token yet
         shift = tl.where(highest == float("-inf"), 0.0, highest)
     shrink = tl.exp2(m - shift)
     weights = tl.exp2(scores - tl.expand_dims(shift, TOKENS))
@@ -131,10 +134,13 @@ def _attend_all(
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
+        queries, turned: absorbed queries and their rotary parts, from `_load_queries`.
+        plane: latents of the layer.
+        pages: pages of the sequence.
         page: [BLOCK_N], `page_of` the first block.
 
     Returns:
-        m, total and acc [M, BLOCK_R], as `softmax.attend_block`.
+        m, total and acc [M, BLOCK_R], as in `softmax.attend_block`.
     """
     M: tl.constexpr = queries.shape[1] if ACROSS else queries.shape[0]
     n = tl.arange(0, BLOCK_N)
@@ -227,7 +233,7 @@ def _decode(
         tl.store(acc_buffer + part[:, None] * RANK + r[None, :], acc, mask=inside)
         tl.store(ml_buffer + part * 2, m, mask=is_head)
         tl.store(ml_buffer + part * 2 + 1, total, mask=is_head)
-        tl.debug_barrier()  # all threads have stored before one tells
+        tl.debug_barrier()  # all threads have stored before one signals
         counter = counters + row * tl.num_programs(0) + tl.program_id(0)
         last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
         if last:
@@ -272,7 +278,7 @@ def _prefill(
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-    clear = (position + lowest // HEADS) // BLOCK_N * BLOCK_N  # tokens that all queries see need no mask
+    clear = (position + lowest // HEADS) // BLOCK_N * BLOCK_N  # blocks that all queries see need no mask
     end = position + (tl.minimum(lowest + BLOCK_M, pairs) - 1) // HEADS + 1
     page = page_of(pages, n, end, PAGE)
     for at in range(0, clear, BLOCK_N):
@@ -290,7 +296,7 @@ def _prefill(
             scale, RANK, TURNED, PAGE, True, False, BLOCK_R, BLOCK_T,
         )  # fmt: skip
         page = ahead
-    total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
+    total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     inside = real[:, None] & (r < RANK)[None, :]
     if SCALED:
         acc *= tl.load(scales)
@@ -298,13 +304,21 @@ def _prefill(
 
 
 def head_block(heads: int) -> int:
-    """Heads of a row that a decoding program is to have."""
+    """Returns the number of heads of a row that a decoding program computes."""
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
 def on_hopper(device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16) -> ModuleType | None:
-    """Kernels for Hopper GPUs where the device is one and they have a form for latents of `rank` of `size` numbers, in
-    pages of so many tokens."""
+    """Returns the module of kernels for Hopper GPUs, or None if the device is not a Hopper GPU or the kernels don't
+    support this format.
+
+    Args:
+        device: device of the cache.
+        dtype: data type of the cache.
+        rank: elements of a latent.
+        size: elements of a latent and its rotary part.
+        page: tokens in a page.
+    """
     module = hopper_kernels(card_of(device), "latent_attention_hopper")
     return module if module is not None and module.takes(dtype, rank, size, page) else None
 
@@ -320,15 +334,20 @@ def latent_decode(
     rank: int,
     scale: float,
 ) -> None:
-    """Attention of the plan's decoding rows.
+    """Attention of the plan's decoding rows over latents.
 
     Args:
-        q: absorbed queries [T, heads, rank + turned], contiguous, of which the first `plan.decoding` are used.
-        work: what `decode_attention.split_work` made of their tokens; of its partials, the counters are by row, block
-            of heads and half of the latents.
-        out: of the shape of q, of which the first `rank` numbers of each head are written.
+        q: absorbed queries [T, heads, rank + rotary size], contiguous, of which the first `plan.decoding` are used.
+        cache: cache of latents.
+        layer: index of the layer.
+        plan: plan of the step.
+        work: items that `decode_attention.split_work` has made of the rows' tokens; the counters of its partials are by
+            row, block of heads and half of a latent.
+        out: tensor of the shape of q, of which the first `rank` elements of each head are written.
+        rank: elements of a latent.
+        scale: factor of the scores.
 
-    Reads each latent once for each block of heads. What `plan.shared` covers is read by `latent_prefix`, which runs
+    Reads each latent once for each block of heads. Tokens in `plan.shared` are read by `latent_prefix`, which must run
     before.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
@@ -355,8 +374,8 @@ def latent_decode(
 def latent_prefix(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
 ) -> None:
-    """Computes what the plan's shared prefixes add to its decoding rows, into `work.partials`; `latent_decode` merges
-    it. Arguments as there.
+    """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
+    `latent_decode` merges it. Arguments as for `latent_decode`.
 
     Reads each latent once for up to 64 pairs of a row and a head.
     """
@@ -386,7 +405,7 @@ def latent_prefill(
     rank: int,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of new tokens. Arguments as `latent_decode`."""
+    """Causal attention of the plan's blocks of new tokens over latents. Arguments as for `latent_decode`."""
     heads, size = q.shape[1:]
     hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:

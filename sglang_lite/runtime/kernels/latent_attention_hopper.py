@@ -1,9 +1,10 @@
-"""`latent_attention` by what Hopper GPUs alone have: bulk copies and asynchronous products of warp groups.
+"""`latent_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of warp groups.
 
-A program has 64 queries of a row: heads, of which some models have fewer, or pairs of a new token and a head. Their
-sums [64, 512] fill the registers of two warp groups, one for each half of a latent. The first computes scores and
-weights, too, and hands those to the second through shared memory; a warp copies. A block's latents come into shared
-memory once, as keys and as values. FlashMLA (DeepSeek, 2025) cuts the sums so.
+A program has 64 queries of a row: heads (some models have fewer), or pairs of a new token and a head. The accumulators
+[64, 512] fill the registers of two warp groups, one for each half of a latent. The first group also computes scores and
+weights, and passes the weights to the second through shared memory; a separate warp copies. A block's latents are
+copied to shared memory once, and used as keys and as values. FlashMLA (DeepSeek, 2025) splits the accumulators in the
+same way.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.sizes import cdiv
 
-_QUERIES = gl.constexpr(64)  # of a program: heads, or pairs of a new token and a head
-_TOKENS = gl.constexpr(64)  # of a block
-_HALF = gl.constexpr(256)  # of a latent: what a warp group sums
+_QUERIES = gl.constexpr(64)  # queries of a program: heads, or pairs of a new token and a head
+_TOKENS = gl.constexpr(64)  # tokens of a block
+_HALF = gl.constexpr(256)  # half of a latent, which one warp group accumulates
 _TURNED = gl.constexpr(64)
 _SIZE = gl.constexpr(576)
-_COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
+_COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared memory's swizzle
 _STAGES = gl.constexpr(2)  # blocks in shared memory
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 _BY_TOKEN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 _BY_COLUMN = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
-_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of _COLUMNS
-_AT_ONCE = gl.constexpr(16)  # queries whose parts are summed at a time
-_TOGETHER = gl.constexpr(4)  # parts that are read at a time
+_BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of _COLUMNS columns
+_AT_ONCE = gl.constexpr(16)  # queries whose parts are merged at once
+_TOGETHER = gl.constexpr(4)  # parts that are loaded at once
 _MERGED = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
-# Names that Triton has changed between 3.6 and 3.9.
+# Names that changed between Triton 3.6 and 3.9.
 _sync = getattr(gl, "thread_barrier", None) or gl.barrier
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
@@ -50,7 +51,7 @@ _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_
 @gluon.jit
 def _pages_of(pages, token, end, PAGE: gl.constexpr):
     """Pages of a block of tokens; 0 from `end` on."""
-    found = ()  # mypy and ruff don't know how Gluon's tuples grow
+    found = ()  # mypy and ruff don't support Gluon's way of growing tuples
     for p in gl.static_range(_TOKENS // PAGE):
         at = token + p * PAGE
         page = gl.load(pages + at // PAGE, mask=at < end, other=0)
@@ -60,11 +61,11 @@ def _pages_of(pages, token, end, PAGE: gl.constexpr):
 
 @gluon.jit
 def _copy(latents, found, FIRST: gl.constexpr, buffer, ready, PAGE: gl.constexpr):
-    """Starts copies of a block's columns from FIRST on: as many as `buffer` [_TOKENS, columns] takes."""
+    """Starts copies of a block's columns from FIRST on: as many as `buffer` [_TOKENS, columns] has."""
     PAGES: gl.constexpr = _TOKENS // PAGE
     CHUNKS: gl.constexpr = buffer.shape[1] // _COLUMNS
     parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, _COLUMNS], SHARED)
-    for p in gl.static_range(PAGES):  # whose rows lie side by side
+    for p in gl.static_range(PAGES):  # the rows of a page are contiguous
         for c in gl.static_range(CHUNKS):
             _load(latents, [found[p] * PAGE, FIRST + c * _COLUMNS], ready, parts.index(c * PAGES + p))
 
@@ -74,7 +75,7 @@ def _produce(
     latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free, right_free,
     PAGE: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: blocks from the last to the first."""
+    """Program of the copying warp: copies blocks from the last to the first."""
     last = start + (blocks - 1) * _TOKENS
     for i in range(blocks):
         stage = i % _STAGES
@@ -91,7 +92,7 @@ def _produce(
 
 @gluon.jit
 def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
-    """Places of queries i: side by side, or TOGETHER, where those of rows are whose numbers `order` has."""
+    """Places of queries i: contiguous, or with TOGETHER those of the rows whose numbers are in `order`."""
     if TOGETHER:
         return gl.load(order + i // heads, mask=i < queries, other=0) * heads + i % heads
     else:
@@ -100,7 +101,7 @@ def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
 
 @gluon.jit
 def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER: gl.constexpr):
-    """Columns from FIRST on of `count` queries into shared memory, zeros below them."""
+    """Copies the columns from FIRST on of `count` queries into shared memory, with zeros below them."""
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
     place = _place(order, i, count, heads, TOGETHER)
     column = gl.arange(0, _COLUMNS, layout=gl.SliceLayout(0, _BY_ROW))
@@ -113,7 +114,7 @@ def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER:
 
 @gluon.jit
 def _mend(values, count):
-    """Zeros for values from token `count` on: what lies behind the end may be no numbers, and 0 x NaN is NaN."""
+    """Zeroes the values from token `count` on: data behind the end may be NaN, and 0 x NaN is NaN."""
     there = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
     parts = _view(values, values.dtype, [_HALF // _COLUMNS, _TOKENS, _COLUMNS], SHARED)
     for c in gl.static_range(_HALF // _COLUMNS):
@@ -125,9 +126,10 @@ def _mend(values, count):
 
 @gluon.jit
 def _softmax(scores, m, total, scale):
-    """Weights, highest scores, sums, and by what older results shrink; as `softmax.attend_block`."""
+    """Returns weights, highest scores, sums of weights, and the factor for older results, as in
+    `softmax.attend_block`."""
     highest = gl.maximum(m, gl.max(scores, 1) * scale)
-    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may have seen nothing so far
+    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may not have seen any token yet
     shrink = gl.exp2(m - shift)
     weights = gl.exp2(scores * scale - shift[:, None])
     return weights, highest, total * shrink + gl.sum(weights, 1), shrink
@@ -137,7 +139,7 @@ def _softmax(scores, m, total, scale):
 def _finish(
     acc, m, total, out, order, queries, heads, parts, FIRST: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr
 ):
-    """Stores a half of the results; of a row in several parts, the last of its programs sums them."""
+    """Stores one half of the results. With PARTED, the last program of a row merges the row's parts."""
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
     if TOGETHER:
         acc_buffer, ml_buffer, chunk, most_chunks = parts
@@ -150,7 +152,7 @@ def _finish(
             _store(acc, total, out, queries, FIRST)
         else:
             _keep(acc, m, total, acc_buffer, ml_buffer, part + i, i < queries, FIRST)
-            _sync()  # all threads have stored before one tells
+            _sync()  # all threads have stored before one signals
             counter = counters + FIRST // _HALF
             if gl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 gl.store(counter, 0)
@@ -159,16 +161,16 @@ def _finish(
                     chunks, FIRST,
                 )  # fmt: skip
     else:
-        _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)  # those that fill a block may see nothing
+        _store(acc, gl.where(total > 0, total, 1.0), out, queries, FIRST)  # padding queries may see no token
 
 
 @gluon.jit
 def _keep(acc, m, total, acc_buffer, ml_buffer, part, there, FIRST: gl.constexpr):
-    """Stores a half of the results of parts [_QUERIES], not divided yet."""
+    """Stores one half of the results of parts [_QUERIES], not yet divided by the sum of weights."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
     at = part.to(gl.int64)
     gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
-    gl.store(ml_buffer + at * 2, m, mask=there)  # both groups store the same
+    gl.store(ml_buffer + at * 2, m, mask=there)  # both warp groups store the same
     gl.store(ml_buffer + at * 2 + 1, total, mask=there)
 
 
@@ -182,11 +184,13 @@ def _store(acc, total, out, queries, FIRST: gl.constexpr):
 
 @gluon.jit
 def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, stride):
-    """Adds parts of a row, which other programs have stored (so that they are not in this one's L1 cache), to results
-    of queries i.
+    """Adds parts of a row to the results of queries i. Loads bypass the L1 cache, which doesn't see the stores of other
+    programs.
 
     Args:
-        first, stride: places of the first part, and of each other after the one before.
+        highest, total, acc: running results.
+        first, stride: place of the first part, and distance from one part to the next.
+        count: number of parts.
     """
     for n in range(0, count, _TOGETHER):
         for p in gl.static_range(_TOGETHER):
@@ -210,7 +214,7 @@ def _merge(
     out, queries, heads, acc_buffer, ml_buffer, first, count, prefix_acc, prefix_ml, prefix_first, chunks,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Sums a half of a row's parts, and of those of its prefix."""
+    """Merges one half of a row's parts and of those of its prefix, and stores the result."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
     for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
         i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
@@ -230,7 +234,8 @@ def _merge(
 
 @gluon.jit
 def _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, i):
-    """Products of all queries and block i's latents, as they come into shared memory; under way."""
+    """Starts the products of all queries with block i's latents as they arrive in shared memory; returns them while
+    they are running."""
     stage = i % _STAGES
     phase = i // _STAGES & 1
     nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=_BY_TOKEN)
@@ -243,7 +248,7 @@ def _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, ri
 
 @gluon.jit
 def _hand_over(weights, shrink, shared_weights, stats):
-    """Stores a block's weights, and by what older results shrink, for the second group."""
+    """Stores a block's weights, and the factor for older results, for the second warp group."""
     shared_weights.store(weights)
     stats.index(0).store(shrink)
     fence_async_shared()
@@ -257,10 +262,10 @@ def _first(
     left_ready, right_ready, left_free, weights_ready, weights_free,
     heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """The warp group that weighs: all blocks' scores, and the first half of the results.
+    """Program of the first warp group: all blocks' scores and weights, and the first half of the results.
 
-    LATE: the second group's products begin with this one's softmax, not with its next scores. That is faster where
-    latents are in the second cache, and slower where they come from memory, as they leave shared memory later.
+    LATE: the second group's products start with this group's softmax instead of with its next scores. That is faster if
+    latents are in the L2 cache, and slower if they come from memory, as they leave shared memory later.
     """
     dtype: gl.constexpr = left.dtype
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=_BY_COLUMN, k_width=2)
@@ -294,7 +299,7 @@ def _first(
         acc = warpgroup_mma_wait(3, deps=[acc])
         mbarrier.arrive(left_free.index(before), count=1)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        if LATE:  # the second group's products run under this one's softmax
+        if LATE:  # the second group's products overlap with this one's softmax
             mbarrier.arrive(weights_ready.index(0), count=1)
         if i < masked:
             token = start + (blocks - 1 - i) * _TOKENS + n
@@ -325,11 +330,11 @@ def _second(
     out, order, queries, start, end, blocks, parts, right, shared_weights, stats, right_ready, right_free,
     weights_ready, weights_free, heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr,
 ):  # fmt: skip
-    """The other warp group: the second half of the results, by weights of the first."""
+    """Program of the second warp group: the second half of the results, by the first group's weights."""
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_COLUMN)
     acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
     if end < start + blocks * _TOKENS:
-        mbarrier.wait(weights_ready.index(0), 0)  # the first group has read the keys
+        mbarrier.wait(weights_ready.index(0), 0)  # after the first group has read the keys
         mbarrier.wait(right_ready.index(0), 0)
         _mend(right.index(0), end - start - (blocks - 1) * _TOKENS)
     for i in range(blocks):
@@ -351,17 +356,20 @@ def _attend(
     q, out, order, queries, latents, pages, start, end, masked, position, lowest, scale, parts,
     heads, PAGE: gl.constexpr, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """Attention of up to _QUERIES queries, which lie side by side, over the tokens from `start` to `end` of their row.
+    """Attention of up to _QUERIES contiguous queries over the tokens from `start` to `end` of their row.
 
     Args:
-        q, out: the first query and its result.
-        order: where they are of several rows (TOGETHER), the numbers of those; q is of row 0 then.
-        queries: how many there are.
-        masked: blocks at the end of which not all queries see all.
-        position, lowest: of the row's first new token, and the number of the first query after it; a token has `heads`.
-        parts: where PARTED: room for results and weights of parts, counters of those that are there (a half each), the
-            places of this part and of the row's first one, and count of them; the same of its prefix: room, the first
-            place, and count. Where TOGETHER: room for results and weights of prefixes, this piece's number, and most.
+        q, out: first query, and its result.
+        order: with TOGETHER, numbers of the rows that the queries belong to; q is then the first query of row 0.
+        queries: number of queries.
+        latents, pages: descriptor of the layer's latents, and pages of the row.
+        masked: number of last blocks of which some query doesn't see all tokens.
+        position, lowest: position of the row's first new token, and index of the first query counted from that token;
+            each token has `heads` queries.
+        parts: with PARTED: buffers for results and weights of parts, counters of finished parts (one per half), places
+            of this part and of the row's first one, number of parts; then buffers, first place and number of parts of
+            the row's prefix. With TOGETHER: buffers for results and weights of prefixes, index of this piece, and
+            maximum number of pieces.
     """
     blocks = (end - start + _TOKENS - 1) // _TOKENS
     dtype: gl.constexpr = q.dtype.element_ty
@@ -461,7 +469,7 @@ def latent_prefill_kernel(
     pages = page_table + gl.load(block + 2).to(gl.int64) * pages_per_slot
     position = gl.load(block + 3)
     end = position + (lowest + gl.minimum(queries, _QUERIES) - 1) // heads + 1
-    clear = (position + lowest // heads + 1) // _TOKENS  # blocks that every query sees whole
+    clear = (position + lowest // heads + 1) // _TOKENS  # blocks that every query sees fully
     target = (gl.load(block).to(gl.int64) * heads + lowest) * _SIZE
     _attend(
         q + target, out + target, plan_blocks, queries, latents, pages, 0, end, (end + _TOKENS - 1) // _TOKENS - clear,
@@ -470,7 +478,7 @@ def latent_prefill_kernel(
 
 
 def takes(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
-    """Tells whether the kernels have a form for latents of `rank` of `size` numbers in pages of so many tokens."""
+    """True if the kernels support latents of `rank` of `size` elements in pages of `page` tokens."""
     sizes = (rank, size) == (2 * _HALF.value, _SIZE.value)
     return sizes and page % 8 == 0 and _TOKENS.value % page == 0 and dtype in (torch.bfloat16, torch.float16)
 
@@ -486,9 +494,9 @@ def latent_decode_hopper(
     rank: int,
     scale: float,
 ) -> None:
-    """Attention of the plan's decoding rows. Arguments as `latent_decode`; the work's shares begin with a page.
+    """Attention of the plan's decoding rows. Arguments as for `latent_decode`; items must start at a page boundary.
 
-    Reads each latent once for 64 heads. Shared memory: 225 KB.
+    Reads each latent once per 64 heads. Uses 225 KB of shared memory.
     """
     heads = q.shape[1]
     blocks = cdiv(heads, _QUERIES.value)
@@ -506,8 +514,8 @@ def latent_decode_hopper(
 def latent_prefix_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
 ) -> None:
-    """Part that the plan's shared prefixes have in its decoding rows. Arguments as `latent_prefix`; pieces begin with a
-    page, and have 64 queries at most."""
+    """Contribution of the plan's shared prefixes to its decoding rows. Arguments as for `latent_prefix`; pieces must
+    start at a page boundary and have at most 64 queries."""
     heads, shared, partials = q.shape[1], plan.shared, work.partials
     assert shared is not None
     assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
@@ -528,7 +536,7 @@ def latent_prefill_hopper(
     rank: int,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of new tokens. Arguments as `latent_prefill`."""
+    """Causal attention of the plan's blocks of new tokens. Arguments as for `latent_prefill`."""
     heads = q.shape[1]
     parts = cdiv(plan.block_size * heads, _QUERIES.value)
     latent_prefill_kernel[(len(plan.blocks) * parts,)](

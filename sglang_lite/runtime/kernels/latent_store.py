@@ -1,9 +1,10 @@
-"""Norm of latents, rotary embedding and store: the way from the first product of latent attention to its cache.
+"""Norm of latents, rotary embedding and cache store: the step from the first product of latent attention to its cache.
 
-plane[slot] = norm(latent), turned key        of each token
-turned query                                  of each head
+    plane[slot] = norm(latent), rotated key     of each token
+    out = rotated query                         of each head
 
-Where the cache has scales, latents and keys are divided by them."""
+If the cache has scales, latents and keys are divided by them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _latent_store(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token).to(tl.int64)
     t = tl.arange(0, BLOCK_T)
-    # Each element, and the one half the turned part away that is turned into it.
+    # Index of the element that is rotated into each one: half the rotary part away.
     half: tl.constexpr = TURNED // 2
     pair = tl.where(t < half, t + half, t - half)
     c = tl.load(cos + position * TURNED + t, mask=t < TURNED, other=0.0).to(tl.float32)
@@ -55,7 +56,7 @@ def _latent_store(
         target = plane + (page * PAGE + position % PAGE) * (RANK + TURNED)
         tl.store(target + r, latent.to(plane.dtype.element_ty), mask=r < RANK)
         tl.store(target + RANK + t, key.to(plane.dtype.element_ty), mask=t < TURNED)
-    else:  # other names: a name has one type in both
+    else:  # separate names, as a name has one type in both branches
         head = (tl.program_id(1) - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
         inside = (head < HEADS)[:, None] & (t < TURNED)[None, :]
         queries = q + token * q_token + head[:, None] * q_head
@@ -76,16 +77,20 @@ def latent_store(
     cache: KVCache,
     layer: int,
 ) -> None:
-    """Stores the normalised latents and turned keys of new tokens, and turns their queries.
+    """Stores the normalised latents and rotated keys of new tokens, and rotates their queries.
 
     Args:
-        product: [T, … + rank + turned], contiguous, whose last columns are latents and keys.
-        q: [T, heads, turned]: the part of queries that is turned; a head's numbers lie side by side.
-        out: of the shape of q, likewise, or q itself: where it is written to.
-        norm: [rank].
-        rope: cos and sin of every position [positions, turned], as RotaryTable has them.
+        product: [T, … + rank + rotary size], contiguous; its last columns are latents and keys.
+        q: [T, heads, rotary size], the rotary part of queries; the elements of a head are contiguous.
+        out: tensor of the shape and layout of q for the rotated queries (written), or q itself.
+        norm: weight [rank] of the RMS norm of latents.
+        eps: epsilon of the norm.
+        rope: cos and sin of every position [positions, rotary size], as in RotaryTable.
+        plan: plan of the step.
+        cache: cache of latents (written).
+        layer: index of the layer.
 
-    Moves 2 T (rank + turned + heads turned) elements.
+    Moves 2 T (rank + rotary size + heads * rotary size) elements.
     """
     (cos, sin), heads, rank = rope, q.shape[1], len(norm)
     turned = cos.shape[1]

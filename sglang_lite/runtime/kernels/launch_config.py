@@ -1,4 +1,4 @@
-"""Launches of kernels, chosen by what the card has: plain functions of a `Card`. Measured on an H200."""
+"""Launch parameters of kernels as plain functions of a `Card`. Measured on an H200."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from sglang_lite.runtime.kernels.sizes import power_of_2
 
 Kernel = Literal["decode", "prefill", "prefix"]
 
-_LEAST = 16  # queries, or tokens of a block: matrix units take no fewer
-_THREADS = 32  # of a warp
-_OWN_REGISTERS = 255  # that a thread can have
+_LEAST = 16  # minimum number of queries, or of tokens in a block, that matrix units take
+_THREADS = 32  # threads of a warp
+_OWN_REGISTERS = 255  # maximum number of registers of a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch of an attention kernel.
+    """Launch parameters of an attention kernel.
 
     Attributes:
-        queries: of a program.
-        tokens: whose keys and values it takes at a time.
-        warps: of a program.
-        stages: blocks of tokens that are under way.
-        alone: of "decode": a program has a multiprocessor for itself.
+        queries: queries of a program.
+        tokens: tokens whose keys and values a program reads in one iteration.
+        warps: warps of a program.
+        stages: blocks of tokens that are being loaded or computed at once.
+        alone: True if a program of "decode" has a multiprocessor to itself.
     """
 
     queries: int
@@ -36,7 +36,7 @@ class Launch:
 
     @property
     def options(self) -> dict[str, int]:
-        """Keywords of a Triton kernel."""
+        """Keyword arguments for a Triton kernel."""
         return {"BLOCK_N": self.tokens, "num_warps": self.warps, "num_stages": self.stages}
 
 
@@ -45,18 +45,20 @@ def attention_launch(
     card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1,
     shared: bool = False, product: bool = False,
 ) -> Launch | None:  # fmt: skip
-    """The launch of an attention kernel on a card; None: no program of it finds room there.
+    """Returns the launch parameters of an attention kernel on a card, or None if the kernel doesn't fit the card.
 
     Args:
-        dim: of a head.
+        card: card that the kernel runs on.
+        kernel: "decode", "prefill" or "prefix".
+        dim: elements of a head.
         item: bytes of an element of queries.
         cached: bytes of an element of keys and values.
-        queries: that a program is to have, a power of two of at least 16, or 8 if the kernel is "decode"; fewer where
-            there is no room, if it is "prefill".
-        rows: of "decode": how many are decoded.
-        heads: of "decode": KV heads.
-        shared: of "decode": rows share prefixes, and have little text beside those.
-        product: of "decode": the kernel takes rows from their product.
+        queries: queries of a program: a power of two of at least 16, or at least 8 for "decode". "prefill" reduces them
+            if they don't fit.
+        rows: number of decoded rows, for "decode".
+        heads: number of KV heads, for "decode".
+        shared: whether rows share prefixes and have little text after them, for "decode".
+        product: whether the kernel takes rows from their QKV product, for "decode".
     """
     wanted = _fastest(
         card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared,
@@ -71,32 +73,34 @@ def attention_launch(
 
 @functools.cache
 def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
-    """The launch of a kernel of latent attention; None: no program finds room.
+    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit the card.
 
-    On an H200 64 tokens in 2 stages are a tenth slower for many long rows of 16 heads and a quarter faster for few. But
-    ptxas 12.8, which Triton 3.6 brings, optimises their last block's products wrongly: they leave out tokens from the
-    17th on, or read outside of shared memory. The PTX is right: with DISABLE_PTXAS_OPT=1 the results are.
+    On an H200, 64 tokens in 2 stages would be a tenth slower for many long rows of 16 heads and a quarter faster for
+    few. But ptxas 12.8, which Triton 3.6 includes, optimises the products of the last block wrongly: they leave out
+    tokens from the 17th on, or read outside of shared memory. The PTX is right: with DISABLE_PTXAS_OPT=1 so are the
+    results.
 
     Args:
-        size: of a latent with its turned part.
+        card: card that the kernel runs on.
+        size: elements of a latent and its rotary part.
         item: bytes of an element.
-        queries: that a program is to have; fewer where there is no room.
+        queries: queries of a program, reduced if they don't fit.
     """
     if item == 4:
         wanted = Launch(_LEAST, 16, 4, 2)
-    elif not card.copies:  # nor products whose operands lie in shared memory: registers overflow
+    elif not card.copies:  # nor products with operands in shared memory: larger tiles overflow registers
         wanted = Launch(min(queries, 32), 32, 8, 2)
     else:
         wanted = Launch(queries, 32, 4, 3) if queries < 64 else Launch(queries, 32, 8, 3)
     for launch in _smaller(wanted, divisible=True):
-        weights = 256 * launch.queries  # and whatever else changes its place between two products
+        weights = 256 * launch.queries  # and all else whose layout changes between two products
         if _shared(launch, size, item, planes=1) + weights <= card.shared and _registers(launch) <= card.registers:
             return launch
     return None
 
 
 def padded(dim: int) -> int:
-    """Size of a head as kernels pad it."""
+    """Returns the size to which kernels pad a head of `dim` elements."""
     power: int = power_of_2(dim)
     return max(_LEAST, power)
 
@@ -105,34 +109,35 @@ def _fastest(
     card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int, shared: bool,
     product: bool,
 ) -> Launch:  # fmt: skip
-    """The launch that was fastest on an H200."""
-    if item == 4:  # products are not by matrix units, and unrolled
+    """Returns the launch parameters that were fastest on an H200."""
+    if item == 4:  # float32 products don't use matrix units, and are unrolled
         return Launch(_LEAST if kernel == "prefill" else queries, 16, 4, 2)
-    wide = dim > 128  # the others' registers overflow
+    wide = dim > 128  # the launches for smaller heads overflow registers
     if kernel == "prefill":
         if wide:
             return Launch(queries, 32, 4 if queries <= 16 else 8, 2)
         return Launch(queries, 128, 8, 2) if queries == 128 else Launch(queries, 64, 4, 3)
     if kernel == "prefix":
         return Launch(queries, 32, 8, 2) if wide else Launch(queries, 64, 4, 3)
-    # By four warps and more, products of more queries would be of warp groups: Triton 3.6 has some of them wrong.
+    # With four warps and more, products of more queries would use warp groups, some of which Triton 3.6 computes
+    # wrongly.
     eight = queries <= 8
     if wide:
         return Launch(queries, 32, 4 if eight else 2, 2)
     if cached == 1:
         few = eight and 8 * rows * heads <= card.multiprocessors and not shared
         return Launch(queries, 256, 8, 1, alone=True) if few else Launch(queries, 32, 1, 3)
-    if shared:  # what finds room beside the prefix's programs
+    if shared:  # fits next to the prefix's programs
         return Launch(queries, 16, 1, 3)
     programs = rows * heads * 132 // card.multiprocessors
     if 384 <= programs < 1024 or (product and rows == 1):
         return Launch(queries, 64, 4 if eight and not product else 2, 2)
-    # Small programs, of which a multiprocessor has room for several: while one waits, others work.
+    # Small programs, several of which fit a multiprocessor: while one waits, others work.
     return Launch(queries, 32, 1, 3)
 
 
 def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
-    """A launch and those that take less, the fastest first."""
+    """Returns a launch and those with smaller tiles, fastest first."""
     queries, tokens = launch.queries, launch.tokens
     tried = [launch]
     while tokens > _LEAST:
@@ -146,7 +151,8 @@ def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
 
 
 def _shared(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
-    """Bytes of shared memory, at most: tests/runtime/kernels/test_compiled.py holds it against what is compiled."""
+    """Returns an upper bound of the shared memory in bytes; tests/runtime/kernels/test_compiled.py checks it against
+    compiled kernels."""
     return (planes * launch.stages * launch.tokens + launch.queries) * dim * item
 
 
@@ -156,13 +162,14 @@ def _registers(launch: Launch) -> int:
 
 @functools.cache
 def tile_stages(card: Card, rows: int, outputs: int, inputs: int, item: int, most: int) -> int:
-    """Tiles that a program of a product can have under way, at least one.
+    """Returns the number of tiles that a program of a matrix product can load ahead, at least one.
 
     Args:
-        rows: of activations in a tile.
-        outputs: of weights in a tile, of all matrices together.
-        inputs: columns of both.
+        card: card that the kernel runs on.
+        rows: activation rows in a tile.
+        outputs: weight rows in a tile, of all matrices together.
+        inputs: columns of a tile.
         item: bytes of an element.
-        most: that are worth it.
+        most: maximum number that is worth it.
     """
     return max(1, min(most, card.shared // ((rows + outputs) * inputs * item)))

@@ -1,8 +1,8 @@
-"""Launches of kernels that cost the host little.
+"""Launches of kernels at little cost for the host.
 
-Triton works out anew at each launch which of a kernel's variants its arguments want, which takes it 20 µs and more.
-What decides that is kept here beside the variant: formats and alignment of tensors, Triton's own word on numbers, and
-constants as they are. Whatever is not known yet Triton launches itself.
+At each launch, Triton determines which variant of a kernel the arguments need, which takes 20 µs and more. Here,
+variants are cached by what decides that: data types and alignment of tensors, Triton's own classification of numbers,
+and values of constants. Unknown variants are launched by Triton itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ except ImportError:  # Triton 3.5
 
 
 class KernelLauncher:
-    """A kernel of Triton, launched as such: `kernel[grid](*arguments, **constants_and_options)`. Hooks of profilers are
-    told of a variant's first launch alone.
+    """Triton kernel, launched as usual: `kernel[grid](*arguments, **constants_and_options)`. Hooks of profilers are
+    called only at the first launch of a variant.
 
     Args:
-        function: whose constants come last.
+        function: Triton function, whose constants must come last.
     """
 
-    def __init__(self, function: Any) -> None:  # of Triton
+    def __init__(self, function: Any) -> None:  # object of Triton
         self.function = function
         constant = [parameter.is_constexpr for parameter in function.params]
         self._arguments = constant.index(True) if True in constant else len(constant)
         assert all(constant[self._arguments :]), "constants come last"
-        self._rest = (None,) * (len(constant) - self._arguments)  # in place of constants, which are compiled in
+        self._rest = (None,) * (len(constant) - self._arguments)  # placeholders for constants, which are compiled in
         self._known: dict[tuple[Any, ...], CompiledKernel] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -59,15 +59,16 @@ class KernelLauncher:
         )  # fmt: skip
 
 
-def launched(function: Any) -> Any:  # of Triton
-    """Decorator of kernels that the host launches. The interpreter's stay as they are."""
+def launched(function: Any) -> Any:  # object of Triton
+    """Decorator of kernels that the host launches. Leaves functions of the interpreter unchanged."""
     return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
-def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # whatever kernels take
-    """All by which Triton tells variants of a kernel apart, or more; and the arguments as the driver takes them.
+def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # any types that kernels take
+    """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments in the driver's
+    form.
 
-    Nothing where a tensor has no memory: there is nothing to launch then.
+    Both are empty if a tensor has no memory, as nothing can be launched then.
     """
     found: list[Any] = []
     values: list[Any] = []
@@ -90,7 +91,8 @@ def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # w
     return tuple(found), values
 
 
-@functools.lru_cache(maxsize=4096, typed=True)  # 1, 1.0 and True are of three kinds
+@functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
 def _kind(number: float) -> Any:
-    """Triton's word on a number: its type, whether it is 1, which is compiled in, or divisible by 16."""
+    """Returns Triton's classification of a number: its type, and if it is 1, which is compiled in, or divisible by
+    16."""
     return _specialized(BaseBackend, number, False, True, True)

@@ -1,8 +1,8 @@
-"""Normalisation by the root mean square (Zhang and Sennrich, arXiv:1910.07467) or of a layer (Ba et al.,
-arXiv:1607.06450), with the residual addition fused in.
+"""Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467) and layer norm (Ba et al., arXiv:1607.06450) of rows [T,
+H], with the residual addition fused in.
 
-The weight says which: [H] are the factors of the first; [2, H] are factors and biases of the second, which takes the
-mean off before.
+    out = x / sqrt(mean(x²) + eps) * weight          RMS norm: weight [H]
+    out = the same of x - mean(x), plus bias         layer norm: weight [2, H], factors and biases
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def _add_norm(
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
             value += tl.load(x + (part * tl.num_programs(0) + row) * size + at, mask=inside, other=0.0)
-        value = value.to(residual.dtype.element_ty).to(tl.float32)  # as one product gives it
+        value = value.to(residual.dtype.element_ty).to(tl.float32)  # rounded as the result of a single product would be
     if SCALED:
         value *= tl.load(row_scales + row) * tl.load(scales + at, mask=inside, other=0.0)
     if ADD:
-        # Rounded to the stream's own format first: what is normalised is what later layers see.
+        # Rounded to the data type of the residual stream first, so that the norm sees the same values as later layers.
         value += tl.load(residual + row * size + at, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(residual.dtype.element_ty)
         tl.store(residual + row * size + at, rounded, mask=inside)
@@ -59,10 +59,13 @@ def _add_norm(
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None) -> torch.Tensor:
-    """Rows x [T, H], times their scales, normalised; in float32 inside. Moves 2 T H elements.
+    """Returns the norm of rows x [T, H], times their scales; computed in float32. Moves 2 T H elements.
 
     Args:
-        weight: [H], or [2, H] of a layer norm.
+        x: [T, H].
+        weight: [H] for an RMS norm, [2, H] for a layer norm.
+        eps: epsilon of the norm.
+        scales: scales of x if it is an 8-bit product, or None.
     """
     out = x.new_empty(x.shape)
     _launch(x, None, weight, eps, scales, out=out)
@@ -72,10 +75,12 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | Non
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None = None
 ) -> torch.Tensor:
-    """`norm` of x, times its scales, + residual [T, H], which is left in `residual`. Moves 4 T H elements.
+    """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum. Moves 4 T H elements.
 
     Args:
-        x: [T, H], or parts [P, T, H] that add up to it, of `kernels.tiled.linear_parts`.
+        x: [T, H], or parts [P, T, H] that add up to it, from `kernels.tiled.linear_parts`.
+        residual: [T, H] (written).
+        weight, eps, scales: as for `norm`.
     """
     out = residual.new_empty(residual.shape)
     _launch(x, residual, weight, eps, scales, out=out)
@@ -83,7 +88,7 @@ def add_norm(
 
 
 def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
-    """`norm` in 8 bits."""
+    """Returns the `norm` of x in 8 bits."""
     eight = Fp8Rows.empty(x, x.shape[1])
     _launch(x, None, weight, eps, None, eight=eight)
     return eight
@@ -93,10 +98,11 @@ def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
     wide: bool = False,
 ) -> Fp8Rows:  # fmt: skip
-    """`add_norm` in 8 bits.
+    """Returns the `add_norm` of x in 8 bits.
 
     Args:
-        wide: the rows are kept as they were before, too.
+        x, residual, weight, eps, scales: as for `add_norm`.
+        wide: whether to return the rows before quantisation, too.
     """
     eight = Fp8Rows.empty(residual, residual.shape[1], wide=wide)
     _launch(x, residual, weight, eps, scales, out=eight.wide, eight=eight)

@@ -1,7 +1,7 @@
-"""Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the one before it drains.
+"""Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the previous one drains.
 
-A kernel that is launched with `overlapped(device)` calls `start_next()` as soon as the next one would not be in its
-way. It calls `wait()` before it touches anything that another kernel writes, or writes anything that another reads.
+A kernel launched with `overlapped(device)` calls `start_next()` as soon as the next kernel would not be in its way. It
+calls `wait()` before it reads anything that another kernel writes, or writes anything that another kernel reads.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from sglang_lite.runtime.kernels.card import card_of
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Waits until all kernels before are through and what they wrote can be seen."""
+    """Waits until all previous kernels have finished and their writes are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def start_next(PDL: tl.constexpr):
-    """The next kernel may be set up."""
+    """Lets the next kernel be set up."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 def overlapped(device: torch.device) -> dict[str, Any]:  # as Triton takes them
-    """Keywords of such a launch: on GPUs that can (Hopper and newer)."""
+    """Returns keyword arguments for an overlapped launch; without overlap on GPUs before Hopper, which don't support
+    it."""
     return _OVERLAPPED if card_of(device).overlaps else _PLAIN
 
 
 def first_of_step(device: torch.device) -> dict[str, Any]:  # as Triton takes them
-    """Keywords of a step's first overlapped kernel: it begins when all before is through, so that those after it need
-    not wait for that."""
+    """Returns keyword arguments for a step's first kernel: it starts only when all previous kernels have finished, so
+    that the kernels after it need not wait for those."""
     return {"PDL": card_of(device).overlaps}
 
 

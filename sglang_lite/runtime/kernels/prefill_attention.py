@@ -1,4 +1,7 @@
-"""Attention of rows with several new tokens over their pages, in which their own keys and values are already."""
+"""Causal attention of rows with several new tokens over their pages, which already contain the new keys and values.
+
+out[t, h] = sum over the tokens s <= t of the row of softmax(q[t, h] · k[s] * scale) v[s]
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _prefill(
 ):  # fmt: skip
     head = tl.program_id(0)
     block = blocks + tl.program_id(1) // PARTS * 4
-    skipped = tl.program_id(1) % PARTS * BLOCK_M  # of the block's queries, which other programs have
+    skipped = tl.program_id(1) % PARTS * BLOCK_M  # queries of the block that other programs compute
     first = tl.load(block).to(tl.int64) + skipped
     count = tl.minimum(tl.load(block + 1) - skipped, BLOCK_M)
     if count <= 0:
@@ -74,7 +77,7 @@ def _prefill(
         )  # fmt: skip
         page = ahead
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
-    total = tl.where(total > 0, total, 1.0)  # rows that only fill the block may see nothing
+    total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     if SCALED:
         acc *= tl.load(v_scales + kv_head)
     tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
@@ -91,12 +94,15 @@ def prefill_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Causal attention of the plan's blocks of queries. On a Hopper GPU blocks of 128 have a kernel of their own.
+    """Causal attention of the plan's blocks of queries. Hopper GPUs have a separate kernel for blocks of 128.
 
     Args:
-        q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
-        out: [T, heads, head_dim] (written there).
-        scale, window, softcap: as `reference.attention.attention`.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        cache: KV cache, with the keys and values of the step's tokens.
+        layer: index of the layer.
+        plan: plan of the step.
+        out: [T, heads, head_dim] (the tokens of the blocks are written).
+        scale, window, softcap: as for `reference.attention.attention`.
     """
     hopper = hopper_kernels(card_of(q.device), "prefill_attention_hopper")
     if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):

@@ -1,10 +1,11 @@
-"""`prefill_attention` by what Hopper GPUs alone have: bulk copies and asynchronous products of warp groups.
+"""`prefill_attention` with features of Hopper GPUs: bulk copies (TMA) and asynchronous products of warp groups.
 
-Written in Gluon, Triton's language for layouts and barriers, as Triton itself takes no pages by bulk copies. The plan
-is FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, two warp groups compute, each for its own
-queries; the products of a block run under the softmax of the next, and one group's under the softmax of the other.
+Written in Gluon, Triton's language for layouts and barriers, as Triton itself can't copy pages in bulk. The design is
+FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, and two warp groups compute, each for its own
+queries; the products of a block overlap with the softmax of the next, and those of one group with the softmax of the
+other.
 
-Keys may have a rest that all heads share, as those of latents have: the part that is turned.
+Keys may end with a rest that all heads share: the rotary part of keys expanded from latents.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import launched
 
-QUERIES = gl.constexpr(64)  # of a warp group
-_TOKENS = gl.constexpr(128)  # of a block
-COLUMNS = gl.constexpr(64)  # of a copy: as many as 128 bytes hold, over which shared memory is swizzled
+QUERIES = gl.constexpr(64)  # queries of a warp group
+_TOKENS = gl.constexpr(128)  # tokens of a block
+COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared memory's swizzle
 STAGES = gl.constexpr(2)  # blocks of keys, and of values, in shared memory
-BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # of COLUMNS
+BY_ROW = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))  # for tiles of COLUMNS columns
 SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
-# Names that Triton has changed between 3.6 and 3.9.
+# Names that changed between Triton 3.6 and 3.9.
 sync = getattr(gl, "thread_barrier", None) or gl.barrier
 _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_memory_descriptor.reinterpret
@@ -40,9 +41,10 @@ _view = getattr(gl.shared_memory_descriptor, "_reinterpret", None) or gl.shared_
 
 @gluon.jit
 def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexpr):
-    """Starts copies of a block of tokens, a page after another. Those from `end` on come from the last one's page.
+    """Starts copies of a block of tokens, page by page. Tokens from `end` on are read from the last token's page.
 
-    Shared memory has a block's first columns page by page, then the next."""
+    Shared memory holds the first COLUMNS columns of the block page by page, then the next COLUMNS.
+    """
     PAGES: gl.constexpr = buffer.shape[0] // PAGE
     CHUNKS: gl.constexpr = buffer.shape[1] // COLUMNS
     parts = _view(buffer, buffer.dtype, [CHUNKS * PAGES, PAGE, COLUMNS], SHARED)
@@ -57,7 +59,8 @@ def copy_blocks(
     keys, rests, values, row, rest_row, rest_column, pages, start, end, blocks, before, k_buffers, rest_buffers,
     v_buffers, k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: blocks from the last to the first, after `before` others."""
+    """Program of the copying warp: copies blocks from the last to the first, as a continuation of `before` earlier
+    blocks."""
     TOKENS: gl.constexpr = k_buffers.shape[1]
     for i in range(before, before + blocks):
         stage = i % STAGES
@@ -76,9 +79,10 @@ def copy_blocks(
 
 @gluon.jit
 def _softmax(scores, m, total, scale):
-    """Weights, highest scores, sums, and by what older results shrink; as `softmax.attend_block`."""
+    """Returns weights, highest scores, sums of weights, and the factor for older results, as in
+    `softmax.attend_block`."""
     highest = gl.maximum(m, gl.max(scores, 1) * scale)
-    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may have seen nothing so far
+    shift = gl.where(highest == float("-inf"), 0.0, highest)  # a query may not have seen any token yet
     shrink = gl.exp2(m - shift)
     weights = gl.exp2(scores * scale - shift[:, None])
     return weights, highest, total * shrink + gl.sum(weights, 1), shrink
@@ -86,11 +90,12 @@ def _softmax(scores, m, total, scale):
 
 @gluon.jit
 def take_queries(rows, real, buffer):
-    """Queries into shared memory, zeros where they are none.
+    """Copies queries into shared memory, with zeros for those that are not real.
 
     Args:
-        rows: where they begin [QUERIES].
+        rows: start of each query [QUERIES].
         real: bool [QUERIES].
+        buffer: shared memory [QUERIES, columns].
     """
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_ROW))
     CHUNKS: gl.constexpr = buffer.shape[1] // COLUMNS
@@ -102,7 +107,7 @@ def take_queries(rows, real, buffer):
 
 @gluon.jit
 def _start_scores(queries, q_rest, keys, rest, nothing, REST: gl.constexpr):
-    """Products of queries and a block's keys, under way."""
+    """Starts the products of queries with a block's keys; returns them while they are running."""
     scores = warpgroup_mma(queries, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
     if REST:
         scores = warpgroup_mma(q_rest, rest.permute((1, 0)), scores, is_async=True)
@@ -114,15 +119,20 @@ def attend_blocks(
     queries, q_rest, seen_to, start, end, blocks, clear, before, scale,
     k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, REST: gl.constexpr,
 ):  # fmt: skip
-    """A computing warp group: what queries in shared memory see of the blocks that `copy_blocks` brings.
+    """Program of a computing warp group: attention of the queries in shared memory over the blocks that `copy_blocks`
+    copies.
 
     Args:
-        seen_to: the last token that each sees [QUERIES].
-        start: the first token.
-        clear: blocks that every query sees whole.
+        queries, q_rest: queries and their rests in shared memory.
+        seen_to: last token that each query sees [QUERIES].
+        start, end: first token, and end of the tokens.
+        blocks: number of blocks.
+        clear: number of blocks that every query sees fully.
+        before: number of blocks that the warps have processed before.
+        scale: factor of the scores, in base 2.
 
     Returns:
-        Highest scores, sums of weights, and weighted values, each divided by nothing yet.
+        Highest scores, sums of weights, and weighted values not yet divided by them.
     """
     TOKENS: gl.constexpr = k_buffers.shape[1]
     DIM: gl.constexpr = v_buffers.shape[2]
@@ -151,7 +161,7 @@ def attend_blocks(
     weights, m, total, shrink = _softmax(scores, m, total, scale)
     operand = gl.convert_layout(weights.to(dtype), OPERAND)
     mbarrier.wait(v_ready.index(first), before // STAGES & 1)
-    if end < start + blocks * TOKENS:  # values behind the end may be no numbers, and 0 x NaN is NaN; both groups mend
+    if end < start + blocks * TOKENS:  # values behind the end may be NaN, and 0 x NaN is NaN; both groups do this
         values = v_buffers.index(first)
         there = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
         found = values.load(ROWS)
@@ -190,7 +200,7 @@ def _compute(
     q_buffers, q_rests, k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
     GROUP: gl.constexpr, HEADS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    """A warp group: all blocks for QUERIES queries."""
+    """Program of a warp group: attention of QUERIES queries over all blocks."""
     KEY: gl.constexpr = q_buffers.shape[2]
     queries, q_rest = q_buffers.index(GROUP), q_rests.index(GROUP)
     i = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, BY_ROW))
@@ -229,7 +239,7 @@ def prefill_kernel(
         return
     end = position + count
     blocks = (end + _TOKENS - 1) // _TOKENS
-    clear = (position + 1) // _TOKENS  # blocks that every query sees whole
+    clear = (position + 1) // _TOKENS  # blocks that every query sees fully
     pages = page_table + slot * pages_per_slot
     row = head // G * token_slots
     own = 0
@@ -252,7 +262,7 @@ def prefill_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)  # by both groups
+        mbarrier.init(k_free.index(i), count=2)  # both groups arrive
         mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     sync()
@@ -267,7 +277,7 @@ def prefill_kernel(
 
 
 def takes(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
-    """Tells whether the kernel has a form for these heads, formats and pages. It knows no window and no soft cap."""
+    """True if the kernel supports these heads, data types and pages. It supports no window and no softcap."""
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
     pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
     return sixteen_bits and pages and q.shape[2] in (64, 128) and plan.block_size == 2 * QUERIES.value
@@ -278,20 +288,22 @@ def prefill_attention_hopper(
 ) -> None:
     """Causal attention of the plan's blocks of queries.
 
-    Reads, for each head and block, the keys and values of the tokens up to the block's end once, 4 bytes an element of
-    the two; the heads of a group find them in the second cache. Shared memory: 160 KB for heads of 128.
+    Reads, for each head and block, the keys and values of all tokens up to the block's end once: 4 bytes for an element
+    of both. The heads of a group find them in the L2 cache. Uses 160 KB of shared memory for heads of 128.
 
     Args:
-        q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
-        out: [T, heads, head_dim] (written there).
-        scale: as `reference.attention.attention`.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
+        cache: KV cache, with the keys and values of the step's tokens.
+        layer: index of the layer.
+        plan: plan of the step.
+        out: [T, heads, head_dim] (the tokens of the blocks are written).
+        scale: factor of the scores.
     """
     _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, scale)
 
 
 def takes_fresh(plan: DevicePlan, dtype: torch.dtype, key: int, rest: int, value: int) -> bool:
-    """Tells whether `fresh_attention_hopper` has a form for the plan's blocks, and keys, their rests and values of so
-    many numbers."""
+    """True if `fresh_attention_hopper` supports the plan's blocks, and keys, rests and values of these sizes."""
     sizes = key in (64, 128) and rest == COLUMNS.value and value in (64, 128)
     return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
 
@@ -306,16 +318,17 @@ def fresh_attention_hopper(
     *,
     scale: float,
 ) -> None:
-    """Causal attention of the plan's blocks of queries, of rows whose first token is in the batch, too.
+    """Causal attention of the plan's blocks of queries, for rows whose first token is in the batch, too.
 
     Args:
-        q: [T, heads, key and rest]; a token's heads lie side by side.
-        keys, values: [heads, T - plan.decoding, size], contiguous, of the batch's tokens but the decoding ones.
-        rests: [T - plan.decoding, …, rest]: the last columns, with which keys of all heads end.
-        out: [T, heads, value size] (written there).
-        scale: as `reference.attention.attention`.
+        q: queries [T, heads, key and rest]; the heads of a token are contiguous.
+        keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of the batch.
+        rests: [T - plan.decoding, …, rest]: the last columns are the end of the keys of all heads.
+        plan: plan of the step.
+        out: [T, heads, value size] (the tokens of the blocks are written).
+        scale: factor of the scores.
 
-    Reads and takes what `prefill_attention_hopper` does; shared memory: 208 KB for keys of 192.
+    Reads as much as `prefill_attention_hopper`. Uses 208 KB of shared memory for keys of 192.
     """
     blocks = torch.arange(-(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device).view(1, -1)
     _launch(q, keys, rests, values, _TOKENS.value, blocks, plan.blocks, out, scale, before=plan.decoding)
@@ -336,8 +349,8 @@ def _launch(
     """Launches the kernel.
 
     Args:
-        rests: None: keys and values lie in pages of slots; else side by side.
-        before: tokens of the batch that they lack.
+        rests: None if keys and values are in pages; else the ends of keys, and keys and values are contiguous.
+        before: number of tokens at the start of the batch that keys and values leave out.
     """
     heads, box = q.shape[1], (page_size, COLUMNS.value)
     of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))

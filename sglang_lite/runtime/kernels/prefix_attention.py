@@ -1,4 +1,8 @@
-"""Attention of decoding rows over a prefix that several of them share, read once for all (cascade attention)."""
+"""Attention of decoding rows over a prefix that several of them share, read once for all (cascade attention).
+
+Results are partial: weighted values, highest scores and sums of weights, which `decode_attention` merges with those of
+the rows' own tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,14 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
-MOST_GROUP = 64  # query heads of a KV head
+MOST_GROUP = 64  # most query heads per KV head
 
 
 def block_queries(group: int, item: int) -> int:
-    """Queries, of all rows and query heads, that a program has.
+    """Returns the number of queries of a program, over all rows and query heads.
 
     Args:
-        group: query heads of a KV head.
+        group: query heads per KV head.
         item: bytes of an element of queries.
     """
     return 64 if item < 4 else padded(group)
@@ -33,11 +37,14 @@ def block_queries(group: int, item: int) -> int:
 def prefix_on_hopper(
     card: Card, dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int, softcap: float | None
 ) -> ModuleType | None:
-    """The module of Hopper's own kernel, where it runs instead: its items have more queries.
+    """Returns the module of the kernel for Hopper GPUs if it runs instead, else None. Its items have more queries.
 
     Args:
-        dim: of a head.
-        compute, cache: formats of queries, and of keys and values.
+        card: card that the kernel runs on.
+        dim: elements of a head.
+        compute, cache: data type of queries, and of keys and values.
+        page_size: tokens in a page.
+        softcap: softcap of the scores, which the kernel doesn't support, or None.
     """
     hopper = hopper_kernels(card, "prefix_attention_hopper")
     takes = hopper is not None and softcap is None and hopper.takes(dim, compute, cache, page_size)
@@ -53,7 +60,7 @@ def _prefix(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait(PDL)
-    start_next(PDL)  # no sooner: `decode_attention` reads queries and keys without a wait of its own
+    start_next(PDL)  # not earlier: `decode_attention` reads queries and keys without waiting again
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 6
     count = tl.load(item + 1)
@@ -97,11 +104,16 @@ def prefix_attention(
     scale: float,
     softcap: float | None = None,
 ) -> None:
-    """Computes what the plan's shared prefixes add to its decoding rows, into `work.partials`; `decode_attention`
-    merges it. Not for layers with a window. Hopper GPUs have a kernel of their own.
+    """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
+    `decode_attention` merges it. Not for layers with a window. Hopper GPUs have a separate kernel.
 
     Args:
-        q: [T, heads, head_dim].
+        q: queries [T, heads, head_dim]; the heads of a token are contiguous.
+        cache: KV cache.
+        layer: index of the layer.
+        plan: plan of the step, with shared prefixes.
+        work: buffers for partial results.
+        scale, softcap: as for `reference.attention.attention`.
     """
     shared, partials = plan.shared, work.partials
     assert shared is not None

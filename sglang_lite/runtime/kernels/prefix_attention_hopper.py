@@ -1,8 +1,8 @@
-"""`prefix_attention` by what Hopper GPUs alone have, as `prefill_attention_hopper`: one warp copies, two warp groups
-compute, each for 64 queries of the rows that share a prefix.
+"""`prefix_attention` with features of Hopper GPUs, designed as `prefill_attention_hopper`: one warp copies, and two
+warp groups compute, each for 64 queries of the rows that share a prefix.
 
-There is one program for each multiprocessor, which takes items as long as there are any. It leaves room for some of
-`decode_attention`, which read what rows have of their own meanwhile.
+There is one program per multiprocessor, which processes items until none are left. It leaves room for some programs of
+`decode_attention`, which read the rows' own tokens at the same time.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     take_queries,
 )
 
-MOST_QUERIES = 128  # of an item
-_TOKENS = gl.constexpr(64)  # of a block
-# A quarter of a multiprocessor's registers, and half of its shared memory, are left to others.
+MOST_QUERIES = 128  # queries of an item
+_TOKENS = gl.constexpr(64)  # tokens of a block
+# Leaves a quarter of a multiprocessor's registers and half of its shared memory to other kernels.
 OPTIONS = {"TOKENS": 64, "REGISTERS": 176, "maxnreg": 128}
 
 
 @gluon.jit
 def _next_item(items, number, most):
-    """Count of rows of an item; 0 behind the last."""
+    """Number of rows of an item; 0 after the last item."""
     return gl.load(items + number * 6 + 1, mask=number < most, other=0)
 
 
@@ -83,7 +83,7 @@ def _compute_items(
         blocks = (end - start + TOKENS - 1) // TOKENS
         real = query < count * G
         row = gl.load(order + first + query // G, mask=real, other=0).to(gl.int64)
-        sync()  # the last item's products are through, of all warps
+        sync()  # all warps have finished the previous item's products
         take_queries(q + row * q_stride + (kv_head * G + query % G) * DIM, real, queries)
         fence_async_shared()
         sync()
@@ -125,11 +125,11 @@ def prefix_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)  # by both groups
+        mbarrier.init(k_free.index(i), count=2)  # both groups arrive
         mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     wait(PDL)
-    start_next(PDL)  # no sooner: `decode_attention` reads queries and keys without a wait of its own
+    start_next(PDL)  # not earlier: `decode_attention` reads queries and keys without waiting again
     sync()
     gl.warp_specialize([
         (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
@@ -142,23 +142,23 @@ def prefix_kernel(
 
 
 def takes(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
-    """Tells whether the kernel has a form for these heads, formats and pages. It knows no soft cap."""
+    """True if the kernel supports these heads, data types and pages. It supports no softcap."""
     pages = page_size % 8 == 0 and _TOKENS.value % page_size == 0
     return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
 
 
 def programs(card: Card, kv_heads: int) -> int:
-    """Programs of a KV head, and items that keep them busy."""
+    """Returns the number of programs per KV head, which is also the number of items that keep them busy."""
     return max(1, card.multiprocessors // kv_heads)
 
 
 def prefix_attention_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, scale: float
 ) -> None:
-    """`prefix_attention` of items with at most MOST_QUERIES queries.
+    """Computes `prefix_attention` for items with at most MOST_QUERIES queries. Arguments as there.
 
     Args:
-        q: [T, heads, head_dim] as `rope_store` returns them; a token's heads lie side by side.
+        q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
     """
     shared, partials = plan.shared, work.partials
     assert shared is not None

@@ -1,8 +1,8 @@
-"""`rope_store` and `decode_attention` in one kernel: from the QKV product of rows that decode to what their heads see.
+"""`rope_store` and `decode_attention` in one kernel: from the QKV product of decoding rows to the result of attention.
 
-All but the product is there since the step's first kernel: work, pages, the first keys and values are fetched while
-the product is computed.
-The program that has a row's last tokens adds the new one, and stores its key and value; no other reads them.
+Everything except the product is available since the step's first kernel, so work items, pages and the first keys and
+values are loaded while the product is computed. The program with a row's last tokens adds the new token and stores its
+key and value; no other program reads them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang_lite.runtime.kernels.rope_store import turn_heads
 
 @triton.jit
 def _pairs(d, TURNED: tl.constexpr):
-    """The number that is turned into each one: half the turned part away."""
+    """Index of the element that is rotated into each one: half the rotary part away."""
     half: tl.constexpr = TURNED // 2
     return tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
 
@@ -33,7 +33,8 @@ def _pairs(d, TURNED: tl.constexpr):
 @triton.jit
 def _turn(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, TURNED: tl.constexpr, NORM: tl.constexpr,
           BLOCK_D: tl.constexpr):  # fmt: skip
-    """Cos and sin of a position and weights of norms, each [1, BLOCK_D]; of the latter the pairs', too."""
+    """Loads cos and sin of a position and the weights of norms, each [1, BLOCK_D]; the weights also in the order of
+    `_pairs`."""
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, TURNED)
     at = position.to(tl.int64) * TURNED + d
@@ -55,7 +56,7 @@ def _heads(
     G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr,
     NORM: tl.constexpr, KV_SCALED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], as `rope_store` has them."""
+    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], computed as in `rope_store`."""
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, TURNED)
     g = tl.arange(0, BLOCK_G)
@@ -99,7 +100,7 @@ def _store(k, v, key, value, page, position, DIM: tl.constexpr, PAGE: tl.constex
 
 @triton.jit
 def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
-    """Results of queries [BLOCK_G, BLOCK_D] that have seen one key and value [1, BLOCK_D]: m, total and acc."""
+    """Results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one key and value [1, BLOCK_D]."""
     score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
     if SOFTCAP:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score * scale / softcap) - 1.0)
@@ -150,7 +151,7 @@ def _rope_attention(
     )  # fmt: skip
     key, value = key.to(k.dtype.element_ty), value.to(v.dtype.element_ty)
     if k.dtype.element_ty == tl.float8e4nv:
-        queries = queries.to(tl.float16)  # e4m3 becomes float16 in half an instruction, bfloat16 in three
+        queries = queries.to(tl.float16)  # converting e4m3 to float16 takes half an instruction, to bfloat16 three
     m = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -186,12 +187,12 @@ def rope_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> None:
-    """`rope_store`, then `decode_attention`, of a step in which each row has one token, and none shares a prefix.
+    """Runs `rope_store` and `decode_attention` for a step in which each row has one token and no rows share a prefix.
 
     Args:
-        qkv: [T, (heads + 2 kv_heads) head_dim], unchanged.
-        q_norm, k_norm, eps, rope, scales: as `rope_store` takes them.
-        work, out, scale, window, softcap: as `decode_attention` takes them.
+        qkv: [T, (heads + 2 kv_heads) head_dim], not changed.
+        q_norm, k_norm, eps, rope, cache, layer, plan, scales: as for `rope_store`.
+        work, out, scale, window, softcap: as for `decode_attention`.
     """
     cos, sin = rope
     keys, values = cache.k[layer], cache.v[layer]

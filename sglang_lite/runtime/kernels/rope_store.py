@@ -1,6 +1,7 @@
-"""Norms of queries and keys, rotary embedding and KV store: the way from the QKV product to attention.
+"""Norms of queries and keys, rotary embedding and KV store, fused: the step from the QKV product to attention.
 
-Where the cache has scales, keys and values are divided by them, and queries multiplied by their keys'."""
+If the cache has scales, keys and values are divided by them, and queries multiplied by the scales of their keys.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
 @triton.jit
 def turn_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
-    """Heads [N, BLOCK_D], normalised where the model does, and turned.
+    """Returns heads [N, BLOCK_D], normalised (with NORM) and rotated.
 
     Args:
-        x, y: each element, and the one half the turned part away that is turned into it.
-        wx, wy: the norm's weights of both, where NORM.
-        c, s: cos and sin; 1 and 0 beyond the turned part.
+        x, y: each element, and the element half the rotary part away that is rotated into it.
+        wx, wy: weights of the norm for both, with NORM.
+        c, s: cos and sin; 1 and 0 beyond the rotary part.
+        eps: epsilon of the norm.
     """
     if NORM:
         wide = x.to(tl.float32)
@@ -53,7 +55,7 @@ def _rope_store(
     is_q = (head < HEADS)[:, None]
     turned = (head < HEADS + KV_HEADS)[:, None]
     row = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
-    # Each element, and the one half the turned part away that is turned into it.
+    # Each element, and the one half the rotary part away that is rotated into it.
     half: tl.constexpr = TURNED // 2
     pair = tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
     x = tl.load(row + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
@@ -101,17 +103,20 @@ def rope_store(
     layer: int,
     scales: Scales | None = None,
 ) -> torch.Tensor:
-    """Normalises queries and keys (where the model does), turns them by their positions, stores keys and values.
+    """Normalises queries and keys (if the model does), rotates them by their positions, and stores keys and values.
 
     Args:
         qkv: [T, (heads + 2 kv_heads) head_dim]; its queries are changed in place.
-        q_norm, k_norm: [head_dim], or None.
-        rope: cos and sin of every position [positions, turned], as RotaryTable has them.
-        scales: of qkv.
+        q_norm, k_norm: weights [head_dim] of the norms of queries and keys, or None.
+        eps: epsilon of the norms.
+        rope: cos and sin of every position [positions, rotary size], as in RotaryTable.
+        plan: plan of the step.
+        cache: KV cache (written).
+        layer: index of the layer.
+        scales: scales of qkv if it is an 8-bit product, or None.
 
     Returns:
-        The queries as attention takes them, a view [T, heads, head_dim]. Moves 2 T (heads + 2 kv_heads) head_dim
-        elements.
+        The queries for attention, a view [T, heads, head_dim] of qkv. Moves 2 T (heads + 2 kv_heads) head_dim elements.
     """
     cos, sin = rope
     kv_heads, cache_slots, dim = cache.k[layer].shape

@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys as transformers has them: x cos + turn(x) sin, turn((a, b)) = (-b, a)."""
+"""Rotary embedding of queries and keys as in transformers: x cos + turn(x) sin, with turn((a, b)) = (-b, a)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-_HEADS = 8  # of a program
+_HEADS = 8  # heads of a program
 
 
 @launched
@@ -42,8 +42,9 @@ def _rotate(
 
 
 def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [1, heads, T, dim] and keys [1, kv_heads, T, dim] turned by cos and sin [1, T, dim]; a row's numbers lie
-    side by side in each. The results lie token by token. Moves 2 T (heads + kv_heads + 1) dim elements."""
+    """Returns queries [1, heads, T, dim] and keys [1, kv_heads, T, dim] rotated by cos and sin [1, T, dim]; the last
+    dimension of each argument is contiguous. Results are stored token by token. Moves 2 T (heads + kv_heads + 1) dim
+    elements."""
     _, heads, tokens, dim = q.shape
     kv_heads = k.shape[1]
     q_out, k_out = (torch.empty((1, tokens, n, dim), dtype=q.dtype, device=q.device) for n in (heads, kv_heads))

@@ -1,7 +1,9 @@
-"""The next tokens from logits, without the host: one pass over the logits, and for filtered rows some in the L2 cache.
+"""Draws of the next tokens from logits without the host: one pass over the logits, and for filtered rows some more in
+the L2 cache.
 
-Draws are an exponential race (as the Gumbel-max trick): the token with the largest logit / temperature - log(E) wins, E
-an exponential variable of (seed, position, token). Nothing is normalised or sorted, and a row depends on itself alone.
+Draws are an exponential race (equivalent to the Gumbel-max trick): the token with the largest logit / temperature -
+log(E) wins, where E is an exponential variable of (seed, position, token). Nothing is normalised or sorted, and a draw
+depends only on its own row.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
-NOT_FINITE, NOTHING_ALLOWED = -1, -2  # in place of a token
+NOT_FINITE, NOTHING_ALLOWED = -1, -2  # codes stored instead of a token
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSampling:
-    """The parameters of draws by slot, on the device.
+    """Sampling parameters by slot, on the device.
 
     Attributes:
         temperature: float32, 0 for greedy.
-        top_p, min_p: float32; 1 and 0 for none.
-        top_k: int32, 0 for none.
+        top_p, min_p: float32; 1 and 0 disable the filters.
+        top_k: int32, 0 disables the filter.
         seed: int64.
     """
 
@@ -60,7 +62,7 @@ def _load(logits, at, inside, mask_row, has_mask, softcap, SOFTCAP: tl.constexpr
 
 @triton.jit
 def _log2(x, FAST: tl.constexpr):
-    """Logarithm to base 2; FAST: within 2^-22, in one instruction in place of some twenty."""
+    """Logarithm to base 2. FAST: within 2^-22, in one instruction instead of some twenty."""
     if FAST:
         return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     return tl.log2(x)
@@ -68,8 +70,8 @@ def _log2(x, FAST: tl.constexpr):
 
 @triton.jit
 def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.constexpr):
-    """logit / temperature - log(E) for a block of logits; four tokens, a quarter of a block apart, share one call of
-    Philox."""
+    """Returns logit / temperature - log(E) for a block of logits. Four tokens, a quarter of a block apart, share one
+    call of Philox."""
     quarter: tl.constexpr = BLOCK // 4
     n = tl.arange(0, quarter)[None, :]
     zero = (n * 0).to(tl.uint32)
@@ -78,7 +80,7 @@ def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.c
     which = tl.arange(0, 4)[:, None]
     bits = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
     u = (bits.to(tl.uint32).to(tl.float32) + 0.5) * (1.0 / 4294967296.0)
-    # -log(1 - u), where the logarithm would be of almost 1, as a series.
+    # -log(1 - u), as a series for small u, for which the logarithm would be inaccurate.
     series = u * (1.0 + u * (0.5 + u * 0.33333333))
     e = tl.where(u < 0.02, series, -0.69314718 * _log2(1.0 - tl.minimum(u, 0.99999994), FAST))
     return x * (1.0 / temperature) - 0.69314718 * tl.reshape(_log2(e, FAST), [BLOCK])
@@ -119,7 +121,7 @@ def _scan(
 
 @triton.jit
 def _key(x):
-    """float32 as an integer of the same order; in 64 bits, where differences fit."""
+    """Maps float32 to an integer of the same order, in 64 bits, so that differences fit."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
 
@@ -171,8 +173,8 @@ def _pick(
             for block in range(0, blocks):
                 x = _load(logits, block * BLOCK + at, block * BLOCK + at < size, mask_row, has_mask, softcap, SOFTCAP)
                 total += tl.sum(tl.exp((x - highest) / temperature), 0)
-            # The lowest logit that is kept has fewer than k above it, and at most p of the mass. Bisection over all
-            # float32 values between one that surely is kept and one too low to matter.
+            # A logit is kept if fewer than k logits, with at most p of the mass, are above it. Finds the lowest one by
+            # bisection over all float32 values, between one that is surely kept and one too low to matter.
             high = _key(highest)
             low = _key(tl.maximum(highest - 100.0 * temperature, -3.0e38))
             while high - low > 1:
@@ -216,30 +218,31 @@ def draw(
     mask_rows: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Draws one token a row.
+    """Draws one token for each row.
 
     Args:
-        logits: [R, V], any floating type.
-        slots, positions: int32 [R]; the positions of the tokens before the drawn ones.
-        sampling: parameters by slot.
-        drawn: int32 [slots] (written): each slot's last token.
-        tokens: int32 [R] (written): the token, NOT_FINITE or NOTHING_ALLOWED.
-        masks: int32 [masks, words]: a bit for each token that is allowed.
-        mask_rows: int32 [R]: each row's mask, -1 for none.
-        softcap: logits are softcap * tanh(logits / softcap).
+        logits: [R, V], of any floating-point type.
+        slots, positions: int32 [R], slot of each row and position of the token before the drawn one.
+        sampling: sampling parameters by slot.
+        drawn: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one.
+        tokens: int32 [R] (written), the token, NOT_FINITE or NOTHING_ALLOWED.
+        masks: int32 [masks, words], a bit for each allowed token.
+        mask_rows: int32 [R], index of each row's mask, -1 for none.
+        softcap: if given, logits become softcap * tanh(logits / softcap).
 
-    Filters as `executor.sampler`: the k largest, those before which at most `top_p` of the mass lies, those with at
-    least `min_p` of the largest probability; of equal logits at the border all are kept.
+    Filters are those of `executor.sampler`: keeps the k largest logits, those with at most `top_p` of the mass before
+    them, and those with at least `min_p` of the largest probability. All logits equal to the lowest kept one are kept,
+    too.
     """
     rows, size = logits.shape
     blocks = cdiv(size, BLOCK)
-    room = -(-rows * blocks // 4) * 4  # aligned: else Triton compiles a version for some numbers of rows
+    room = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
     best, block_max = torch.empty((2, room), dtype=torch.float32, device=logits.device).unbind(0)
     at, bad = torch.empty((2, room), dtype=torch.int32, device=logits.device).unbind(0)
     has_masks = masks is not None and mask_rows is not None
     masks = tokens if masks is None else masks
     words = masks.shape[1] if has_masks else 0
-    fast = logits.device.type != "cpu"  # the interpreter knows no assembly
+    fast = logits.device.type != "cpu"  # the interpreter doesn't support inline assembly
     _scan[(rows, blocks)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, masks, mask_rows, words, size,
         softcap or 0.0, best, at, block_max, bad, blocks,

@@ -1,13 +1,14 @@
-"""Arithmetic of launches. Triton's own functions of these names take the host 3 µs each, as kernels may call them."""
+"""Arithmetic for launches. Triton's own functions of these names take the host 3 µs each, as kernels may call them,
+too."""
 
 from __future__ import annotations
 
 
 def cdiv(size: int, part: int) -> int:
-    """Parts that hold `size`."""
+    """Returns `size` / `part`, rounded up."""
     return -(-size // part)
 
 
 def power_of_2(size: int) -> int:
-    """The smallest power of two that is not less."""
+    """Returns the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()

@@ -1,6 +1,6 @@
 """Attention over one block of tokens after another with a running softmax (Milakov and Gimelshein, arXiv:1805.02867).
 
-What all attention kernels have in common. Scores are in base 2.
+Common code of the attention kernels. Scores are in base 2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def page_of(pages, token, end, PAGE: tl.constexpr):
-    """Pages of tokens [N]; 0 from `end` on. To be asked for one block ahead, so that keys need not wait for them."""
+    """Pages of tokens [N]; 0 from `end` on. Called one block ahead, so that loads of keys need not wait for it."""
     return tl.load(pages + token // PAGE, mask=token < end, other=0)
 
 
@@ -24,14 +24,14 @@ def attend_block(
 
     Args:
         queries: [M, BLOCK_D].
-        k, v: of the KV head.
-        page, token: [N].
-        there: [N], tokens that may be read; where MASKED.
-        seen: [M, N] or [1, N], tokens that queries see; where MASKED.
-        m, total, acc: [M], [M] and [M, BLOCK_D]: highest score, sum of weights, weighted values.
+        k, v: keys and values of the KV head.
+        page, token: page and position of each token [N].
+        there: bool [N], tokens that may be read; used only if MASKED.
+        seen: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
+        m, total, acc: highest score [M], sum of weights [M] and weighted values [M, BLOCK_D].
 
     Returns:
-        m, total and acc.
+        Updated m, total and acc.
     """
     d = tl.arange(0, BLOCK_D)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
@@ -43,7 +43,7 @@ def attend_block(
     elif DIM < BLOCK_D:
         keys = tl.load(at_keys, mask=(d < DIM)[:, None], other=0.0)
         values = tl.load(at_values, mask=(d < DIM)[None, :], other=0.0)
-    else:  # masks that are always true cost a tenth
+    else:  # a mask that is always true costs a tenth
         keys = tl.load(at_keys)
         values = tl.load(at_values)
     scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
@@ -55,7 +55,7 @@ def attend_block(
         scores = tl.where(seen, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 1) * scale)
     shift = highest
-    if MASKED:  # a query may have seen nothing so far
+    if MASKED:  # a query may not have seen any token yet
         shift = tl.where(highest == float("-inf"), 0.0, highest)
     shrink = tl.exp2(m - shift)
     weights = tl.exp2(scores * scale - shift[:, None])
@@ -72,12 +72,12 @@ def attend_tokens(
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
-        queries, k, v: as `attend_block`.
-        pages: of the sequence.
+        queries, k, v: as for `attend_block`.
+        pages: pages of the sequence.
         page: [BLOCK_N], `page_of` the first block.
 
     Returns:
-        m, total and acc, as `attend_block`.
+        m, total and acc, as in `attend_block`.
     """
     m = tl.full((queries.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((queries.shape[0],), tl.float32)

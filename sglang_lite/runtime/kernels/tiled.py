@@ -1,7 +1,7 @@
-"""Products of up to 64 rows with a large matrix of weights, whose tiles the copy engine brings (TMA, from Hopper on).
+"""Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA, from Hopper on).
 
-Weights are read once. On an H200 that takes 2 to 18 % less time than cuBLAS, or than `gemv.FewRows`, with the
-activation behind it; beyond 64 rows cuBLAS is as fast.
+Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 % less time than cuBLAS
+or `gemv.FewRows`; above 64 rows cuBLAS is as fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 MOST_ROWS = 64
 _BLOCK_K = 128
 MOST_PARTS = 2
-_SMALL = 1 << 23  # elements of a matrix of which smaller tiles are more for as many multiprocessors
+# Most elements of a matrix that gets smaller tiles, which keep more multiprocessors busy.
+_SMALL = 1 << 23
 
 
 @launched
@@ -49,7 +50,7 @@ def _tiled(
         if GATE != "":
             up = tl.dot(rows, w.load([N + first, k]).T, up)
     if not EARLY:
-        start_next(PDL)  # no sooner: there are more programs than find room at a time
+        start_next(PDL)  # not earlier, as not all programs fit the card at once
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)
@@ -63,20 +64,22 @@ def _tiled(
 
 
 def can_tile(weight: torch.Tensor) -> bool:
-    """True where this device can multiply with a matrix by tiles: 16 bits, rows of whole 16 bytes."""
+    """True if the device of a matrix can multiply it in tiles: the GPU has TMA, and the matrix has 16-bit elements and
+    rows of a multiple of 16 bytes."""
     return card_of(weight.device).copies and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
 def linear_tiled(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = "", out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N].
+    """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
     Args:
         x: up to MOST_ROWS rows, contiguous.
-        weight: that `can_tile`; with `gate` [2 N, K], gates first.
-        gate: the activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
-        out: [M, N] (written and returned), where it is given.
+        weight: [N, K], which must satisfy `can_tile`; with `gate` [2 N, K], gates first.
+        bias: [N], with `gate` [2 N]; or None.
+        gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
+        out: [M, N] (written and returned), or None for a new tensor.
     """
     outputs = len(weight) // 2 if gate else len(weight)
     y = x.new_empty((len(x), outputs)) if out is None else out
@@ -85,9 +88,10 @@ def linear_tiled(
 
 
 def parts_of(weight: torch.Tensor) -> int:
-    """Parts that a sum of products with a matrix is worth: as many as give each multiprocessor a program at most.
+    """Returns the number of parts that the sums of a product should be split into: as many as possible with at most one
+    program per multiprocessor.
 
-    Each program reads all rows x, and a matrix of few outputs has few programs: they wait for that, not for weights.
+    Each program reads all rows x, and a matrix with few outputs has few programs, which wait for x and not for weights.
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
@@ -96,11 +100,12 @@ def parts_of(weight: torch.Tensor) -> int:
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
-    """x [M, K] times weight [N, K] transposed, its sums in parts that whoever reads them adds: float32 [parts, M, N].
+    """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
+    up.
 
     Args:
-        x, weight: as `linear_tiled`.
-        parts: more than one; they share K by whole blocks.
+        x, weight: as for `linear_tiled`.
+        parts: number of parts, more than one; K must be a multiple of `parts` blocks.
     """
     assert weight.shape[1] % (parts * _BLOCK_K) == 0
     y = torch.empty((parts, len(x), len(weight)), dtype=torch.float32, device=x.device)
@@ -125,7 +130,7 @@ def _launch(
 
 
 def _outputs(weight: torch.Tensor) -> int:
-    """Outputs of a program."""
+    """Number of outputs of a program."""
     return 32 if weight.numel() <= _SMALL else 64
 
 

@@ -1,7 +1,8 @@
-"""Variants of kernels that launches ask for: told and compiled where the card is not.
+"""Kernel variants that launches need, collected and compiled on machines without the card.
 
-Tensors of the device "meta" have no memory, but all that Triton compiles by: formats, alignment, sizes. So whatever
-launches kernels tells here which variants it needs, for any card, and leaves them compiled in Triton's cache.
+Tensors of the device "meta" have no memory, but everything that Triton compiles by: data types, alignment and sizes. So
+code that launches kernels can report here which variants it needs, for any card, and have them compiled into Triton's
+cache.
 """
 
 from __future__ import annotations
@@ -24,73 +25,75 @@ from sglang_lite.runtime.kernels.card import Card, standing_for
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel as it is compiled for one kind of arguments.
+    """Kernel as compiled for one kind of arguments.
 
     Attributes:
-        name: of the kernel's module and function.
-        key: distinguishes its variants; the same in every process.
-        launch: num_warps, num_stages and whatever else is set.
+        name: name of the kernel's module and function.
+        key: Triton's key of the variant among those of its kernel; the same in every process.
+        launch: num_warps, num_stages and further options.
     """
 
     name: str
     key: str
     launch: dict[str, Any]
-    _source: Any  # of Triton
+    _source: Any  # object of Triton
     _target: GPUTarget
 
     @property
     def digest(self) -> str:
-        """Short name, the same in every process."""
+        """Short name of the variant, the same in every process."""
         return _digest(self.name, self.key)
 
     @property
     def content(self) -> str:
-        """Digest of all that it is compiled from: the kernel's source and what that calls, arguments, options, card."""
+        """Digest of everything that the variant is compiled from: source of the kernel and of the functions it calls,
+        arguments, options and card."""
         return hashlib.sha256(f"{self._source.hash()} {self.launch} {self._target}".encode()).hexdigest()
 
     @property
     def launcher(self) -> str:
-        """Name of the C code that launches it, which kernels of the same arguments share."""
+        """Name of the C code that launches the variant, which kernels with the same arguments share."""
         return f"{self.name} {list(self._source.signature.values())}"
 
-    def compile(self) -> Any:  # of Triton
-        """Triton's compiled kernel, from its cache or left there."""
+    def compile(self) -> Any:  # object of Triton
+        """Returns Triton's compiled kernel, from its cache or newly compiled into it."""
         with _active(SimpleNamespace(get_current_target=lambda: self._target)):
             return triton.compile(self._source, target=self._target, options=self.launch)
 
     def compile_launcher(self) -> None:
-        """Leaves the C code that launches the kernel compiled in the cache, which Triton has for each kind of arguments
-        up to 3.6."""
+        """Compiles the C code that launches the kernel into the cache. Triton up to 3.6 has a C launcher for each
+        kind of arguments."""
         if hasattr(nvidia, "make_launcher") and _has_driver():
             nvidia.CudaLauncher(self._source, self.compile().metadata)
 
 
 def compile_driver() -> None:
-    """Leaves the C code by which Triton calls the driver compiled in the cache."""
+    """Compiles the C code by which Triton calls the driver into the cache."""
     if _has_driver():
         nvidia.CudaUtils()
 
 
 def _has_driver() -> bool:
-    """True where the driver's library is, with which such code is linked."""
+    """True if the driver's library, which the C code is linked with, is installed."""
     try:
         return bool(nvidia.library_dirs())
-    except (AssertionError, OSError):  # as Triton says that
+    except (AssertionError, OSError):  # Triton's errors for a missing library
         return False
 
 
 @contextmanager
 def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
-    """Context in which launches on tensors of "meta" run nothing: each of their variants is told, once.
+    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `tell` once.
 
     Args:
-        card: that the tensors stand for.
+        card: card that the tensors stand for.
+        tell: callback for each variant.
     """
     major, minor = card.capability
     target = GPUTarget("cuda", 10 * major + minor, 32)
     seen: set[tuple[Any, str]] = set()
 
-    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # Triton's name
+    def hook(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # names that Triton uses
         function = fn.jit_function
         if (function, key) not in seen:
             seen.add((function, key))
@@ -98,7 +101,7 @@ def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
             options = json.loads(compile["specialization_data"])["options"]
             launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
             tell(Variant(_name(function), key, launch, source, target))
-        return True  # nothing to run
+        return True  # True: skip the launch
 
     nothing = SimpleNamespace(
         get_current_device=lambda: card, get_current_stream=lambda device: 0, get_current_target=lambda: target
@@ -109,18 +112,18 @@ def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
 
 @contextmanager
 def awaiting(wait_for: Callable[[str], object]) -> Iterator[None]:
-    """Context in which kernels that this process has not launched yet are first waited for: by their variants'
-    digests."""
+    """Context in which `wait_for` is called with the variant's digest before the first launch of each kernel variant in
+    this process."""
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
         wait_for(_digest(_name(fn.jit_function), key))
-        return False  # it is to run
+        return False  # False: launch it
 
     with _hooked(hook):
         yield
 
 
-def _name(function: Any) -> str:  # of Triton
+def _name(function: Any) -> str:  # object of Triton
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
@@ -141,8 +144,8 @@ def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
 
 @contextmanager
 def _active(stand_in: SimpleNamespace) -> Iterator[None]:
-    """Context in which Triton asks no GPU's driver."""
-    own = driver._active  # noqa: SLF001 # asking for it by name would look for a GPU
+    """Context in which Triton uses a stand-in instead of a GPU's driver."""
+    own = driver._active  # noqa: SLF001 # the public property would look for a GPU
     driver.set_active(stand_in)
     try:
         yield

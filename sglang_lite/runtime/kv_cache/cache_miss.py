@@ -1,4 +1,4 @@
-"""Reasons why a prompt's tokens were not in the prefix tree. Looked for once a request, at its admission."""
+"""Reasons why tokens of a prompt were not in the prefix tree. Computed once per request, at admission."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from sglang_lite.protocol.trace import MissReason
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.radix import Match, RadixTree
 
-_AROUND: Final = 4  # tokens shown before the place
-_SHOWN: Final = 12  # and from there on
-_NAMESPACES: Final = 16  # looked at
+_AROUND: Final = 4  # tokens shown before the position of the miss
+_SHOWN: Final = 12  # tokens shown from that position on
+_NAMESPACES: Final = 16  # maximum number of other namespaces to search
 _NONE: Ints = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """
+    """Reason why tokens of a prompt were not cached.
+
     Attributes:
-        reason: as in CacheMiss.
-        at: tokens before the place.
-        uncached: tokens of the prompt from the first one on that was computed; none where that is all.
-        now: tokens of the prompt around the place.
-        before: what the tree has there.
+        reason: kind of reason, as in CacheMiss.
+        at: position in the prompt, in tokens, that the reason is about.
+        uncached: prompt tokens from the first computed one on; empty if no token was cached.
+        now: prompt tokens around the position.
+        before: cached tokens at the position, if any.
     """
 
     reason: MissReason
@@ -38,13 +39,16 @@ class Miss:
 def find_miss(
     tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str, *, tell_others: bool
 ) -> Miss:
-    """The reason for a prompt that was not all cached.
+    """Finds the reason why a prompt was not fully cached.
 
     Args:
-        usable: how many of its tokens were looked up.
-        match: what was found of those.
-        cached: how many need not be computed.
-        tell_others: tell of other namespaces, and what the tree has at the place.
+        tree: the prefix tree.
+        prompt: token ids of the prompt.
+        usable: number of prompt tokens that could have been cached.
+        match: cached prefix of these tokens.
+        cached: number of tokens that need not be computed.
+        namespace: namespace of the request.
+        tell_others: whether the reason may reveal other namespaces and cached text.
     """
     at, before = cached, _NONE
     end = len(match.pages) * tree.page_size
@@ -73,12 +77,12 @@ def find_miss(
 
 
 def continued(prompt: Ints, cached: int) -> Miss:
-    """The reason for a prompt that continues in the slot of another one."""
+    """Reason for a prompt that continues in the slot of another request."""
     now = prompt[max(cached - _AROUND, 0) : cached + _SHOWN].copy()
     return Miss("continued", cached, prompt[cached:].copy(), now, _NONE)
 
 
 def _elsewhere(tree: RadixTree, tokens: Ints, cached: int, namespace: str) -> bool:
-    """Tells whether another namespace has more of the tokens."""
+    """Returns True if another namespace has more than `cached` of the tokens."""
     others = tree.newest_namespaces(_NAMESPACES)
     return any(tree.cached_length(tokens, name) > cached for name in others if name != namespace)

@@ -1,4 +1,4 @@
-"""Invariants of the cache between any two steps. Tests check them after every one."""
+"""Checks of the cache's invariants, which hold between any two steps. Tests run them after every step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
 
 
 def check_cache(store: PrefixCache, holdings: Iterable[SlotHandle], hints: Iterable[PrefixLock] = ()) -> None:
-    """Recounts everything the store counts.
+    """Recounts everything that the cache counts, and checks its invariants.
 
     Args:
-        holdings: of all running requests.
-        hints: locks of nobody who runs.
+        store: the cache.
+        holdings: resources of all running requests.
+        hints: locks that no running request holds.
 
     Raises:
-        AssertionError: naming what does not hold.
+        AssertionError: an invariant is violated; the message names it.
     """
     holdings, table, size = list(holdings), store.table, store.page_size
     nodes = list(store.tree.nodes())
@@ -54,7 +55,7 @@ def check_cache(store: PrefixCache, holdings: Iterable[SlotHandle], hints: Itera
     for h in holdings:
         held, known, length = int(table.held[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
         computed = int(table.computed[h.slot])
-        scored = length == table.limit[h.slot]  # its last token may be one that is only scored
+        scored = length == table.limit[h.slot]  # the last token may be only scored, not computed
         assert known - scored <= length <= known + 1, "more than one token is unknown"
         assert computed <= length <= table.limit[h.slot], "computed or known beyond the end"
         assert computed <= held * size, "computed tokens without a page"

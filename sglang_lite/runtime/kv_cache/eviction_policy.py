@@ -1,4 +1,4 @@
-"""Order of eviction from the prefix tree: one key function per policy, lowest first."""
+"""Order of eviction from the prefix tree: one key function per policy, lowest key first."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from sglang_lite.runtime.kv_cache.radix import Node, Priority
 
 
 def lru(node: Node) -> tuple[float, ...]:
-    """Least recently used."""
+    """Least recently used first."""
     return (node.last_used,)
 
 
 def lfu(node: Node) -> tuple[float, ...]:
-    """Least often used, and of those the least recently used."""
+    """Least often used first, and of those the least recently used."""
     return node.hits, node.last_used
 
 
 def fifo(node: Node) -> tuple[float, ...]:
-    """Oldest."""
+    """Oldest first."""
     return (node.created,)
 
 
 def slru(node: Node) -> tuple[float, ...]:
-    """Least recently used, but what was never used again before what was (segmented LRU: Karedla et al., 1994)."""
+    """Least recently used first, but prefixes that were never reused before all others (segmented LRU: Karedla et al.,
+    1994)."""
     return node.hits > 0, node.last_used
 
 

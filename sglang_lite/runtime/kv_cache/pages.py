@@ -1,4 +1,4 @@
-"""The page pool: which pages of the KV cache are free, and which must not be written yet."""
+"""Pool of the KV cache's pages: which are free, and which must not be written yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ Ints: TypeAlias = NDArray[np.int32]
 
 
 class PagePool:
-    """Hands out pages in O(1) each. Host arrays only.
+    """Allocator of pages, O(1) per page. Uses host arrays only.
 
-    A page is freed into quarantine, stamped with the last step that may still read it, and can be handed out again
-    when that step has completed. So nothing that is in flight can see its pages change.
+    A page is freed into quarantine, stamped with the last step that may still read it, and can be allocated again when
+    that step has completed. So no running step sees the contents of its pages change.
 
     Args:
-        pages: how many there are.
+        pages: number of pages.
+
+    Attributes:
+        total: number of pages.
+        quarantined: number of pages in quarantine.
     """
 
     def __init__(self, pages: int) -> None:
@@ -33,7 +37,8 @@ class PagePool:
         return self._top
 
     def allocate(self, count: int) -> Ints:
-        """`count` pages, in ascending order where the pool is fresh. The caller has made sure they are free."""
+        """Allocates `count` pages, in ascending order if the pool is new. The caller must make sure that they are
+        free."""
         if count > self._top:
             raise AssertionError(f"{count} pages asked of {self._top}")
         self._top -= count
@@ -46,7 +51,7 @@ class PagePool:
             self.quarantined += len(pages)
 
     def settle(self, step: int) -> None:
-        """Says that every step up to `step` has completed."""
+        """Frees the quarantined pages that only steps up to `step` may read, all of which have completed."""
         while self._quarantine and self._quarantine[0][0] <= step:
             _, pages = self._quarantine.popleft()
             self._stack[self._top : self._top + len(pages)] = pages[::-1]

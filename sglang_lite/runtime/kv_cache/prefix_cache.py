@@ -1,7 +1,7 @@
-"""Ownership of pages: the pool, the prefix tree and the slot table as one, and the only code that moves pages.
+"""KV cache: the page pool, the prefix tree and the slot table, and the only code that moves pages between them.
 
-A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages
-of its slot from `owned_from` on). A running request reads pages of the tree under its lock.
+A page has exactly one owner at any time: the pool (free or in quarantine), the tree, or a running request (the pages of
+its slot from `owned_from` on). A running request reads pages of the tree under its lock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 
 
 class SlotHandle:
-    """Resources of a running request: a slot, a lock on its cached prefix, and the pages it owns.
+    """Resources of a running request: a slot, a lock on its cached prefix, and the pages that it owns.
 
     Attributes:
         slot: row of the slot table.
-        lock: on the tree's part of its pages.
-        owned_from: index of its first own page; those before belong to the tree.
-        namespace: of the tree.
-        released: it holds nothing any more.
+        lock: lock on the pages that it reads from the tree.
+        owned_from: index of its first own page; the pages before belong to the tree.
+        namespace: namespace in the tree.
+        released: True once it holds nothing any more.
     """
 
     __slots__ = ("lock", "namespace", "owned_from", "released", "slot")
@@ -36,7 +36,8 @@ class SlotHandle:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The first `count` tokens of a page of the tree, to be copied to a page that `holding` owns."""
+    """Copy of the first `count` tokens of a page in the tree to a page that `holding` owns; `source` locks the
+    former."""
 
     holding: SlotHandle
     source: PrefixLock
@@ -46,16 +47,19 @@ class PageCopy:
 
 
 class PrefixCache:
-    """The pool, the prefix tree and the slot table of one engine.
+    """Page pool, prefix tree and slot table of one engine.
 
     Args:
-        pages: pages in the pool.
+        pages: number of pages in the pool.
         page_size: tokens in a page.
-        slots: requests that run at once.
+        slots: maximum number of running requests.
         longest: longest sequence in tokens.
-        reuse: keep computed prefixes in the tree.
-        priority: eviction order, lowest first.
-        tell_others: reasons for what was not cached tell of other prompts and namespaces, too.
+        reuse: whether to keep computed prefixes in the tree.
+        priority: key function of the eviction order, lowest first.
+        tell_others: whether reasons for cache misses may reveal other prompts and namespaces.
+
+    Attributes:
+        pending_copies: copies to make before the next step.
     """
 
     def __init__(
@@ -76,21 +80,21 @@ class PrefixCache:
         self.reuses, self._tell_others = reuse, tell_others
         self._priority = priority
         self.pending_copies: list[PageCopy] = []
-        self.step = 0  # the last step that was launched
-        self._settled = 0  # the last one that has completed
+        self.step = 0  # number of the last step that was launched
+        self._settled = 0  # number of the last step that has completed
 
     @property
     def available(self) -> int:
-        """Pages that could be handed out now."""
+        """Number of pages that could be allocated now, by eviction if needed."""
         return self.pool.free + self.tree.evictable
 
     def match(self, tokens: Ints, namespace: str) -> Match:
-        """The longest cached prefix that leaves at least one token to compute (its logits are needed)."""
+        """Finds the longest cached prefix that leaves at least one token to compute (its logits are needed)."""
         return self.tree.match(tokens[: len(tokens) - 1] if self.reuses else tokens[:0], namespace)
 
     def admit(self, tokens: Ints, match: Match, namespace: str) -> SlotHandle:
-        """Gives a request a slot that starts with its cached prefix. Where the prefix ends inside a page, what is
-        cached of that page is copied, if there is a page to copy it to."""
+        """Gives a request a slot that starts with its cached prefix. If the prefix ends inside a page, the cached part
+        of the page is copied, if a page is available for it."""
         lock = self.tree.lock(match.node)
         slot, table = self.table.allocate(), self.table
         count = len(match.pages)
@@ -105,10 +109,13 @@ class PrefixCache:
         return holding
 
     def miss(self, prompt: Ints, usable: int, match: Match, holding: SlotHandle) -> Miss | None:
-        """Reason why tokens of a request that was just admitted have to be computed; None: none but the last one.
+        """Reason why tokens of a newly admitted request must be computed, or None if all usable ones were cached.
 
         Args:
-            usable: how many of them could have been cached.
+            prompt: token ids of the prompt.
+            usable: number of tokens that could have been cached.
+            match: cached prefix found at admission.
+            holding: resources of the request.
         """
         cached = int(self.table.computed[holding.slot])
         if cached >= usable:
@@ -118,12 +125,14 @@ class PrefixCache:
         return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
 
     def miss_in_place(self, prompt: Ints, holding: SlotHandle) -> Miss | None:
-        """`miss` of a request that continues in the slot of another one."""
+        """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the
+        last one must."""
         cached = int(self.table.computed[holding.slot])
         return continued(prompt, cached) if cached < len(prompt) - 1 else None
 
     def look_up(self, holding: SlotHandle) -> None:
-        """Has a slot whose tokens have changed read what the tree has of them, where that is more than is computed."""
+        """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
+        them."""
         slot, table = holding.slot, self.table
         match = self.match(table.tokens[slot, : table.known[slot]], holding.namespace)
         count = len(match.pages)
@@ -140,7 +149,7 @@ class PrefixCache:
             self._copy(holding, match.tail)
 
     def _copy(self, holding: SlotHandle, tail: Tail) -> None:
-        """Copies what is cached of the page after a slot's prefix, if there is a page to copy it to."""
+        """Schedules a copy of the cached part of the page after a slot's prefix, if a page is available for it."""
         slot, table = holding.slot, self.table
         source = self.tree.lock(tail.node)
         page = self.allocate(1)
@@ -153,7 +162,7 @@ class PrefixCache:
         self.pending_copies.append(PageCopy(holding, source, tail.page, int(page[0]), tail.count))
 
     def take_copies(self) -> tuple[Ints, Ints]:
-        """The token slots to copy before the step that is about to be launched: from where, and where to."""
+        """Returns the (source, destination) token slots to copy before the next step, and clears the pending copies."""
         size, copies = self.page_size, self.pending_copies
         self.pending_copies = []
         kept = [c for c in copies if not c.holding.released]
@@ -167,7 +176,7 @@ class PrefixCache:
         )
 
     def reserve(self, slot: int, end: int) -> bool:
-        """Makes sure that positions before `end` of a slot have pages. False: there are not enough."""
+        """Ensures that positions before `end` of a slot have pages. Returns False if not enough pages are available."""
         held, needed = int(self.table.held[slot]), -(-end // self.page_size)
         if needed <= held:
             return True
@@ -179,32 +188,35 @@ class PrefixCache:
         return True
 
     def frees(self, slot: int, end: int) -> bool:
-        """True where positions before `end` of a slot have pages as soon as the steps under way have completed."""
+        """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
+        completed."""
         needed = -(-end // self.page_size) - int(self.table.held[slot])
         return self.pool.quarantined > 0 and needed <= self.pool.free + self.pool.quarantined
 
     def allocate(self, count: int) -> Ints | None:
-        """`count` pages, evicting from the tree if need be; None when there are not that many."""
+        """Allocates `count` pages, evicting from the tree if needed. Returns None if not enough pages are available."""
         if count > self.pool.free:
-            short = count - self.pool.free - self.pool.quarantined  # what others had evicted is there a step later
+            short = count - self.pool.free - self.pool.quarantined  # pages evicted earlier become free a step later
             if short > 0:
-                # Some more than needed, so that a full pool does not look for leaves at every step.
+                # Evicts some more than needed, so that a full pool does not search for leaves at every step.
                 spare = min(self.pool.total // 64, self.tree.evictable)
                 self.evict(max(short, spare))
             self.pool.settle(self._settled)
         return self.pool.allocate(count) if count <= self.pool.free else None
 
     def settle(self, step: int) -> None:
-        """Step `step` and all before it have completed: what they may have read can be reused."""
+        """Records that all steps up to `step` have completed, so that pages they may have read can be reused."""
         self._settled = step
         self.pool.settle(step)
 
     def publish(self, holding: SlotHandle, *, all_but_last: bool = False) -> None:
-        """Gives the tree every full page that is computed, so that others can use it. The request keeps reading them,
-        and reads the tree's own copy of what the tree had already.
+        """Gives the tree every full page that is computed, so that other requests can use it. The request continues to
+        read these pages; if the tree already had a page, the request reads that one and frees its own.
 
         Args:
-            all_but_last: the last token stays in a page of the request's own, so that it can be computed again.
+            holding: resources of the request.
+            all_but_last: whether to keep the last token in a page that the request owns, so that it can be computed
+                again.
         """
         if not self.reuses:
             return
@@ -221,7 +233,7 @@ class PrefixCache:
         holding.lock, holding.owned_from = lock, full
 
     def release(self, holding: SlotHandle) -> None:
-        """Ends a request's hold on everything. What it computed stays in the tree."""
+        """Releases all resources of a request. Its computed tokens stay in the tree."""
         self.publish(holding)
         slot = holding.slot
         held = int(self.table.held[slot])
@@ -231,14 +243,14 @@ class PrefixCache:
         self.table.release(slot)
 
     def flush(self) -> int:
-        """Drops every prefix that no request is using; returns how many pages that freed."""
+        """Evicts every prefix that no request is using. Returns the number of pages freed."""
         freed = self.evict(self.tree.pages)
         self.pool.settle(self._settled)
         return freed
 
     def evict(self, pages: int) -> int:
-        """Drops prefixes of `pages` pages, or somewhat more, as far as no request is using them; returns how many pages
-        that freed. They can be used when the steps that may read them have completed."""
+        """Evicts prefixes with at least `pages` pages in total, or all that no request is using. Returns the number of
+        pages freed. They become available when the steps that may read them have completed."""
         evicted = self.tree.evict(pages, self._priority)
         self.pool.release(evicted, self.step)
         return len(evicted)

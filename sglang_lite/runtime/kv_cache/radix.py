@@ -1,4 +1,4 @@
-"""The prefix tree: which token sequences are in the KV cache, and where.
+"""The prefix tree: which token sequences are in the KV cache, and on which pages.
 
 Host arrays only. Keys are whole pages of tokens. A page in the tree belongs to the tree; a request that reads it holds
 a `PrefixLock`. (RadixAttention: Zheng et al., arXiv:2312.07104.)
@@ -16,35 +16,35 @@ import numpy as np
 
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # of eviction, lowest first
+Priority: TypeAlias = "Callable[[Node], tuple[float, ...]]"  # key of the eviction order, lowest first
 
-_REMEMBERED = 2**15  # evictions
+_REMEMBERED = 2**15  # number of evictions remembered
 _BASE, _MODULUS = 0x9E3779B97F4A7C15, 2**64
 
 _NO_PAGES: Ints = np.empty(0, dtype=np.int32)
 
 
 class Node:
-    """A run of pages below `parent`. `locks` counts the handles on this node or below it."""
+    """Node of the tree: a run of pages below `parent`. `locks` counts the locks on this node and its descendants."""
 
     __slots__ = ("children", "created", "hits", "last_used", "locks", "pages", "parent", "prefix", "tokens")
 
     def __init__(self, tokens: Ints, pages: Ints, parent: Node | None, now: int) -> None:
         self.tokens, self.pages, self.parent = tokens, pages, parent
-        self.children: dict[int, dict[bytes, Node]] = {}  # by first token, then by first page
+        self.children: dict[int, dict[bytes, Node]] = {}  # by first token, then by the bytes of the first page's tokens
         self.locks = 0
         self.hits = 0
         self.created = self.last_used = now
-        self.prefix: Prefix | None = None  # up to its end; made when it is asked for
+        self.prefix: Prefix | None = None  # prefix up to the node's end; computed on first use
 
     @property
     def newest(self) -> Node | None:
-        """The child that begins with the token that came last; None without children."""
+        """Child whose first token was added last, or None without children."""
         alike = next(reversed(self.children.values()), None)
         return None if alike is None else next(reversed(alike.values()))
 
     def following(self, count: int) -> Ints:
-        """The first tokens of the node and those below it, along the newest ones."""
+        """First `count` tokens of the node and its descendants, following the newest child at each level."""
         found, length, node = [self.tokens[:count]], len(self.tokens), self.newest
         while node is not None and length < count:
             found.append(node.tokens[: count - length])
@@ -61,8 +61,8 @@ class Prefix:
 
 
 class EvictedPrefixes:
-    """Memory of which prefixes were evicted: hashes, of which a later one takes an earlier one's place. To remember one
-    costs the hash of a page, as a node's tokens are hashed once at most."""
+    """Lossy memory of evicted prefixes: a hash table whose later entries overwrite earlier ones. Adding a prefix costs
+    the hash of one page, as the hash of a node's tokens is computed at most once."""
 
     def __init__(self) -> None:
         self._empty = True
@@ -94,7 +94,8 @@ class EvictedPrefixes:
         return prefix
 
     def _extended(self, prefix: Prefix, tokens: Ints) -> Prefix:
-        """A polynomial in an odd number: the same however the tokens are cut into nodes."""
+        """Extends a prefix by tokens. The hash is a polynomial in an odd number, which doesn't depend on how tokens are
+        split into nodes."""
         length = prefix.length + len(tokens)
         if length > len(self._powers):
             bases = np.full(max(length, 2 * len(self._powers)), _BASE, dtype=np.uint64)
@@ -105,7 +106,8 @@ class EvictedPrefixes:
 
 
 class PrefixLock:
-    """Keeps the pages from the root to `node` in the tree until `release`, which may be called again."""
+    """Lock that keeps the pages from the root to `node` in the tree until `release`; releasing it again does
+    nothing."""
 
     def __init__(self, tree: RadixTree, node: Node) -> None:
         self._tree = tree
@@ -126,7 +128,7 @@ class PrefixLock:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A cached page whose first `count` tokens, less than all, continue what was matched. It can be copied."""
+    """Cached page whose first `count` tokens, fewer than a page, continue a matched prefix. These can be copied."""
 
     node: Node
     page: int
@@ -135,7 +137,13 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: its pages in order, the node it ends in, and what is cached of the page after it."""
+    """Longest cached prefix of a sequence.
+
+    Attributes:
+        node: node at its end.
+        pages: its pages, in order.
+        tail: cached part of the page after it, if any.
+    """
 
     node: Node
     pages: Ints
@@ -144,10 +152,13 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """The result of `insert`.
+    """Result of `RadixTree.insert`.
 
-    `pages` are the tree's for the whole sequence: where it had some already (`duplicates` are the caller's own ones
-    there), the caller must read those from now on and free its own."""
+    Attributes:
+        node: node at the end of the sequence.
+        pages: the tree's pages of the whole sequence; the caller must read these from now on.
+        duplicates: pages of the caller that the tree already had others for; the caller must free them.
+    """
 
     node: Node
     pages: Ints
@@ -155,19 +166,23 @@ class Insertion:
 
 
 class RadixTree:
-    """Prefixes of tokens and the pages that hold their keys and values.
+    """Prefixes of token sequences, and the pages that hold their keys and values.
 
     Args:
         page_size: tokens in a page.
+
+    Attributes:
+        pages: number of pages in the tree.
+        locked_pages: number of pages in the tree under a lock.
     """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self._roots: dict[str, Node] = {}  # of namespaces that have pages
+        self._roots: dict[str, Node] = {}  # root of each namespace that has pages
         self._clock = 0
         self._evicted = EvictedPrefixes()
-        self.pages = 0  # in the tree
-        self.locked_pages = 0  # of those, under a lock
+        self.pages = 0  # number of pages in the tree
+        self.locked_pages = 0  # number of these under a lock
 
     @property
     def evictable(self) -> int:
@@ -179,22 +194,22 @@ class RadixTree:
         return len(self._roots)
 
     def newest_namespaces(self, count: int) -> list[str]:
-        """The namespaces whose first pages came last."""
+        """The `count` namespaces whose first pages were added most recently."""
         return list(islice(reversed(self._roots), count))
 
     def was_evicted(self, node: Node, rest: Ints) -> bool:
-        """Tells whether the page was evicted from below a node that these tokens begin with: most likely, as far as the
-        memory for that reaches back."""
+        """Returns True if the first page of `rest` was once evicted from below `node`. Old evictions are forgotten, and
+        a hash collision may give a false True."""
         return len(rest) >= self.page_size and self._evicted.has(node, rest[: self.page_size])
 
     def match(self, tokens: Ints, namespace: str = "") -> Match:
-        """The longest cached prefix of `tokens`. Nodes are split, so that its whole pages end in a node."""
+        """Finds the longest cached prefix of `tokens`. Splits a node if the prefix's whole pages end inside it."""
         node, path, at = self._walk(tokens, namespace)
         pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
         return Match(node, pages, self._tail(node, tokens[at : at + self.page_size]))
 
     def cached_length(self, tokens: Ints, namespace: str = "") -> int:
-        """Number of `tokens` that are cached, in whole pages. Unlike `match` it leaves no trace."""
+        """Number of `tokens` that are cached, in whole pages. Unlike `match`, doesn't change the tree."""
         node, at = self._roots.get(namespace), 0
         while node is not None:
             alike = node.children.get(int(tokens[at]), {}) if at < len(tokens) else {}
@@ -211,11 +226,12 @@ class RadixTree:
         return PrefixLock(self, node)
 
     def insert(self, tokens: Ints, pages: Ints, namespace: str = "") -> Insertion:
-        """Gives the tree a sequence and its pages.
+        """Adds a sequence and its pages to the tree.
 
         Args:
-            tokens: whole pages of tokens.
-            pages: where they are, one page per `page_size` tokens; arrays are copied.
+            tokens: int32 token ids, a multiple of `page_size`.
+            pages: page of each `page_size` tokens; arrays are copied.
+            namespace: namespace of the sequence.
         """
         node, path, matched = self._walk(tokens, namespace)
         known = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
@@ -231,7 +247,8 @@ class RadixTree:
         return Insertion(node, np.concatenate((known, pages[at:])), duplicates)
 
     def evict(self, count: int, priority: Priority) -> Ints:
-        """Removes unlocked leaves, lowest priority first, until `count` pages are out or none is left."""
+        """Removes unlocked leaves, lowest priority first, until at least `count` pages are removed or no such leaf is
+        left. Returns their pages."""
         heap = [(priority(n), i, n) for i, n in enumerate(self.nodes()) if not n.children and not n.locks]
         heapq.heapify(heap)
         order = len(heap)
@@ -268,7 +285,8 @@ class RadixTree:
             del node.parent.children[first]
 
     def _tail(self, node: Node, tokens: Ints) -> Tail | None:
-        """The child of `node` whose first page starts with most of `tokens`, which are no whole page of any."""
+        """Page of the child of `node` that shares the longest prefix with `tokens`, or None. No child shares a whole
+        page with them."""
         best: Tail | None = None
         for child in node.children.get(int(tokens[0]), {}).values() if len(tokens) else ():
             differ = np.flatnonzero(child.tokens[: len(tokens)] != tokens)
@@ -278,15 +296,16 @@ class RadixTree:
         return best
 
     def _root(self, namespace: str) -> Node:
-        """The root of a namespace: one of those that have pages, or a new one, which becomes one with its first."""
+        """Root of a namespace; a new one if the namespace has no pages, which `insert` registers."""
         found = self._roots.get(namespace)
         if found is None:
             found = Node(_NO_PAGES, _NO_PAGES, None, 0)
-            found.prefix = Prefix(0, hash(namespace) % _MODULUS)  # evicted prefixes of namespaces differ by it
+            found.prefix = Prefix(0, hash(namespace) % _MODULUS)  # separates the evicted prefixes of namespaces
         return found
 
     def _walk(self, tokens: Ints, namespace: str) -> tuple[Node, list[Node], int]:
-        """Follows `tokens` down; returns the last node, the path to it and how many tokens it covers."""
+        """Follows `tokens` down the tree, splitting the last node if needed. Returns the last node, the path to it and
+        the number of tokens covered."""
         self._clock += 1
         node, path, at = self._root(namespace), [], 0
         usable = len(tokens) - len(tokens) % self.page_size
@@ -310,12 +329,12 @@ class RadixTree:
         return node, path, at
 
     def _split(self, node: Node, at: int) -> Node:
-        """Puts a new node between `node` and its parent that holds the first `at` tokens."""
+        """Inserts a new node above `node` that takes over its first `at` tokens."""
         assert node.parent is not None
         cut = at // self.page_size
         upper = Node(node.tokens[:at].copy(), node.pages[:cut].copy(), node.parent, node.created)
         upper.locks, upper.hits, upper.last_used = node.locks, node.hits, node.last_used
-        self._attach(upper)  # in the place of `node`
+        self._attach(upper)  # replaces `node`
         node.tokens, node.pages, node.parent = node.tokens[at:].copy(), node.pages[cut:].copy(), upper
         self._attach(node)
         return upper
@@ -329,7 +348,7 @@ class RadixTree:
             current = current.parent
 
     def nodes(self) -> Iterator[Node]:
-        """Nodes of all trees, without the roots."""
+        """Yields the nodes of all namespaces, without the roots."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

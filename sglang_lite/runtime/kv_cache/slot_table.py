@@ -1,4 +1,4 @@
-"""The slot table: for each running request, its tokens and the pages that hold their keys and values."""
+"""The slot table: the tokens and pages of each running request."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 
 class SlotTable:
-    """Arrays indexed by slot, so that a step over many rows is a few numpy operations.
+    """Arrays indexed by slot, so that a step over many rows takes a few numpy operations.
 
     Attributes:
-        tokens: int32 [slots, longest]; the first `known` are known.
-        pages: int32 [slots, longest / page_size]; the first `held` are the request's, what is beyond is stale but a
-            valid page.
-        length: tokens that are to be computed; the last one may have been drawn without its id being known yet.
-        known: tokens whose ids are known: one more where the last is only scored.
-        computed: tokens that have keys and values, or will have when the steps that were launched are done.
+        tokens: int32 [slots, longest + 1]; token ids, of which the first `known` are valid.
+        pages: int32 [slots, pages of longest + 1 tokens]; pages, of which the first `held` are the request's. The rest
+            are stale, but valid page numbers.
+        held: number of pages of the request.
+        length: number of tokens to compute; the id of the last one may not be known yet if it was drawn.
+        known: number of tokens with known ids; `length` + 1 if the last token is only scored.
+        computed: number of tokens with keys and values, including those of steps that are still running.
         limit: length at which the request ends.
-        look: uint8, which new tokens the host must look at: a `Look` of runtime/request.py.
-        epoch: changes whenever the slot's request or the end of its tokens changes, so that what was launched for it
-            before can be told apart.
+        look: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/request.py.
+        paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/request.py.
+        epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
+            it are recognised.
 
     Args:
-        slots: how many requests run at once.
+        slots: maximum number of running requests.
         longest: longest sequence in tokens.
         page_size: tokens in a page.
     """
@@ -55,7 +57,7 @@ class SlotTable:
         self._free.append(slot)
 
     def token_slots(self, slot: int, start: int, end: int) -> Ints:
-        """Token slots in the KV cache of positions start … end-1."""
+        """Token slots of positions start … end-1 in the KV cache."""
         positions = np.arange(start, end, dtype=np.int32)
         slots: Ints = self.pages[slot, positions // self.page_size] * self.page_size + positions % self.page_size
         return slots

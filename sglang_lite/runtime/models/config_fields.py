@@ -1,7 +1,7 @@
-"""Schema of model files: each field, its type and its range, checked before anything is allocated.
+"""Schema of model files: name, type and range of each field, checked before anything is allocated.
 
-Families' fields are read in `read_config.py` and `families.py`, the tokenizer's in `tokens/tokenizer.py`. A field that
-is not here is not read.
+`read_config.py` and `families.py` interpret the models' fields, `tokens/tokenizer.py` the tokenizer's. A field that is
+not listed here is not read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias
 
 from sglang_lite.protocol import ModelError
 
-Json: TypeAlias = Any  # parsed JSON or metadata: of any shape until it is checked
+Json: TypeAlias = Any  # parsed JSON or metadata, of any shape until it has been checked
 
-MOST_BYTES = 256 << 20  # of a JSON file
-MOST_TOKENS = 1 << 24  # of a vocabulary
-MOST_EXPERTS = 1 << 16  # of a layer
-MOST_POSITIONS = (1 << 31) - 1  # they are int32
+MOST_BYTES = 256 << 20  # largest JSON file
+MOST_TOKENS = 1 << 24  # largest vocabulary
+MOST_EXPERTS = 1 << 16  # most experts of a layer
+MOST_POSITIONS = (1 << 31) - 1  # positions are int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Field:
     """Type and range of a field.
 
     Attributes:
-        kind: a whole number, a number, a flag, text, an object; a whole number or text (`pattern`); or a list
-            (`wholes`, `numbers`, `texts`), for which one of them may stand alone.
-        least, most: of numbers.
-        required: it may neither be missing nor null.
+        kind: "whole", "number", "flag", "text" or "object" for one value; "pattern" for a whole number or a text;
+            "wholes", "numbers" or "texts" for a list, which may also be a single bare item.
+        least, most: inclusive range of a number.
+        required: whether the field may be neither missing nor null.
     """
 
     kind: Literal["whole", "pattern", "number", "flag", "text", "object", "wholes", "numbers", "texts"]
@@ -40,7 +40,7 @@ class Field:
     required: bool = False
 
     def problem(self, value: Json) -> str | None:
-        """The fault of a value."""
+        """Reason why a value is not valid, as the end of a sentence, or None if it is valid."""
         if self.kind in ("wholes", "numbers", "texts"):
             one = Field(_ONE_OF[self.kind], self.least, self.most)
             for item in value if isinstance(value, list) else [value]:
@@ -63,7 +63,7 @@ _NAMES = {
     "text": "text", "object": "JSON object",
 }  # fmt: skip
 
-_SMALL = 1e-30  # above 0
+_SMALL = 1e-30  # stands for "above 0"
 
 
 def _whole(least: int, most: int, *, required: bool = False) -> Field:
@@ -78,7 +78,7 @@ _ID = _whole(0, MOST_TOKENS - 1)
 _IDS = Field("wholes", 0, MOST_TOKENS - 1)
 _FLAG, _TEXT, _OBJECT = Field("flag"), Field("text"), Field("object")
 
-# Of config.json, and of its text_config.
+# Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {
     "architectures": Field("texts"),
     "text_config": _OBJECT,
@@ -166,7 +166,7 @@ CONFIG: Mapping[str, Field] = {
     "eos_token_id": _IDS,
     "bos_token_id": _ID,
 }
-# Of its rope_parameters and rope_scaling, and of those for each type of layer.
+# Fields of rope_parameters and rope_scaling in config.json, and of their parts for each type of layer.
 ROPE: Mapping[str, Field] = {
     "rope_type": _TEXT,
     "type": _TEXT,
@@ -187,11 +187,11 @@ ROPE: Mapping[str, Field] = {
     "full_attention": _OBJECT,
     "sliding_attention": _OBJECT,
 }
-# Of generation_config.json.
+# Fields of generation_config.json.
 GENERATION: Mapping[str, Field] = {"eos_token_id": _IDS}
-# Of tokenizer_config.json; its special tokens are texts, or objects with a `content`.
+# Fields of tokenizer_config.json; its special tokens, texts or objects with a `content`, are checked elsewhere.
 TOKENIZER: Mapping[str, Field] = {"add_bos_token": _FLAG}
-# Of a GGUF file; those with a dot in front go with the architecture's name.
+# Metadata keys of a GGUF file; keys that begin with a dot are prefixed by the architecture's name.
 GGUF: Mapping[str, Field] = {
     "general.architecture": _TEXT,
     ".attention.head_count": _whole(1, 1 << 16),
@@ -252,16 +252,16 @@ GGUF: Mapping[str, Field] = {
 
 
 def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str, *, prefix: str = "") -> None:
-    """Checks the fields that there are.
+    """Checks the type and range of all fields that are present.
 
     Args:
-        content: of the file.
-        fields: of it that are read.
-        source: the file's name, for messages.
-        prefix: goes before names that begin with a dot.
+        content: content of the file.
+        fields: fields to check, by name.
+        source: name of the file, for messages.
+        prefix: text put before names that begin with a dot.
 
     Raises:
-        ModelError: one is missing, of another type or outside its range.
+        ModelError: a required field is missing, or a field has a wrong type or is out of range.
     """
     for name, field in fields.items():
         key = prefix + name if name.startswith(".") else name
@@ -274,10 +274,10 @@ def check(content: Mapping[str, Json], fields: Mapping[str, Field], source: str,
 
 
 def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset[int]:
-    """The ids that a field names, one or several, each of a token that there is.
+    """Returns the token ids in a field, which holds one id, several or none.
 
     Raises:
-        ModelError: one is not.
+        ModelError: an id is not an integer below `vocab_size`.
     """
     found = frozenset(ids if isinstance(ids, list | tuple | set | frozenset) else () if ids is None else (ids,))
     for token in found:
@@ -287,10 +287,10 @@ def check_ids(ids: object, vocab_size: int, source: str, name: str) -> frozenset
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """The object in a JSON file.
+    """Returns the object in a JSON file.
 
     Raises:
-        ModelError: no regular file, too large, or something else in it.
+        ModelError: the file is not a regular file, is too large, can't be read, or does not hold a JSON object.
     """
     content = read_any_json(path)
     if not isinstance(content, dict):
@@ -299,7 +299,7 @@ def read_json(path: Path) -> dict[str, Json]:
 
 
 def read_any_json(path: Path) -> Json:
-    """The content of a JSON file. Raises ModelError as `read_json`."""
+    """Returns the content of a JSON file. Raises ModelError if the file can't be read or is not JSON."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -310,9 +310,9 @@ def read_any_json(path: Path) -> Json:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ModelError as `read_json`."""
+    """Returns the text of a UTF-8 file. Raises ModelError if the file is not regular, is too large or can't be read."""
     try:
-        if not path.is_file():  # reading from a pipe would wait for ever
+        if not path.is_file():  # reading from a pipe would block for ever
             raise ModelError(f"{path}: no regular file.")
         if (size := path.stat().st_size) > MOST_BYTES:
             raise ModelError(f"{path}: {size:,} bytes; the limit is {MOST_BYTES:,}.")
@@ -322,13 +322,13 @@ def read_text(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
+    """Value as text for a message, shortened if it is long."""
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value):,}"
     if isinstance(value, int) and value.bit_length() > 512:
         return "a huge number"
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a huge number inside
+    except (RecursionError, ValueError):  # the value is nested too deeply, or contains a huge number
         return f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,6 +1,7 @@
-"""The decoder-only transformer, one for all families: what differs is in `ModelSpec`.
+"""Decoder-only transformer for all families; the differences are in `ModelSpec`.
 
-Knows nothing of requests, schedules or sampling: token ids and an attention plan in, hidden states and logits out.
+It takes token ids and an attention plan and returns hidden states and logits. Requests, schedules and sampling are
+unknown to it.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 class Decoder:
-    """A loaded model.
+    """Decoder-only transformer with loaded weights.
 
     Args:
-        spec: its shape.
-        source: its weights; read tensor by tensor, each exactly once.
-        precision: numeric formats.
-        device: where it runs.
-        max_positions: longest sequence that will be run.
-        watch: goes through the numbers of the layers while they are read.
-        head: it gives logits; without, a head that a checkpoint has is left out.
+        spec: shape of the model.
+        source: weights of the model, read tensor by tensor, each exactly once.
+        precision: dtypes of weights, activations and cache.
+        device: device of weights and computation.
+        max_positions: longest sequence that will be run, in tokens.
+        watch: wraps the iteration over layer indices while weights are read, for example to show progress.
+        head: whether to load the head that computes logits; if False, a head in the checkpoint is ignored.
 
     Raises:
-        ModelError: a tensor is missing, misshapen or left over.
+        ModelError: a tensor is missing, has a wrong shape, or is not used by the model.
     """
 
     fused = False
@@ -59,7 +60,7 @@ class Decoder:
         self.spec, self.precision, self.device = spec, precision, device
         self.max_positions = max_positions
         reader = WeightReader(spec, source, precision, device, fused=self.fused)
-        # The largest tables first: what making them takes is free again before the layers come.
+        # The largest tables first: their temporary memory is free again before the layers are read.
         self.ropes = reader.rotary_tables(max_positions)
         self.embedding, self.head = reader.embedding_and_head() if head else (reader.embedding_alone(), no_head)
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=precision.compute).item()
@@ -71,7 +72,7 @@ class Decoder:
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.finish(tuple(f"model.layers.{i}." for i in behind))
         self._few_tokens = None if self.fused else few_tokens_step(spec, precision, self.layers, self.norm, device)
-        self.kv_scales: KVScales | None = None  # of caches in 8 bits; `load` finds them, with this model
+        self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -97,14 +98,16 @@ class Decoder:
         return KVCache.allocate(self.kv_layout, slots, self.precision.cache, self.device, self.kv_scales)
 
     def copy_slots(self, cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values from token slots to others; int64 [N] each."""
+        """Copies keys and values between token slots, given as int64 [N] each."""
         copy_kv(cache, source, target)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """Runs new tokens and stores their keys and values.
+        """Computes new tokens and stores their keys and values in the cache.
 
         Args:
-            ids, positions: int64 [T].
+            ids, positions: token ids and positions, int64 [T] each.
+            plan: slots that the step writes and reads.
+            cache: KV cache.
 
         Returns:
             Hidden states [T, hidden_size] after the last norm.
@@ -128,7 +131,7 @@ class Decoder:
         return self._norm(x, self.norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
+        """Returns float32 logits [R, vocab_size] of hidden states [R, hidden_size]."""
         logits = self.head(hidden).float()
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
@@ -174,18 +177,21 @@ class Decoder:
         return layer.output(out.reshape(len(x), -1).to(x.dtype))
 
     def _qk_norm(self, layer: Layer, qk: torch.Tensor, queries: int) -> torch.Tensor:
-        """Queries and keys side by side, of which the first so many are queries, each normalised."""
+        """Normalises queries and keys separately; the first `queries` entries of axis 1 are queries, the rest keys."""
         q, k = qk[:, :queries], qk[:, queries:]
         return torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
 
 
 def no_head(hidden: torch.Tensor) -> NoReturn:
-    """Head of a model that has none."""
+    """Stands in for the head of a model loaded without one; always raises AssertionError."""
     raise AssertionError("a model without a head gives no logits")
 
 
 def _return_freed_memory() -> None:
-    """To the system: glibc keeps what is freed between things that stay, up to half as much as a small model takes."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc alone has it
+    """Returns freed heap memory to the system.
+
+    glibc keeps freed memory between live allocations, up to half the size of a small model.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc only
     if trim is not None:
         trim(0)

@@ -1,7 +1,6 @@
-"""Families of models: how each one's config is read, and what its tensors are called. A new family is one more row.
+"""Table of model families: how each family's config is read, and how its tensors are named. A new family is a new row.
 
-A row says what differs from Llama. `read_config.py` reads what it says; `parameters.py` has the names of Llama's
-tensors.
+A row states the differences from Llama. `read_config.py` reads configs by it; `parameters.py` has Llama's tensor names.
 """
 
 from __future__ import annotations
@@ -19,28 +18,34 @@ Changes: TypeAlias = Callable[[Config], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row of the table.
+    """Row of the table: how a family of models differs from Llama.
 
     Attributes:
-        architectures: as `config.json` names them.
-        aliases: fields that its configs have under another name.
-        defaults: what transformers takes a field to be that a config leaves out; the hub's configs do leave out. One
-            that has "use_sliding_window" has windows only where that is true, and one that has
-            "use_bidirectional_attention" may read in both directions.
-        biases: of queries, keys and values; of attention's output; of the feed-forward. A constant, or a field's name.
-        slides: the layers that have a window, where the config has no `layer_types`; None: no layer has one.
-        turns: the layers whose queries and keys are turned by their positions, by index and window.
-        interleaved: pairs that are turned together lie side by side. A constant, or a field's name.
-        latent: attention is latent, by DeepSeek's names of fields.
-        gated: dense feed-forwards have a gate.
-        qkv_by_head: queries, keys and values lie in one matrix, those of a head side by side.
-        layer_ropes: layers with a window have rope parameters of their own.
-        rope_aliases: types of rope under other names.
-        activations: of which the name in a config means another one.
-        attention, layer, model: further fields of AttentionSpec, LayerSpec and ModelSpec.
-        experts: fields of a layer's ExpertsSpec; None where it has one feed-forward.
-        experts_interleaved: in stacks of experts' matrices inputs lie before outputs, and a gate beside each up.
-        names: tensors that are called differently, by the roles of `parameters.py`; "": there is none of that name.
+        architectures: names of the family's architectures in `config.json`.
+        aliases: our name of a config field -> the family's name for it.
+        defaults: values of fields that a config may omit, as transformers defines them. If "use_sliding_window" is
+            among them, windows apply only if it is true; if "use_bidirectional_attention" is, the model may attend both
+            ways.
+        biases: whether queries, keys and values, attention's output, and the feed-forward have biases: constants, or
+            names of config fields.
+        qk_norm: norm of queries and keys, as in AttentionSpec.
+        norms: position of the norms, as in LayerSpec.
+        slides: function of config and layer index, True if the layer has a sliding window, used if the config has no
+            `layer_types`; None if no layer has a window.
+        turns: function of config, layer index and window, True if the layer's queries and keys are rotated by position.
+        interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name of a config field.
+        latent: whether attention is latent (MLA), configured by DeepSeek's field names.
+        gated: whether dense feed-forwards have a gate.
+        qkv_by_head: whether queries, keys and values lie in one matrix, grouped by head.
+        layer_ropes: whether layers with a window have their own rope parameters.
+        rope_aliases: other names of rope types -> names used here.
+        activations: activation name in a config -> the activation that the family means by it.
+        attention, layer, model: functions of the config that give further fields of AttentionSpec, LayerSpec,
+            ModelSpec.
+        experts: function of config and layer index that gives fields of ExpertsSpec, or None for a dense layer.
+        experts_interleaved: whether stacked expert matrices have inputs before outputs, with gate and up columns
+            alternating.
+        names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; "" if no tensor has it.
     """
 
     architectures: tuple[str, ...]
@@ -75,7 +80,7 @@ def _after_max_window_layers(config: Config, layer: int) -> bool:
 
 
 def _but_each(field: str) -> Callable[[Config, int], bool]:
-    """True but for the last of each so many layers as a field says."""
+    """Predicate that is False for every n-th layer, where n is the value of a config field."""
     return lambda config, layer: (layer + 1) % int(config[field]) > 0
 
 
@@ -100,12 +105,18 @@ def _granite_model(config: Config) -> dict[str, Any]:
 
 
 def _layer_norm(eps: str, *, bias: bool = True, offset: float = 0.0) -> Changes:
-    """Layer norms in place of RMSNorm, whose eps has that name in a config."""
+    """Model fields for layer norms in place of RMS norms.
+
+    Args:
+        eps: config field that holds the epsilon.
+        bias: whether the norms have biases.
+        offset: number added to the weights, as in ModelSpec.norm_offset.
+    """
     return lambda config: {"norm": "layer", "norm_bias": bias, "norm_offset": offset, "rms_eps": config[eps]}
 
 
 def _qk_norm(flag: str, kind: str, *, bias: bool = False) -> Changes:
-    """Norms of queries and keys where a flag of the config says so."""
+    """Attention fields for query and key norms of the given kind, enabled by a config flag."""
     return lambda config: {"qk_norm": kind if config.get(flag) else "", "qk_norm_bias": bias}
 
 
@@ -118,7 +129,7 @@ def _cohere_model(config: Config) -> dict[str, Any]:
 
 
 def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
-    """Layers that turn: said by a list of ones and zeros, or all but each fourth or so."""
+    """True if a layer applies rotary embedding: by the config's list of flags, else all but every n-th layer."""
     listed = config.get("no_rope_layers")
     if not listed:
         return (layer + 1) % int(config["no_rope_layer_interval"]) > 0
@@ -128,7 +139,7 @@ def _turned_smollm3(config: Config, layer: int, window: int | None) -> bool:
 
 
 def _count(config: Config, name: str) -> int:
-    """Experts of a layer, by the name that a family has for it, or by another's: transformers writes either."""
+    """Number of experts of a layer, from the family's field or another family's: transformers writes either."""
     others = ("num_local_experts", "num_experts", "n_routed_experts")
     given = (config[other] for other in others if other != name and config.get(other) is not None)
     return int(next(given, config[name]))
@@ -227,7 +238,7 @@ _GRANITE = dict.fromkeys(
 )  # fmt: skip
 _GLM = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5}
 _GLM_EOS = [151_329, 151_336, 151_338]
-_ALL = ("attention_bias", "attention_bias", "mlp_bias")  # biases
+_ALL = ("attention_bias", "attention_bias", "mlp_bias")  # values of `Family.biases`
 _ATTENTION = ("attention_bias", "attention_bias", False)
 _NOT_SPLIT = dict.fromkeys(("expert_gate", "expert_up", "expert_down"), "")
 _LATENT = {
@@ -271,7 +282,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phi3": Family(
         ("Phi3ForCausalLM",), {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, slides=_always,
-        rope_aliases={"su": "longrope", "yarn": "longrope"},  # what early Phi-3 files call it
+        rope_aliases={"su": "longrope", "yarn": "longrope"},  # names in early Phi-3 files
         names={**dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj"), **_MERGED_MLP},
     ),
     "gemma": Family(

@@ -1,4 +1,4 @@
-"""A decoder's step of few tokens on a CPU, by compiled operators between its products."""
+"""Fast path of a decoder for steps of few tokens on a CPU: compiled operators between the matrix products."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from sglang_lite.runtime.models.reader import Layer
 from sglang_lite.runtime.models.resolve import cache_folder
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 
-# Gates of a layer, and numbers beside them, of all tokens, up to which one thread computes what is between products in
-# less time than torch takes to call its operators: a third of a millisecond a layer.
+# Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes everything between
+# products in less time than torch takes to dispatch its operators: a third of a millisecond a layer.
 MOST_NUMBERS = 1 << 17
-# Tokens up to which layers in one call, where each thread norms all of them, take less time than torch's operators.
+# Tokens up to which all layers in one call, where each thread normalises every token, beat torch's operators.
 _MOST_IN_ONE_CALL = 64
-# Keys that rows share, times the numbers of a token's queries, up to which reading them again for each row in one call
-# takes less time than reading them once by torch's operators.
+# Shared keys that are read repeatedly, times the elements of a token's queries, up to which reading them for each row
+# in one call is faster than reading them once with torch's operators.
 READ_AGAIN = 1 << 26
-# Numbers of keys and values, times threads, that one thread reads in less time than all begin to read them together.
+# Elements of keys and values, times threads, up to which one thread reads them before all threads would have started.
 READ_ALONE = 1 << 23
 
 
 class FewTokensStep:
-    """
+    """Computes a decoder's steps of few tokens on a CPU.
+
     Args:
-        operators: compiled for the formats of the model.
-        together: alike, on all threads; None where there is none.
-        layers: of the model, of whose spec `few_tokens_step` has made sure.
-        norm: weight of the norm behind them.
-        eps: of all norms.
+        operators: single-threaded operators compiled for the model's dtypes.
+        together: operators that use all threads, or None if they could not be compiled.
+        layers: layers of the model; `few_tokens_step` has checked that they are of the supported kind.
+        norm: weight of the norm after the layers.
+        eps: epsilon of all norms.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class FewTokensStep:
         self._most_in_one_call = _MOST_IN_ONE_CALL if self._in_one_call else 0
 
     def takes(self, plan: AttentionPlan) -> bool:
-        """Tells whether it computes a batch."""
+        """Returns True if a batch with this plan is computed by this step."""
         tokens = len(plan.store_at)
         if tokens > self._most_in_one_call or not plan.groups:
             return tokens <= max(self._most, self._most_in_one_call) and not plan.groups
@@ -72,11 +73,13 @@ class FewTokensStep:
     def __call__(
         self, x: torch.Tensor, turns: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
     ) -> torch.Tensor:
-        """Hidden states [T, hidden_size] of tokens' embeddings x, which are overwritten; as `Decoder.forward`.
+        """Computes hidden states [T, hidden_size] as `Decoder.forward` does. Overwrites the embeddings x.
 
         Args:
-            turns: cos and sin of the positions, of each rotary table.
-            plan: that `takes` takes.
+            x: embeddings of the tokens [T, hidden_size].
+            turns: cos and sin of the tokens' positions, for each rotary table.
+            plan: attention plan that `takes` accepts.
+            cache: KV cache.
         """
         run, reads, added = self._run, ReadSlots.of(plan), None
         if self._together and self._in_one_call and len(x) <= self._most_in_one_call:
@@ -109,8 +112,11 @@ class FewTokensStep:
 def few_tokens_step(
     spec: ModelSpec, precision: Precision, layers: list[Layer], norm: torch.Tensor, device: torch.device
 ) -> FewTokensStep | None:
-    """The step, where a model's layers are of the common kind and there is a compiler; not with `one_path`, as a row's
-    bits would depend on whether there are others."""
+    """Returns the fast step for a model, or None if it can't be used.
+
+    It requires a CPU, layers of the common kind and a compiler, and is off with `one_path`: the bits of a row would
+    depend on the number of rows.
+    """
     common = spec.norm == "rms" and all(_is_common(layer) for layer in spec.layers)
     formats = precision.compute, precision.cache
     if device.type != "cpu" or not common or precision.one_path or formats not in FORMATS:
@@ -125,7 +131,7 @@ def few_tokens_step(
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:
-    """The layers for one call; None where they are unlike, or products not with blocks."""
+    """Layers as one record for a single compiled call, or None if their shapes differ or a matrix is not in blocks."""
     made, shapes = [], set()
     for layer in layers:
         mlp, spec = layer.feed_forward, layer.spec.attention

@@ -1,4 +1,4 @@
-"""The decoder as fused kernels: the same weights, run from a device plan."""
+"""Decoder on a GPU, as fused kernels: the weights of `Decoder`, driven by a device plan."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, FeedForwar
 
 
 class GpuDecoder(Decoder):
-    """A loaded model on a GPU. Takes the arguments of Decoder.
+    """Decoder-only transformer loaded on a GPU. Takes the arguments of Decoder.
 
     Raises:
-        ModelError: its keys have another size than their values; or as Decoder.
+        ModelError: keys and values differ in size, or Decoder raises the error.
     """
 
     fused = True
     uncapturable: str | None = None
 
-    def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # as Decoder's
+    def __init__(self, spec: ModelSpec, *args: Any, **kwargs: Any) -> None:  # arguments of Decoder
         if any(len(set(planes)) > 1 for planes in spec.kv_layout.layers):
             raise ModelError("keys of another size than their values don't run on a GPU.", hint='Use device="cpu".')
         super().__init__(spec, *args, **kwargs)
@@ -60,7 +60,7 @@ class GpuDecoder(Decoder):
     @property
     def shares_prefixes(self) -> bool:
         if any(isinstance(each, LatentSpec) and each.heads >= PAIRS for each in self.attentions):
-            return False  # a program has heads of one row alone, and is busy with products
+            return False  # one row's heads fill a kernel program, which is bound by products, not by reading keys
         return all(layer.spec.attention.window is None for layer in self.layers)
 
     @property
@@ -71,7 +71,9 @@ class GpuDecoder(Decoder):
         """Computes the plan's tokens and stores their keys and values.
 
         Args:
-            attention: as it was begun for this plan.
+            plan: device plan of the step.
+            cache: KV cache.
+            attention: attention that has been prepared for this plan.
 
         Returns:
             Hidden states [T, hidden_size] after the last norm.
@@ -93,7 +95,7 @@ class GpuDecoder(Decoder):
             else:
                 x, scales = self._last(layer.output, seen)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
-                wide = isinstance(layer.feed_forward, GpuExperts)  # whose router takes no 8 bits
+                wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
                 taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, wide=wide)
             x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
@@ -101,7 +103,7 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, self.spec.rms_eps, scales)
 
     def _in_8_bits(self, layer: Layer) -> tuple[bool, bool]:
-        """Tells whether a layer's attention and feed-forward are as well off with rows in 8 bits."""
+        """Returns, for a layer's attention and its feed-forward, True if they take their input rows in 8 bits."""
         fed = layer.feed_forward
         first = matrix(layer.qkv).takes_fp8 and self._norms_in_kernel(layer.spec.attention)
         if isinstance(fed, GpuExperts):
@@ -112,7 +114,7 @@ class GpuDecoder(Decoder):
         return (both, both) if layer.spec.parallel == "one norm" else (first, second)
 
     def _norms_in_kernel(self, spec: AttentionSpec | LatentSpec) -> bool:
-        """True where the kernels of attention do all that is done to queries and keys."""
+        """True if the attention kernels do all processing of queries and keys that a layer requires."""
         if isinstance(spec, LatentSpec) or spec.clip is not None:
             return False
         return not spec.qk_norm or (spec.qk_norm == "head" and self.spec.norm == "rms")
@@ -121,12 +123,15 @@ class GpuDecoder(Decoder):
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
         eight: bool, wide: bool = False,
     ) -> torch.Tensor | Fp8Rows:  # fmt: skip
-        """Input of a product: the residual, to which x is added first, and where there is a weight, its norm.
+        """Input of a matrix product: the residual, after x has been added to it, normalised if a weight is given.
 
         Args:
-            x: None at the first layer.
-            eight: in 8 bits, where that is several rows; a single one is as good as it is.
-            wide: as they are besides.
+            weight: weight of the norm, or None for no norm.
+            x: output of the previous block, or None at the first layer.
+            residual: residual, updated in place.
+            scales: factors that x has yet to be multiplied with, or None.
+            eight: whether to return 8-bit rows; ignored for a single row, which gains nothing.
+            wide: whether to keep the 16-bit rows, too.
         """
         eight, eps = eight and len(residual) > 1, self.spec.rms_eps
         if weight is None:
@@ -141,17 +146,18 @@ class GpuDecoder(Decoder):
     def _out(
         self, layer: Layer, weight: torch.Tensor | None, x: torch.Tensor, scales: Scales | None
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Output of a block as it is added to the residual, and what it has yet to be multiplied with."""
+        """Output of a block to add to the residual, normalised and scaled as the layer requires; and its pending
+        scales."""
         if weight is not None:
             x, scales = norm(x, weight, self.spec.rms_eps, scales), None
         return self._added(layer, x), scales
 
     def _last(self, linear: Linear, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """Last product of a block, and what it has yet to be multiplied with; in parts, where an `add_norm` is next."""
+        """Last product of a block, and its pending scales; in parts if an `add_norm` follows."""
         return matrix(linear).parts(rows) if self._plain else matrix(linear).unscaled(rows)
 
     def _qkv(self, layer: Layer, rows: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """First product of a layer's attention, and what it has yet to be multiplied with."""
+        """First product of a layer's attention, with norms that the attention kernels lack; and its pending scales."""
         product, spec = matrix(layer.qkv), layer.spec.attention
         if self._norms_in_kernel(spec):
             return product.unscaled(rows)
@@ -162,17 +168,19 @@ class GpuDecoder(Decoder):
         sizes = [n * spec.key_size for n in (spec.heads, spec.kv_heads, spec.kv_heads)]
         for part, weight in zip(qkv.split_with_sizes(sizes, 1), (layer.q_norm, layer.k_norm)):
             if weight is not None:
-                normed = part.view(len(part), -1, weight.shape[-1])  # heads, or the whole
+                normed = part.view(len(part), -1, weight.shape[-1])  # by head, or the whole projection
                 normed.copy_(normalised(normed, weight, self.spec.rms_eps, self.spec.norm))
         return qkv if spec.clip is None else qkv.clamp_(-spec.clip, spec.clip), None
 
     def _feed_forward(
         self, layer: Layer, rows: torch.Tensor | Fp8Rows, *, several: bool
     ) -> tuple[torch.Tensor, Scales | None]:
-        """Output of a layer's feed-forward, and what it has yet to be multiplied with.
+        """Output of a layer's feed-forward, and its pending scales.
 
         Args:
-            several: there is more than one row.
+            layer: weights of the layer.
+            rows: normalised input rows.
+            several: whether the batch has more than one row.
         """
         fed = layer.feed_forward
         if isinstance(fed, GpuExperts):
@@ -184,7 +192,7 @@ class GpuDecoder(Decoder):
         return self._last(down, activate(rows, fed.spec.activation, eight=down.takes_fp8 and several))
 
     def _run_one(self, x: torch.Tensor, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """A single token [1, hidden_size]: norms and activations are part of the products beside them."""
+        """Hidden state of a single token [1, hidden_size]; norms and activations are fused into adjacent products."""
         eps = self.spec.rms_eps
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
@@ -202,8 +210,8 @@ class GpuDecoder(Decoder):
         return add_norm(x, residual, self.norm, eps)
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [R, vocab_size] of hidden states, in the model's format and before soft-capping; written into `out`,
-        where it is given."""
+        """Returns logits [R, vocab_size] of hidden states in the model's dtype, before soft-capping; in `out` if
+        given."""
         logits = self.head(hidden) if out is None else matrix(self.head).into(hidden, out)
         if self.spec.logit_scale == 1.0:
             return logits
@@ -219,7 +227,7 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Outputs of the heads [T, heads * head_dim] of the first product of a layer's attention."""
+        """Attention outputs [T, heads * head_dim], computed from the first product of a layer's attention."""
         spec = layer.spec.attention
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
@@ -248,14 +256,13 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """`_attend` of a layer with latents: queries go into the latent, and what they bring comes out of it; or keys
-        and values are made of latents."""
+        """`_attend` for latent attention: absorbs queries into the latents, or expands keys and values from them."""
         weights, rope = layer.latent, self.ropes[layer.rope].tables
         assert weights is not None
         q = made_queries(spec, weights, product[:, : -spec.key_size])
         nope, turned = q.split_with_sizes((spec.nope_size, spec.rope_size), 2)
         expanded = attention.expanded
-        rows = len(q) if expanded is None else plan.decoding  # that are absorbed
+        rows = len(q) if expanded is None else plan.decoding  # rows whose queries are absorbed
         absorbed = q.new_empty((rows, spec.heads, spec.key_size))
         if rows:
             weights.keys.into(nope[:rows], absorbed[..., : spec.rank])
@@ -274,19 +281,19 @@ class GpuDecoder(Decoder):
 
 
 def _held(spec: FeedForwardSpec, hidden: int) -> int:
-    """Numbers of a token that a feed-forward holds at once."""
+    """Activation elements that a feed-forward holds per token at one time."""
     if isinstance(spec, DenseSpec):
         return 3 * spec.size
     return spec.top_k * (spec.size + hidden) + 3 * spec.shared_size + hidden
 
 
 def _is_plain(layer: LayerSpec) -> bool:
-    """True for layers whose outputs an `add_norm` adds to the residual, as they are."""
+    """True if an `add_norm` can add the layer's block outputs to the residual unchanged."""
     return layer.norms == "before" and not layer.parallel and layer.residual_scale == 1.0
 
 
 def _norms_in_products(layer: LayerSpec) -> bool:
-    """True for plain layers whose norms, activations and sums the products of a single row compute beside."""
+    """True if a plain layer's norms, activations and sums can be fused into the products of a single row."""
     fed, attention = layer.feed_forward, layer.attention
     if isinstance(attention, AttentionSpec) and (attention.qk_norm == "whole" or attention.clip is not None):
         return False

@@ -1,8 +1,7 @@
-"""A module of transformers as steps on a GPU: its attention is that of our kernels, its decoding steps CUDA graphs.
+"""Module of transformers as steps on a GPU, with our attention kernels and CUDA graphs for decoding steps.
 
-Products are those of our own decoder. What transformers' code spells as many small operations in every layer, and is
-one, is replaced where the module itself shows on trial numbers that both give the same: root mean square norms and
-rotary embeddings.
+Matrix products use the kernels of our own decoder. RMS norms and rotary embeddings, which transformers spells as many
+small operations in each layer, are replaced by one kernel if a comparison on random inputs shows the same results.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import NO_ROPE, AttentionSpec
 from sglang_lite.runtime.models.transformers_model import AttentionProbe, TransformersModel
 
-_MEASURED = 1024  # tokens of the run that shows how much memory a token takes
+_MEASURED = 1024  # tokens of the run that measures the memory per token
 
 
 class GpuTransformersModel(TransformersModel):
-    """A module on a GPU. Takes the arguments of TransformersModel.
+    """Module of transformers that runs on a GPU. Takes the arguments of TransformersModel.
 
     Attributes:
-        uncapturable: why its steps can't be part of a CUDA graph; None where they can.
+        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
 
     Raises:
-        ModelError: its keys have another size than their values; or as TransformersModel.
+        ModelError: keys and values differ in size or heads, or the module is refused by TransformersModel.
     """
 
     fused = True
     kv_scales: KVScales | None = None
 
-    def __init__(self, module: Any, label: str) -> None:  # as TransformersModel's
+    def __init__(self, module: Any, label: str) -> None:  # arguments of TransformersModel
         super().__init__(module, label)
         self.attentions = self._of_layers(self.trial)
         self.precision = Precision(self.dtype, self.dtype, self.dtype)
@@ -67,14 +66,16 @@ class GpuTransformersModel(TransformersModel):
 
     @property
     def logit_softcap(self) -> None:
-        """None: the module's head has done it."""
+        """None, as the module's own head applies any soft cap."""
 
     @torch.inference_mode()
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
         """Computes the plan's tokens and stores their keys and values.
 
         Args:
-            attention: as it was begun for this plan.
+            plan: device plan of the step.
+            cache: KV cache.
+            attention: attention that has been prepared for this plan.
 
         Returns:
             Hidden states [T, hidden_size].
@@ -86,7 +87,7 @@ class GpuTransformersModel(TransformersModel):
             k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
             kv_store(k, v, store_at, cache, layer)
             q = q.to(self.dtype)
-            if q.stride()[1:] != (q.shape[2], 1):  # a token's heads lie side by side
+            if q.stride()[1:] != (q.shape[2], 1):  # the kernels need a token's heads to be contiguous
                 q = q.contiguous()
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attention.attend(
@@ -110,10 +111,10 @@ class GpuTransformersModel(TransformersModel):
         )
 
     def _find_waits(self) -> str | None:
-        """Runs a step during which the host may not wait for the device; the error of the operation that does."""
+        """Runs a step with CUDA synchronisation forbidden; returns the error of an operation that needs it, or None."""
         before = torch.cuda.get_sync_debug_mode()
         ids = torch.zeros(2, dtype=torch.int32, device=self.device)
-        self.raw_logits(self._run(ids, ids, AttentionProbe()))  # what is made at a module's first call
+        self.raw_logits(self._run(ids, ids, AttentionProbe()))  # initialises what a module creates at its first call
         torch.cuda.set_sync_debug_mode("error")
         try:
             self.raw_logits(self._run(ids, ids, AttentionProbe()))
@@ -126,7 +127,7 @@ class GpuTransformersModel(TransformersModel):
         return None
 
     def _measure(self) -> int:
-        """Numbers of a token that a step holds at once."""
+        """Measures the activation elements that a step holds per token at one time."""
         ids = torch.zeros(_MEASURED, dtype=torch.int32, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
@@ -135,11 +136,11 @@ class GpuTransformersModel(TransformersModel):
         return -(-held // (_MEASURED * int(self.dtype.itemsize)))
 
 
-# ------------------------------------------------------------------------------------ shorter ways of a module
+# ------------------------------------------------------------------------------------ faster forwards of modules
 
 
 def _shorten(module: nn.Module) -> None:
-    """Gives the parts of a module that can have it a shorter way to the same numbers."""
+    """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent faster ones."""
     few = FewRows(next(module.parameters()).device)
     for part in module.modules():
         forward = _as_product(part, few) if type(part) is nn.Linear else _as_norm(part) or _with_rotation(part)
@@ -157,7 +158,7 @@ def _as_product(part: nn.Linear, few: FewRows) -> Callable[..., torch.Tensor]:
 
 
 def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
-    """A root mean square norm as one operation; None for what is no such."""
+    """Forward of an RMS norm as one kernel, or None if the module is not an RMS norm or its results differ."""
     weight, eps = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
     if not type(part).__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
         return None
@@ -171,12 +172,11 @@ def _as_norm(part: nn.Module) -> Callable[..., torch.Tensor] | None:
     return forward if _same(forward(x), part.forward(x)) else None
 
 
-_ROTATION = "apply_rotary_pos_emb"  # in most files of transformers
+_ROTATION = "apply_rotary_pos_emb"  # name of the function in most of transformers' model files
 
 
 def _with_rotation(part: nn.Module) -> Callable[..., Any] | None:
-    """The forward of an attention with our kernel as its rotation, where its file's is the common one; None for all
-    other parts."""
+    """Forward of an attention module with our rotary kernel, or None if it has no rotation of the common kind."""
     forward = type(part).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
         return None
@@ -215,6 +215,6 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """True for tensors that differ by rounding."""
+    """True if two tensors differ by no more than rounding."""
     tolerance = max(1e-5, 2 * torch.finfo(expected.dtype).eps)
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())

@@ -1,4 +1,4 @@
-"""Divisors of keys and values in 8 bits: a checkpoint's own, else those that a trial finds."""
+"""Scales of 8-bit keys and values: the checkpoint's own, or found by a trial run."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.spec import LatentSpec
 
-_TOKENS = 512  # of the trial
-# Other texts have larger keys and values than the trial's. Room for those is cheap: numbers keep all their digits down
-# to a 28,672nd of e4m3's largest, so with this, down to a 3,584th of a head's largest at worst.
+_TOKENS = 512  # tokens of the trial run
+# Other texts have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full precision down to
+# 1/28,672 of its largest number, so with this, down to 1/3,584 of a head's largest value at worst.
 _HEADROOM = 4
 
 
 @torch.inference_mode()
 def kv_scales(model: Decoder, given: Mapping[tuple[int, str], torch.Tensor], bos: int | None) -> KVScales:
-    """The scales of a model whose cache has 8 bits, rounded up to powers of two.
+    """Returns the scales of an 8-bit KV cache, rounded up to powers of two.
+
+    Missing scales are found by a trial: the model is run once on a fixed sequence of tokens.
 
     Args:
-        given: what `WeightSource.kv_scales` read. What is not there is found by a trial: the model is run once, on the
-            same tokens whenever the model is the same.
-        bos: the token that texts begin with, where there is one.
+        model: model with loaded weights.
+        given: scales [kv_heads] of the checkpoint by layer and "k" or "v", as `WeightSource.kv_scales` returns them.
+        bos: token that begins a sequence, or None.
 
     Raises:
-        ModelError: the trial's keys or values are NaN or infinite.
+        ModelError: keys or values of the trial are NaN or infinite.
     """
     layers = range(len(model.kv_layout.layers))
     if any((i, side) not in given for i in layers for side in "kv"):
         given = {**_tried(model, bos), **given}
     k, v = ([_power_of_two(given[i, side]).to(model.device) for i in layers] for side in "kv")
     for i, layer in enumerate(model.spec.layers):
-        if isinstance(layer.attention, LatentSpec):  # of which a checkpoint has one scale
+        if isinstance(layer.attention, LatentSpec):  # a checkpoint has one scale for all parts of the cache
             k[i] = k[i].expand(2).contiguous()
             v[i] = k[i][:1]
     return KVScales(tuple(k), tuple(v))
 
 
 def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tensor]:
-    """Scales [kv_heads] by layer and "k" or "v", from tokens that are spread over the vocabulary; of latents as in
-    `KVScales`."""
+    """Scales [kv_heads] by layer and "k" or "v", from a run of tokens spread over the vocabulary.
+
+    For latent attention, the shapes are those of `KVScales`.
+    """
     layout, device = model.kv_layout, model.device
     count = min(_TOKENS, model.max_positions)
     at = torch.arange(count, device=device)
@@ -71,6 +75,6 @@ def _tried(model: Decoder, bos: int | None) -> dict[tuple[int, str], torch.Tenso
 
 
 def _power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """The least one that is not below x, but 1 for 0, and none that float32 can't divide by."""
+    """Smallest power of two not below x, limited to 2^±100, which float32 can divide by; 1 for 0."""
     mantissa, exponent = np.frexp(x.numpy())
     return torch.from_numpy(np.ldexp(np.float32(1), np.clip(exponent - (mantissa == 0.5), -100, 100)))

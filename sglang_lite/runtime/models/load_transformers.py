@@ -1,4 +1,4 @@
-"""Loading of a model that transformers' own code runs."""
+"""Loader of models that run through transformers' own code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_lite.runtime.models.transformers_model import NAME, TransformersMode
 
 
 def kind_of(device: torch.device) -> type[TransformersModel]:
-    """The class that runs a module on a device."""
+    """Class that runs a module of transformers on a device."""
     if device.type != "cuda":
         return TransformersModel
     from sglang_lite.runtime.models.gpu_transformers_model import GpuTransformersModel  # needs Triton
@@ -23,14 +23,16 @@ def kind_of(device: torch.device) -> type[TransformersModel]:
 
 
 def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
-    """Size of the model in a folder, in numbers, and what a token of it takes, without any of its weights; None where
-    that shows only when they are there.
+    """Returns the number of a model's parameters and the layout of its KV cache, without reading weights.
+
+    The layout is None if the trial run that finds it fails without values, as with a choice of experts.
 
     Args:
-        device: that it is to run on.
+        path: folder of the model.
+        device: device that the model is to run on.
 
     Raises:
-        ModelError: transformers has no such model, or it can't be run so.
+        ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
     register()
     made = {"attn_implementation": NAME, "trust_remote_code": False}
@@ -38,19 +40,19 @@ def outline(path: Path, device: torch.device) -> tuple[int, KVLayout | None]:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(config, **made)
-    except Exception as error:  # as below
+    except Exception as error:  # transformers' code and each model's raise many kinds
         raise _refused(path, error) from error
     numbers = sum(tensor.numel() for tensor in module.parameters())
     try:
         return numbers, kind_of(device)(module.eval(), str(path)).kv_layout
     except ModelError:
         raise
-    except Exception:  # a choice by numbers, of experts for one, needs numbers
+    except Exception:  # data-dependent code, such as a choice of experts, can't run without values
         return numbers, None
 
 
 def _refused(path: Path, error: Exception) -> ModelError:
-    if "trust_remote_code" in str(error):  # which transformers' own text tells to set
+    if "trust_remote_code" in str(error):  # transformers' own message asks the user to set it
         named = read_json(path / "config.json").get("auto_map")
         code = ", ".join(sorted(map(str, named.values()))) if isinstance(named, dict) else "auto_map"
         return ModelError(
@@ -64,19 +66,22 @@ def _refused(path: Path, error: Exception) -> ModelError:
 def load_transformers(
     path: Path, dtype: torch.dtype, device: torch.device, *, dummy: bool = False
 ) -> TransformersModel:
-    """Loads the folder at `path`. No code of the folder is run.
+    """Loads a model from a folder through transformers, without running code from the folder.
 
     Args:
-        dummy: random weights.
+        path: folder of the model.
+        dtype: dtype of weights and activations.
+        device: device that the model runs on.
+        dummy: whether to use random weights instead of the folder's.
 
     Raises:
-        ModelError: transformers has no such model, or it can't be run so.
+        ModelError: transformers has no code for the model, or the model can't run on our KV cache.
     """
     register()
     made = {"dtype": dtype, "attn_implementation": NAME, "trust_remote_code": False}
     try:
         if dummy:
-            with device:  # where random numbers are drawn fast
+            with device:  # a GPU draws random numbers faster
                 config = AutoConfig.from_pretrained(path, trust_remote_code=False)
                 module = AutoModelForCausalLM.from_config(config, **made)
         else:

@@ -1,4 +1,4 @@
-"""Memory that a model takes at least, and memory that is free, before anything is allocated."""
+"""Checks, before anything is allocated, that the memory a model takes is free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from sglang_lite.runtime.models.spec import ModelSpec
 
 
 def weight_bytes(spec: ModelSpec, item: float) -> int:
-    """Bytes of a model's matrices, at least.
+    """Lower bound of the bytes that a model's matrices take.
 
     Args:
-        item: bytes of a number.
+        spec: specification of the model.
+        item: bytes per element.
     """
     tables = 1 if spec.tied_embeddings else 2
     layers = sum(layer.numbers(spec.hidden_size) for layer in spec.layers)
@@ -24,21 +25,22 @@ def weight_bytes(spec: ModelSpec, item: float) -> int:
 
 
 def rotary_bytes(spec: ModelSpec, positions: int) -> int:
-    """Bytes of the rotary tables for so many positions, at least."""
+    """Lower bound of the bytes that the rotary tables for `positions` positions take."""
     size = spec.layers[0].attention.key_size
     return sum(positions * (rope.rotary_dim or size) * 4 for rope in spec.ropes)
 
 
 def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint: str) -> None:
-    """Checks that memory is free for all parts of a model.
+    """Checks that enough memory is free for all parts of a model.
 
     Args:
-        parts: bytes that are going to be allocated, by what for.
-        source: for the message.
-        hint: what to change.
+        parts: bytes to be allocated, by purpose.
+        device: device to allocate on.
+        source: name of the model, for the message.
+        hint: advice for the message: settings to change.
 
     Raises:
-        ModelError: there is less; the message has the numbers.
+        ModelError: less memory is free than needed; the message has the numbers.
     """
     needed, free = sum(parts.values()), free_bytes(device)
     if free is not None and needed > free:
@@ -47,7 +49,7 @@ def check_room(parts: Mapping[str, int], device: torch.device, source: str, hint
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """The memory that can be had; None where the system does not say."""
+    """Bytes of memory that can be allocated, or None if the system does not report them."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -59,7 +61,7 @@ def free_bytes(device: torch.device) -> int | None:
             known = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):
             return None
-    try:  # a container's limit
+    try:  # limit of the container
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         known = min(known, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()) + _reclaimable())
     except (OSError, ValueError):
@@ -68,7 +70,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _reclaimable() -> int:
-    """Bytes of files that the container's memory has and can drop."""
+    """Bytes of page cache that count towards the container's memory and can be dropped."""
     lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
 

@@ -1,4 +1,5 @@
-"""The interface of models, as engine, memory and runners see them: a decoder, or a script in its place."""
+"""Interfaces of models for the engine, the memory manager and the runners; implemented by decoders and by test
+doubles."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, ModelSpec
 
-Cache: TypeAlias = Any  # of keys and values: each model's own, which its runner passes through
+Cache: TypeAlias = Any  # KV cache of a model: its type is the model's own, and runners only pass it through
 
 
 class Model(Protocol):
-    """A model that is run from tensors.
+    """Model that computes hidden states and logits from token tensors.
 
     Attributes:
-        fused: it is a `DeviceModel`.
+        fused: True if the model is a `DeviceModel`.
     """
 
     fused: bool
@@ -30,47 +31,47 @@ class Model(Protocol):
 
     @property
     def spec(self) -> ModelSpec | None:
-        """Shape that another checkpoint must have to take this one's place; None where there is no checkpoint."""
+        """Shape that a checkpoint must have to replace this one's weights, or None if the model has no checkpoint."""
         ...
 
     @property
     def format(self) -> str:
-        """Number format of its computation."""
+        """Name of the dtype that the model computes in, such as "bfloat16"."""
         ...
 
     @property
     def rounds(self) -> bool:
-        """True where the same row computed beside others often gives another token."""
+        """True if rounding is so coarse that a row often yields another token when batched with different rows."""
         ...
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in a cache."""
+        """Bytes that one token takes in the KV cache."""
         ...
 
     def allocate_cache(self, slots: int) -> Cache:
-        """A cache of keys and values for that many tokens."""
+        """Allocates a KV cache for `slots` tokens."""
         ...
 
     def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values from token slots to others; int64 [N] each. All are read before one is written."""
+        """Copies keys and values between token slots, int64 [N] each. Reads all sources before it writes a target."""
         ...
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache) -> torch.Tensor:
-        """Hidden states [T, …] of new tokens, whose keys and values it stores."""
+        """Computes hidden states [T, …] of new tokens and stores the tokens' keys and values in the cache."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 logits [R, V] of hidden states [R, …]."""
+        """Returns float32 logits [R, V] of hidden states [R, …]."""
         ...
 
 
 class DeviceModel(Model, Protocol):
-    """A model that is made of kernels, which take a device plan.
+    """Model built from fused kernels, driven by a device plan.
 
     Attributes:
-        kv_scales: of a cache in 8 bits.
-        uncapturable: why its steps can't be part of a CUDA graph; None where they can.
+        kv_scales: scales of an 8-bit KV cache, or None if the cache is not in 8 bits.
+        uncapturable: reason why the model's steps can't be captured in a CUDA graph, or None if they can.
     """
 
     kv_scales: KVScales | None
@@ -87,36 +88,37 @@ class DeviceModel(Model, Protocol):
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        """Attention of each layer."""
+        """Attention specification of each layer, in order."""
         ...
 
     @property
     def widest(self) -> int:
-        """Numbers of a token that a step holds at once, at most."""
+        """Upper bound of the activation elements that a step holds per token at one time, to reserve memory for
+        them."""
         ...
 
     @property
     def products(self) -> int:
-        """Numbers of the layers' matrices that a token is multiplied by."""
+        """Elements of the weight matrices that each token is multiplied by: multiplications per token."""
         ...
 
     @property
     def shares_prefixes(self) -> bool:
-        """True where all layers see a whole prefix, so that rows can read a common one together."""
+        """True if every layer attends to the whole prefix, so that rows can read the pages of a common prefix
+        together."""
         ...
 
     @property
     def logit_softcap(self) -> float | None:
-        """Logits become softcap * tanh(raw logits / softcap)."""
+        """Cap c of the logits, which become c * tanh(raw logits / c), or None if they are not capped."""
         ...
 
     def run(self, plan: DevicePlan, cache: KVCache, attention: StepAttention) -> torch.Tensor:
-        """Hidden states [T, …] of a plan's tokens, whose keys and values it stores."""
+        """Computes hidden states [T, …] of the plan's tokens and stores the tokens' keys and values in the cache."""
         ...
 
     def raw_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [R, V] of hidden states, in the model's format and before soft-capping; written into `out`, where it
-        is given."""
+        """Returns logits [R, V] of hidden states in the model's dtype, before soft-capping; in `out` if given."""
         ...
 
 

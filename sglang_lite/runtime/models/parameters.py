@@ -1,6 +1,6 @@
-"""Table of a model's parameters: of each tensor its role, its shape, and where a checkpoint has it.
+"""Table of a model's parameters: role, shape and possible places in a checkpoint of each tensor.
 
-Whoever reads weights walks it, and whoever cuts, adapts or writes them. Needs no torch.
+Used to read weights, and to shard, adapt or write them. Needs no torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, ExpertsSpe
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor of a checkpoint, or the part of it that one parameter is.
+    """Tensor of a checkpoint, or the slice of one, that holds a parameter.
 
     Attributes:
-        shape: of the whole tensor.
-        part: index of the part; empty for all of it.
-        outputs, inputs: axes of the whole tensor. Those of a matrix lie (outputs, inputs) in the model.
-        groups: of equal length along the first axis, of each of which it is that part.
+        name: name of the tensor.
+        shape: shape of the whole tensor.
+        part: index of the slice; empty for the whole tensor.
+        outputs, inputs: axes of the whole tensor; a matrix of the model is (outputs, inputs). `inputs` is None for
+            vectors.
+        groups: number of equal groups along the first axis; `part` is taken from each group.
     """
 
     name: str
@@ -33,13 +35,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor of the model.
+    """Tensor of the model.
 
     Attributes:
-        role: of its layer, or of the model.
+        role: role of the tensor in its layer or in the model, such as "q" or "embedding".
         shape: (outputs, inputs) of a matrix, (size,) of a vector.
-        places: where a checkpoint may have it; it has one of them.
-        layer, expert: it belongs to; None: to the model, or to all experts.
+        places: places where a checkpoint may hold the tensor; a checkpoint uses exactly one of them.
+        layer: index of the tensor's layer, or None for a tensor of the whole model.
+        expert: index of the tensor's expert, or None if the tensor belongs to no single expert.
     """
 
     role: str
@@ -52,7 +55,7 @@ class Parameter:
 _MODEL_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens", "layers": "model.layers", "norm": "model.norm", "head": "lm_head",
 }  # fmt: skip
-# Names of Llama's modules in a layer, and of what others have besides.
+# Names of a layer's modules by role: Llama's, and those that only other families have.
 _NAMES: Mapping[str, str] = {
     "input_norm": "input_layernorm",
     "q": "self_attn.q_proj",
@@ -89,7 +92,7 @@ _NAMES: Mapping[str, str] = {
 
 
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
-    """All parameters of a model, layer by layer."""
+    """Yields all parameters of a model, layer by layer."""
     table = (spec.vocab_size, spec.hidden_size)
     names, size = {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}, (spec.hidden_size,)
     yield Parameter("embedding", table, (Place(f"{names['embedding']}.weight", table, inputs=1),))
@@ -106,12 +109,12 @@ def parameters(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def head_name(spec: ModelSpec) -> str:
-    """Name of the module that gives logits."""
+    """Name of the module that computes logits."""
     return {**_MODEL_NAMES, **FAMILIES[spec.architecture].names}["head"]
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> Iterator[Parameter]:
-    """Parameters of a layer. A bias has its matrix's role and `_bias`."""
+    """Yields the parameters of a layer. The role of a bias is its matrix's role with the suffix `_bias`."""
     layer = spec.layers[index]
     names = _Names(FAMILIES[spec.architecture], index)
     for role in layer.hidden_norms if spec.norm_weight else ():
@@ -167,7 +170,7 @@ def _of_experts(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[Pa
 
 
 class _Names:
-    """Parameters of one layer by role, at the names that its family gives them."""
+    """Factory of one layer's parameters: maps roles to the tensor names of the family."""
 
     def __init__(self, family: Family, layer: int) -> None:
         self._family, self._layer = family, layer
@@ -180,7 +183,7 @@ class _Names:
         return Parameter(role, (size,), (Place(self._path(role) + suffix, (size,)),), self._layer)
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[Parameter]:
-        """A norm; one of each head by itself where the family has them so."""
+        """Yields the parameters of a norm; one per head if the family stores a separate tensor for each head."""
         path = self._path(role)
         if "{}" in path:
             for head in range(shape[0]):
@@ -200,7 +203,8 @@ class _Names:
         yield from self.matrices({f"{prefix}down": hidden}, size, bias=bias)
 
     def heads(self, outputs: Mapping[str, int], inputs: int, spec: AttentionSpec, *, bias: bool) -> Iterator[Parameter]:
-        """Matrices of queries, keys and values; where the family has them so, head by head in one."""
+        """Yields the query, key and value matrices, which are slices of one matrix if the family groups them by
+        head."""
         if not self._family.qkv_by_head:
             yield from self.matrices(outputs, inputs, bias=bias)
             return
@@ -214,7 +218,7 @@ class _Names:
                 yield Parameter(f"{role}_bias", (outputs[role],), (place,), self._layer)
 
     def matrices(self, outputs: Mapping[str, int], inputs: int, *, bias: bool) -> Iterator[Parameter]:
-        """Matrices of the same inputs; where a checkpoint calls several alike, they lie one after the other in one."""
+        """Yields matrices with common inputs. Roles with the same tensor name are consecutive rows of that tensor."""
         for role, size in outputs.items():
             path = self._path(role)
             merged = [other for other in outputs if self._path(other) == path]
@@ -227,7 +231,8 @@ class _Names:
                 yield Parameter(f"{role}_bias", (size,), (Place(f"{path}.bias", (rows,), part),), self._layer)
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[Parameter]:
-        """Matrices of an expert: by themselves, or in a stack of all experts' with gates and ups in one."""
+        """Yields an expert's matrices, each with two possible places: a separate tensor, or a slice of all experts'
+        stack."""
         size = experts.size
         interleaved = self._family.experts_interleaved
         for role, outputs, inputs in (("gate", size, hidden), ("up", size, hidden), ("down", hidden, size)):

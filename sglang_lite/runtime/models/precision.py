@@ -1,4 +1,4 @@
-"""Number formats of a model's computation."""
+"""Numeric formats of a model's computation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Number formats of a model's computation.
+    """Numeric formats of a model's computation.
 
     Attributes:
-        compute: activations between layers.
-        weights: of matrices that are not quantised.
-        cache: keys and values.
-        blocks: products may be with a checkpoint's own blocks, of activations in 16-bit integers (CPU).
-        int8: matrices in 8 bits (CPU).
-        fp8: the layers' matrices in 8-bit floating point (GPU).
-        keep_fp8: those of them that a checkpoint has in 8-bit floating point (GPU).
-        one_path: every row is computed the same way whatever the batch.
+        compute: dtype of activations between layers.
+        weights: dtype of matrices that are not quantised.
+        cache: dtype of keys and values.
+        blocks: whether block-quantised matrices of a checkpoint may be multiplied without decoding them, with
+            activations in 16-bit integers (CPU).
+        int8: whether matrices are quantised to 8-bit integers (CPU).
+        fp8: whether the layers' matrices are quantised to 8-bit floating point (GPU).
+        keep_fp8: whether matrices that a checkpoint stores in 8-bit floating point stay so (GPU).
+        one_path: whether each row is computed the same way whatever the batch, so that its bits don't depend on it.
     """
 
     compute: torch.dtype
@@ -33,5 +34,5 @@ class Precision:
 
     @property
     def rounds(self) -> bool:
-        """True for formats so coarse that the same row computed in another way often gives another token."""
+        """True if the formats are so coarse that a row computed in another way often yields another token."""
         return self.int8 or min(self.compute.itemsize, self.cache.itemsize) < 4

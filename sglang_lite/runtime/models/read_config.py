@@ -1,4 +1,4 @@
-"""Reading of a Hugging Face `config.json`, by the rows of `families.py`."""
+"""Reader of Hugging Face `config.json` files, driven by the table in `families.py`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sglang_lite.runtime.models.spec import (
     RopeSpec,
 )
 
-_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # say what the others mean
+_FIRST = {name: config_fields.CONFIG[name] for name in ("architectures", "text_config")}  # read before all others
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
 }  # fmt: skip
-# What the frequency scaling of each kind needs.
+# Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
     "default": (),
     "linear": ("factor",),
@@ -37,14 +37,14 @@ _ROPE_KINDS = {
 
 
 def spec_from_config(config: Config, source: str) -> ModelSpec:
-    """Reads a Hugging Face config; of a vision-language model, its text part.
+    """Returns the specification of a decoder from a Hugging Face config; of a vision-language model, of its text part.
 
     Args:
-        config: the parsed `config.json`.
-        source: the file's name, for messages.
+        config: parsed `config.json`.
+        source: name of the file, for messages.
 
     Raises:
-        ModelError: an architecture or option that is not supported, or a field that is missing or senseless.
+        ModelError: the architecture or an option is not supported, or a field is missing or invalid.
     """
     config_fields.check(
         {"architectures": config.get("architectures"), "text_config": config.get("text_config")}, _FIRST, source
@@ -105,7 +105,7 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         raise ValueError(f"num_key_value_heads is {kv_heads}, and each of {heads} heads has its own keys and values")
     head_dim = config.get("head_dim") or hidden_size // heads
     if family.latent:
-        head_dim = config["qk_rope_head_dim"]  # of which a config may say that it is the head's
+        head_dim = config["qk_rope_head_dim"]  # some configs call this size `head_dim`
     if head_dim < 1:
         raise ValueError(f"hidden_size {hidden_size} is too small for {heads} attention heads")
     qkv_bias, output_bias, mlp_bias = (
@@ -130,7 +130,7 @@ def _layers(family: Family, config: Config) -> tuple[LayerSpec, ...]:
 
 
 def reads_both_ways(config: Config) -> bool:
-    """True for a config whose tokens see what is after them, too: such a model generates nothing."""
+    """True if tokens of the config's model attend to later tokens, so that it can't generate."""
     text = config.get("text_config")
     whole = {**(text if isinstance(text, Mapping) else {}), **config}
     return bool(whole.get("use_bidirectional_attention")) or whole.get("is_causal") is False
@@ -179,7 +179,7 @@ def _activation(family: Family, config: Config) -> str:
 
 
 def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
-    """A model's own limit, or what YaRN stretches it to: people add YaRN to a config and leave the limit as it is."""
+    """Longest sequence: the config's limit, or YaRN's, as users add YaRN without raising `max_position_embeddings`."""
     stretched = [layer.attention.rope.params for layer in layers if layer.attention.rope.kind == "yarn"]
     limits: list[int] = [config["max_position_embeddings"]]
     limits += [int(params["factor"] * params["original_max_position_embeddings"]) for params in stretched[:1]]
@@ -187,9 +187,9 @@ def _max_positions(config: Config, layers: tuple[LayerSpec, ...]) -> int:
 
 
 def _ropes(family: Family, config: Config, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """The rotary embedding of layers without a window, and of those with one.
+    """Rotary embeddings of layers without a window and of layers with one.
 
-    transformers 5 writes `rope_parameters` (for some families one entry per layer type), older files `rope_theta`,
+    transformers 5 writes `rope_parameters` (for some families one entry per layer type); older files have `rope_theta`,
     `rope_scaling` and `rope_local_base_freq`.
     """
     given = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
@@ -209,7 +209,7 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
     if kind not in _ROPE_KINDS:
         raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")
     limit = config["max_position_embeddings"]
-    # A config that has it outside the rope parameters (Phi-3) means that one.
+    # If a config has the field outside the rope parameters, too (Phi-3), that one takes precedence.
     original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
     params = {name: value for name, value in parameters.items() if name not in ("rope_type", "type", "rope_theta")}
     params["original_max_position_embeddings"] = original or limit
@@ -239,7 +239,7 @@ def _windows(family: Family, config: Config) -> tuple[int | None, ...]:
     if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise ValueError(f"layer_types {kinds} don't fit {layers} layers of full or sliding attention")
     if config.get("use_bidirectional_attention"):
-        window = window // 2 + 1  # that many in each direction, as transformers counts them
+        window = window // 2 + 1  # positions in each direction, as transformers counts
     elif config.get("is_causal") is False:
         window = window + 1
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

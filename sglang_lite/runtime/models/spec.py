@@ -1,7 +1,7 @@
-"""Specification of a decoder: a table of layers, and what the whole model has in common. Needs no torch.
+"""Specification of a decoder: a table of layers, and the properties of the whole model. Needs no torch.
 
-One record drives one parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py` make it of a model's
-files.
+One record configures the parametrised decoder (`decoder.py`). `read_config.py` and `read_gguf.py` create the record
+from a model's files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from sglang_lite.runtime.models.config_fields import Json
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding: base, how much of the head turns, and how frequencies are scaled.
+    """Rotary embedding: base, rotated part of the head, and frequency scaling.
 
     Attributes:
-        kind: "none": nothing turns.
-        rotary_dim: None for the whole head.
-        params: `factor` and what else the kind needs, by transformers' names.
-        interleaved: the checkpoint has the numbers of a pair side by side, not half a head apart.
+        theta: base of the frequencies.
+        kind: kind of frequency scaling: "default", "linear", "llama3", "yarn" or "longrope"; "none" for no rotation.
+        rotary_dim: number of rotated elements of a head, or None for the whole head.
+        params: `factor` and the further parameters of the kind, under transformers' names.
+        interleaved: whether the checkpoint stores the two elements of a rotary pair side by side, not half a head
+            apart.
     """
 
     theta: float = 10_000.0
@@ -40,15 +42,20 @@ class AttentionSpec:
     """Attention of a layer.
 
     Attributes:
+        heads, kv_heads: number of query heads, and of key-value heads.
+        key_size, value_size: elements of a head's query and key, and of its value.
         scale: factor of the scores.
-        window: most positions that a token sees, itself included, in each direction that it looks; None for all.
-        softcap: scores become softcap * tanh(scores / softcap).
-        qk_norm: queries and keys are normalised by norms of the model's kind: each head by one that all heads have in
-            common ("head") or by its own ("heads"), or the "whole" projection.
-        qk_norm_bias: those add one.
-        clip: bound of queries, keys and values, to either side.
-        sinks: each head has a score more, whose weight goes nowhere.
-        causal: a token sees what is before it, and nothing that is after it.
+        rope: rotary embedding of queries and keys.
+        window: largest number of positions that a token attends to in each permitted direction, itself included; None
+            for no limit.
+        softcap: cap c of the scores, which become c * tanh(scores / c), or None.
+        qk_norm: norm of queries and keys, of the kind `ModelSpec.norm`: "head" for each head, with shared weights,
+            "heads" for each head, with its own weights, "whole" for the whole projection, "" for none.
+        qk_norm_bias: whether these norms have biases.
+        clip: bound of the absolute values of queries, keys and values, or None.
+        qkv_bias, output_bias: whether the input projections and the output projection have biases.
+        sinks: whether each head has an extra learnt score in its softmax, with no value attached.
+        causal: whether a token attends only to itself and earlier tokens.
     """
 
     heads: int
@@ -73,37 +80,43 @@ class AttentionSpec:
 
     @property
     def pair_products(self) -> int:
-        """Multiplications for a token that another one sees."""
+        """Multiplications per pair of a query token and a key token."""
         return self.heads * (self.key_size + self.value_size)
 
     @property
     def decode_products(self) -> int:
-        """`pair_products` where few tokens are new."""
+        """Multiplications per pair of a query token and a key token if few tokens are new; equal to `pair_products`."""
         return self.pair_products
 
     @property
     def held(self) -> int:
-        """Numbers of a token that its computation holds at once."""
+        """Activation elements that attention holds per token at one time."""
         return (self.heads + 2 * self.kv_heads) * self.key_size * 2
 
     def numbers(self, hidden: int) -> int:
-        """Numbers of its matrices."""
+        """Number of elements of the weight matrices."""
         return hidden * (self.heads + self.kv_heads) * (self.key_size + self.value_size)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Latent attention of a layer (DeepSeek-V2, arXiv:2405.04434): all heads' keys and values are products of one
-    vector a token, the latent. It alone is cached, beside a part of the keys that is turned and that heads share.
+    """Latent attention (MLA) of a layer (DeepSeek-V2, arXiv:2405.04434).
+
+    Keys and values of all heads are projections of one vector per token, the latent. The cache holds only the latent
+    and a rotated part of the keys that all heads share.
 
     Attributes:
-        rank: numbers of a latent.
-        query_rank: numbers of a vector of which queries are products; None: they are products of what comes in.
-        nope_size, rope_size: numbers of a head's query that are not turned, and that are.
-        value_size: numbers of a head's value.
+        heads: number of heads.
+        rank: elements of a latent.
+        query_rank: elements of the low-rank vector that queries are projected from, or None if they are projected
+            directly from the hidden state.
+        nope_size, rope_size: elements of a head's query without, and with, rotary embedding.
+        value_size: elements of a head's value.
         scale: factor of the scores.
-        bias: of the products that make latents.
-        norm_eps: of the norms of latents.
+        rope: rotary embedding of the rotated parts.
+        bias: whether the projections to latents and low-rank queries have biases.
+        output_bias: whether the output projection has a bias.
+        norm_eps: epsilon of the norms of latents and low-rank queries.
     """
 
     heads: int
@@ -117,14 +130,14 @@ class LatentSpec:
     bias: bool = False
     output_bias: bool = False
     norm_eps: float = 1e-6
-    kv_heads: ClassVar[int] = 1  # as attention finds them in the cache
+    kv_heads: ClassVar[int] = 1  # as attention kernels see the cache
     window: ClassVar[None] = None
     sinks: ClassVar[bool] = False
     causal: ClassVar[bool] = True
 
     @property
     def key_size(self) -> int:
-        """Numbers of a token in the cache: the latent, which is its value there, too, and the turned part."""
+        """Elements of a token in the cache: the latent, which is also the cached value, and the rotated key part."""
         return self.rank + self.rope_size
 
     @property
@@ -137,22 +150,22 @@ class LatentSpec:
 
     @property
     def pair_products(self) -> int:
-        """Multiplications for a token that another one sees, by keys and values."""
+        """Multiplications per pair of a query token and a key token, with expanded keys and values."""
         return self.heads * (self.query_size + self.value_size)
 
     @property
     def decode_products(self) -> int:
-        """Multiplications for a token that another one sees, by latents."""
+        """Multiplications per pair of a query token and a key token, with queries absorbed into the latents."""
         return self.heads * (self.key_size + self.rank)
 
     @property
     def held(self) -> int:
-        """Numbers of a token that its computation holds at once."""
+        """Activation elements that attention holds per token at one time."""
         made = (self.query_rank or 0) + self.key_size
         return made + self.heads * (self.query_size + 2 * self.key_size + self.value_size)
 
     def numbers(self, hidden: int) -> int:
-        """Numbers of its matrices."""
+        """Number of elements of the weight matrices."""
         queries = self.heads * self.query_size
         made = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
         return (
@@ -164,11 +177,14 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
-    """A feed-forward.
+    """Dense feed-forward of a layer.
 
     Attributes:
+        size: intermediate size.
         activation: "silu", "gelu", "gelu_tanh" or "relu2".
-        gated: the activation is that of a gate, which what goes up is multiplied by; else of what goes up.
+        bias: whether the projections have biases.
+        gated: whether the up projection is multiplied by an activated gate; if False, the activation applies to the up
+            projection.
     """
 
     size: int
@@ -177,28 +193,31 @@ class DenseSpec:
     gated: bool = True
 
     def numbers(self, hidden: int) -> int:
-        """Numbers of its matrices."""
+        """Number of elements of the weight matrices."""
         return (3 if self.gated else 2) * hidden * self.size
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Gated feed-forwards, of which a router chooses some for each token.
+    """Mixture of experts of a layer: gated feed-forwards of which a router chooses some for each token.
 
     Attributes:
-        count, size: of the experts, and of each.
-        top_k: experts of a token.
-        activation: "silu", "gelu" or "gelu_tanh"; or "clamped": gate sigmoid(alpha gate) (up + 1), after the gate has
-            been bounded by `limit` from above and `up` from both sides.
-        scoring: the function that makes scores of the router's logits.
-        groups, kept_groups: experts are chosen within the best of so many groups of equal size.
-        group_top: best scores of a group whose sum says how good it is.
-        correction: a bias of each expert is added to its score for the choice, not for the weight.
-        normalise: weights of a token are divided by their sum.
+        count: number of experts.
+        top_k: number of experts chosen for each token.
+        size: intermediate size of an expert.
+        activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) * (up + 1), with the
+            gate clamped to at most `limit` and up to ±`limit` first.
+        scoring: function that maps router logits to scores.
+        groups, kept_groups: number of equal groups of experts, and number of best groups that experts are chosen from.
+        group_top: number of a group's best scores that are summed to rank the group.
+        correction: whether a learnt bias is added to each expert's score for the choice, but not for the weight.
+        normalise: whether a token's weights are divided by their sum.
         scale: factor of the weights.
-        router_bias, bias: of the router and of the experts' matrices.
-        shared_size: of a feed-forward that every token takes besides; 0 for none.
-        shared_gate: its output is multiplied by the sigmoid of a number that a matrix of its own gives.
+        router_bias, bias: whether the router and the experts' matrices have biases.
+        alpha, limit: parameters of the "clamped" activation.
+        shared_size: intermediate size of the shared expert that every token passes through; 0 for none.
+        shared_gate: whether the shared expert's output is multiplied by the sigmoid of a learnt projection of the
+            token.
     """
 
     count: int
@@ -220,10 +239,11 @@ class ExpertsSpec:
     shared_gate: bool = False
 
     def numbers(self, hidden: int, experts: float | None = None) -> int:
-        """Numbers of its matrices.
+        """Number of elements of the weight matrices.
 
         Args:
-            experts: how many of them are counted; None for all.
+            hidden: size of the hidden state.
+            experts: number of experts to count, or None for all.
         """
         chosen = self.count if experts is None else experts
         return int(hidden * (3 * (chosen * self.size + self.shared_size) + self.count + self.shared_gate))
@@ -234,13 +254,15 @@ FeedForwardSpec: TypeAlias = DenseSpec | ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """A layer: attention, then a feed-forward, each added to what came in.
+    """Transformer layer: attention, then a feed-forward, each added to the residual.
 
     Attributes:
-        norms: what is normalised: what comes in ("before"), what goes out ("after"), or both.
-        residual_scale: factor of what is added.
-        parallel: the feed-forward takes what attention takes, and both are added together: both by "one norm" or each
-            by its own, "two norms".
+        attention: specification of the attention.
+        feed_forward: specification of the feed-forward.
+        norms: "before" to normalise a block's input, "after" its output, or "both".
+        residual_scale: factor of a block's output before it is added to the residual.
+        parallel: "" if the feed-forward follows attention. Otherwise both read the same residual and are added to it
+            together, with "one norm" for both or "two norms".
     """
 
     attention: AttentionSpec | LatentSpec
@@ -251,17 +273,17 @@ class LayerSpec:
 
     @property
     def hidden_norms(self) -> tuple[str, ...]:
-        """Norms of hidden states that it has, by the roles of `parameters.py`."""
+        """Norms of hidden states in this layer, as roles of `parameters.py`."""
         before = ("input_norm",) if self.parallel == "one norm" else ("input_norm", "mlp_norm")
         after = ("attention_out_norm", "mlp_out_norm")
         return {"before": before, "after": after, "both": before + after}[self.norms]
 
     def numbers(self, hidden: int) -> int:
-        """Numbers of its matrices."""
+        """Number of elements of the weight matrices."""
         return self.attention.numbers(hidden) + self.feed_forward.numbers(hidden)
 
     def products(self, hidden: int) -> int:
-        """Numbers of its matrices that a token is multiplied by: of experts, those that are chosen for it."""
+        """Number of matrix elements that a token is multiplied by; of the experts, only the chosen ones count."""
         fed = self.feed_forward
         return self.attention.numbers(hidden) + (
             fed.numbers(hidden) if isinstance(fed, DenseSpec) else fed.numbers(hidden, fed.top_k)
@@ -270,19 +292,26 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer.
+    """Decoder-only transformer.
 
     Attributes:
-        architecture: the family, of `families.FAMILIES`, whose names its checkpoints have.
-        max_positions: longest sequence.
-        rms_eps: of all norms of hidden states, whatever their kind.
-        norm: kind of those: "rms", or "layer", which takes the mean off first (arXiv:1607.06450).
-        norm_weight, norm_bias: they multiply by one, and add one.
-        norm_offset: 1.0 where they multiply by (1 + weight).
-        head_bias: of the product that gives logits.
+        architecture: key of the family in `families.FAMILIES`, which defines the tensor names of its checkpoints.
+        vocab_size: number of tokens, padding included.
+        hidden_size: elements of a hidden state.
+        max_positions: longest sequence, in tokens.
+        rms_eps: epsilon of all norms of hidden states, of either kind.
+        layers: specification of each layer.
+        tied_embeddings: whether the head uses the embedding table.
+        norm: kind of the norms: "rms", or "layer", which subtracts the mean first (arXiv:1607.06450).
+        norm_weight, norm_bias: whether the norms have weights, and biases.
+        norm_offset: number added to stored norm weights; 1.0 if norms multiply by (1 + weight).
+        head_bias: whether the head has a bias.
         embedding_scale, logit_scale: factors of embeddings and logits.
-        logit_softcap: logits become softcap * tanh(logits / softcap).
-        draft_layers: layers that a checkpoint may have behind its own to draft tokens with; they are left out.
+        logit_softcap: cap c of the logits, which become c * tanh(logits / c), or None.
+        eos_ids: tokens that end a sequence.
+        bos_id: token that begins a sequence, or None.
+        draft_layers: number of extra layers after the model's own, for drafting tokens, that a checkpoint may contain;
+            they are not loaded.
     """
 
     architecture: str
@@ -310,17 +339,17 @@ class ModelSpec:
 
     @property
     def causal(self) -> bool:
-        """True where no token sees what is after it: the model can generate."""
+        """True if every layer is causal, so that the model can generate."""
         return all(layer.attention.causal for layer in self.layers)
 
     @property
     def latent(self) -> bool:
-        """True where some layer's attention is latent."""
+        """True if any layer has latent attention."""
         return any(isinstance(layer.attention, LatentSpec) for layer in self.layers)
 
     @property
     def ropes(self) -> list[RopeSpec]:
-        """Rotary embeddings of the layers, each once."""
+        """Distinct rotary embeddings of the layers."""
         ropes: list[RopeSpec] = []
         for layer in self.layers:
             if layer.attention.rope not in ropes:

@@ -1,4 +1,4 @@
-"""Config of a model that transformers' own code runs: what an engine has to know of it. Needs no torch."""
+"""Config of a model that runs through transformers' code: the fields that an engine needs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_lite.runtime.models.config_fields import MOST_POSITIONS, MOST_TOKENS
 from sglang_lite.runtime.models.families import ARCHITECTURES, Config
 
 _LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length")
-# Fields of configs without a limit, and whose state it is that such a model keeps from token to token.
+# Fields of configs without a position limit, and the layers whose state such a model keeps from token to token.
 _STATES = {
     "state_size": "state space layers", "lru_width": "recurrent layers", "rescale_every": "RWKV's layers",
     "chunkwise_kernel": "xLSTM's layers",
@@ -25,10 +25,13 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class TransformersSpec:
-    """
+    """Specification of a model that runs through transformers' code.
+
     Attributes:
-        architecture: its class in transformers.
-        max_positions: tokens of a sequence.
+        architecture: name of the model's class in transformers.
+        vocab_size: number of tokens.
+        max_positions: longest sequence, in tokens.
+        eos_ids: tokens that end a sequence.
     """
 
     architecture: str
@@ -38,7 +41,7 @@ class TransformersSpec:
 
 
 def is_native(config: Config) -> bool:
-    """True for an architecture of our own, and for a config that names none, or not in words."""
+    """True if the config names an architecture implemented here, or if `architectures` is missing or malformed."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return True
@@ -46,10 +49,10 @@ def is_native(config: Config) -> bool:
 
 
 def fallback_spec(config: Config, source: str) -> TransformersSpec:
-    """Reads a Hugging Face config of any architecture; of a model with several parts, its text part.
+    """Returns the specification from a Hugging Face config of any architecture; from its text part if it has several.
 
     Raises:
-        ModelError: a field that is missing or senseless, or one that only models with a state have.
+        ModelError: a field is missing or invalid, or the model keeps a state other than keys and values.
     """
     config_fields.check({"text_config": config.get("text_config")}, {"text_config": Field("object")}, source)
     whole = {**config, **(config.get("text_config") or {})}

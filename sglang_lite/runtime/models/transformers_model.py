@@ -1,9 +1,9 @@
-"""Any causal language model of transformers, over our pages: its own module, whose attention is ours.
+"""Any causal language model of transformers on our KV cache: transformers' own module with our attention plugged in.
 
-Here as torch operations; gpu_transformers_model.py runs the same module as steps on a GPU.
+This module runs it with torch operations; gpu_transformers_model.py runs the same module as GPU steps.
 
-What a token's keys and values take is found by one trial run. A second one shows that nothing else passes from token to
-token: a model that keeps other state, or attends in a way of its own, is refused.
+A trial run finds the cache layout that each layer needs. A second trial checks that nothing but keys and values passes
+from token to token: a model that keeps other state, or has its own form of attention, is refused.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
 from sglang_lite.runtime.kernels.reference.attention import Scoring, attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 
-NAME = "sglang_lite"  # of our attention, among transformers'
-_TRIAL = 12  # tokens
-# Of the length of a token's hidden state, between the trial in one piece and in several: in 32 bits, and in fewer,
-# where rounding alone makes 0.07 in 32 layers of random weights.
+NAME = "sglang_lite"  # name that our attention is registered under in transformers
+_TRIAL = 12  # tokens of the second trial run
+# Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
+# 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
-# Arguments of transformers' attention that change nothing here: positions are in the plan, and there is no dropout.
+# Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
 _WITHOUT_MEANING = frozenset({
     "attention_mask", "dropout", "position_ids", "cache_position", "past_key_values", "past_key_value", "use_cache",
     "output_attentions", "output_hidden_states", "is_causal", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
@@ -40,22 +40,24 @@ _WITHOUT_MEANING = frozenset({
 
 
 class AttendLayer(Protocol):
-    """Attention of a layer, in one run of a module."""
+    """Callback that computes one layer's attention during one run of a module."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
-        """Stores keys and values [T, kv_heads, size], and attends.
+        """Stores keys and values [T, kv_heads, size] and attends with the queries.
 
         Args:
-            q: [T, heads, size].
+            layer: index of the layer.
+            q: queries [T, heads, size].
+            how: scale, window, soft cap and sinks of the scores.
 
         Returns:
-            [T, heads, size of a value].
+            Outputs [T, heads, value size].
         """
         ...
 
 
 class AttentionProbe:
-    """Run that finds what a module asks of attention: layer by layer, what each of its calls came with."""
+    """Attention callback of a trial run: records each layer's heads, cache planes and scoring rules; returns zeros."""
 
     def __init__(self) -> None:
         self.heads: list[int] = []
@@ -70,26 +72,27 @@ class AttentionProbe:
 
 
 class TransformersModel:
-    """
+    """Module of transformers that keeps its keys and values in our KV cache.
+
     Args:
-        module: of transformers, with our attention.
-        label: of it, for messages.
+        module: causal language model of transformers, loaded with our attention implementation.
+        label: name of the model for messages.
 
     Raises:
-        ModelError: it can't be run so.
+        ModelError: the model keeps other state than keys and values, or its attention is not supported.
     """
 
     fused = False
     spec = None
 
-    def __init__(self, module: Any, label: str) -> None:  # of transformers: each model has its own class
+    def __init__(self, module: Any, label: str) -> None:  # transformers has a class for each model
         self.label, self.dtype, self.device = label, module.dtype, module.device
         self.rounds = self.dtype.itemsize < 4
         self._module = module
-        self._attend: AttendLayer | None = None  # of the run that is on
-        self._layer = 0  # whose turn it is
-        self._output: Callable[..., object]  # the class of what the layers give
-        self._given: torch.Tensor | None = None  # hidden states that the layers are to give
+        self._attend: AttendLayer | None = None  # callback of the current run
+        self._layer = 0  # index of the layer whose attention is called next
+        self._output: Callable[..., object]  # class of the layers' output
+        self._given: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
         body = module.get_decoder()
         if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
             raise self._refusal("its layers can't be told from its head, or take no positions")
@@ -103,8 +106,9 @@ class TransformersModel:
             if self.device.type != "meta":
                 self._check()
 
-    def _body(self, *args: Any, **kwargs: Any) -> Any:  # as the module's own
-        """The layers; or what they are told to give, so that the head's own code runs for some rows alone."""
+    def _body(self, *args: Any, **kwargs: Any) -> Any:  # signature of the module's own forward
+        """Runs the layers, or returns `_given` in their place, so that the module's head can run on chosen rows
+        only."""
         if self._given is None:
             return self._layers(*args, **kwargs)
         return self._output(last_hidden_state=self._given)
@@ -125,7 +129,7 @@ class TransformersModel:
         copy_kv(cache, source, target)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """Hidden states [T, hidden_size]."""
+        """Computes hidden states [T, hidden_size] of new tokens and stores the tokens' keys and values in the cache."""
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
             q = store_kv(cache, layer, plan.store_at, q.contiguous(), k, v)
@@ -136,11 +140,11 @@ class TransformersModel:
         return self._run(ids, positions, attend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [R, V]."""
+        """Returns float32 logits [R, V] of hidden states [R, hidden_size]."""
         return self.raw_logits(hidden).float()
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] by the module's own head and what it does to them, in the format that it has."""
+        """Logits [R, V] in the head's dtype, computed by the module's own head with all that it applies to them."""
         self._given = hidden[None]
         try:
             ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
@@ -164,11 +168,16 @@ class TransformersModel:
     def attend(
         self, module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, **more: Foreign
     ) -> torch.Tensor:
-        """A layer's attention: [1, T, heads, size of a value].
+        """Computes a layer's attention when transformers calls it; returns [1, T, heads, value size].
 
         Args:
-            q, k, v: [1, heads, T, size] each.
-            more: what else transformers hands to an attention.
+            module: attention module that makes the call.
+            q, k, v: queries, keys and values, [1, heads, T, size] each.
+            scale: factor of the scores, or None for 1 / sqrt(size).
+            more: further keyword arguments that transformers passes to an attention.
+
+        Raises:
+            ModelError: the attention is not causal, or takes an argument that is not supported.
         """
         assert self._attend is not None
         window, softcap, sinks = more.pop("sliding_window", None), more.pop("softcap", None), more.pop("s_aux", None)
@@ -203,7 +212,8 @@ class TransformersModel:
             raise self._refusal("it attends by chunks")
 
     def _check(self) -> None:
-        """Compares the trial as transformers runs it with ours, which has its tokens in two steps."""
+        """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
+        cache."""
         vocab = self._module.config.get_text_config().vocab_size
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, _TRIAL)).to(self.device)
         positions = torch.arange(_TRIAL, device=self.device)
@@ -236,7 +246,7 @@ def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> boo
 
 
 def _plan(start: int, end: int, device: torch.device) -> AttentionPlan:
-    """The plan of a row's tokens start … end-1, whose slots are its positions."""
+    """Attention plan of tokens start … end-1 of one row, in which slots equal positions."""
     row = ExtendRow(0, end - start, slice(0, end))
     return AttentionPlan(torch.arange(start, end, device=device), (), (row,))
 
@@ -245,11 +255,14 @@ def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention as transformers calls it: the model's that the module is of."""
+    """Attention function registered with transformers; delegates to the TransformersModel that owns the module."""
     return module.__dict__["_sglang_lite"].attend(module, query, key, value, scaling, **more), None
 
 
 def register() -> None:
-    """Makes our attention known to transformers, which makes no masks for one that has no mask function: a plan says
-    who sees whom."""
+    """Registers our attention with transformers.
+
+    No mask function is registered, so transformers builds no masks: the attention plan defines what each token attends
+    to.
+    """
     AttentionInterface.register(NAME, _attend)

@@ -1,4 +1,4 @@
-"""Order of admission of waiting requests: one function per policy."""
+"""Order in which waiting requests are admitted: one function per policy."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from sglang_lite.runtime.request import Request, State
 Policy: TypeAlias = Callable[[Sequence[Request], RadixTree], Iterable[Request]]
 
 _LOOKED_AT = 128  # matching a queue of thousands at each step would cost more than it saves
-_AGE_BOUND = 256  # later requests that may be admitted before one
-_ALIKE = 32  # tokens behind the cached ones that tell which requests share what is not cached yet
+_AGE_BOUND = 256  # maximum number of later requests that are admitted before a request
+_ALIKE = 32  # tokens after the cached ones by which requests are grouped
 
 
 def fcfs(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """First come, first served; what has begun before all."""
+    """First come, first served; retracted requests and those of programs with a held prefix go first."""
     return sorted(waiting, key=_urgency)
 
 
 def _urgency(request: Request) -> int:
-    """0 for what was retracted, or passed over too often; 1 for what continues a program whose prefix is held; 2."""
+    """Rank of a request, lower first: 0 if it was retracted or passed over too often, 1 if it continues a program with
+    a held prefix, 2 for all others."""
     if request.state is State.RETRACTED or request.passed_over >= _AGE_BOUND:
         return 0
     return 1 if request.prospect is not None and request.prospect.held else 2
 
 
 def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Longest cached prefix first, so that prefixes are used before they are evicted; those that were passed over too
-    often before all (cache-aware scheduling: Zheng et al., arXiv:2312.07104).
+    """Longest cached prefix first, so that prefixes are used before they are evicted; requests that were passed over
+    too often go before all others (cache-aware scheduling: Zheng et al., arXiv:2312.07104).
 
-    Of those with equally much cached, requests that share what comes next follow each other, from the first of them on:
-    level by level that is the order of their prefix tree. Requests of one program follow each other, the one with the
-    longest way to its program's end first."""
+    Among requests with equally long cached prefixes, those that share their next tokens are placed together, in the
+    order of the first of them: level by level, this is the order of their prefix tree. Requests of one program are
+    placed together, the one with the longest path to its program's end first.
+    """
     if len(waiting) < 2:
         return list(waiting)
     looked_at = list(islice(waiting, _LOOKED_AT))
-    alike: dict[object, int] = {}  # the first of each group
-    programs: dict[int, tuple[int, int]] = {}  # of each program its first one's group, and that one
+    alike: dict[object, int] = {}  # index of the first request of each group
+    programs: dict[int, tuple[int, int]] = {}  # by program: group and index of its first request
     keys: list[tuple[int, ...]] = []
     for i, request in enumerate(looked_at):
         urgency, place, path = _urgency(request), (i, i), 0
@@ -56,8 +58,9 @@ def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
 
 
 def priority(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
-    """Highest priority first, and of those first come, first served; what has begun before all of its priority. Those
-    that were passed over too often go before all."""
+    """Highest priority first, and first come, first served within a priority; retracted requests and those of programs
+    with a held prefix go before others of their priority. Requests that were passed over too often go before all
+    others."""
     return sorted(waiting, key=lambda r: (r.passed_over < _AGE_BOUND, -r.priority, _urgency(r)))
 
 

@@ -1,4 +1,4 @@
-"""The work of one step."""
+"""Work of one step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sglang_lite.runtime.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Decoding rows first, then rows that prefill: those with one token, then those with several.
+    """Rows of one step: decoding rows first, then prefill rows with one token, then prefill rows with several tokens.
 
     Attributes:
-        step: its number.
-        requests: one a row.
-        slots: of the slot table.
-        epochs: of the slots, when this was planned.
-        starts, ends: positions to compute, per row.
-        decoding: how many rows decode.
-        singles: how many rows compute one token.
-        samples: bool per row: the row reaches its last token, so its next one is drawn.
-        unknown: bool per row: its last token was drawn by a step whose result has not been read.
-        fresh: requests that got their slot since the last step.
-        copies: token slots to copy before anything else: from where, and where to.
+        step: number of the step.
+        requests: request of each row.
+        slots: slot of each row, int32 [R].
+        epochs: epoch of each slot when the batch was planned, int32 [R].
+        starts, ends: positions start … end-1 to compute, per row, int32 [R].
+        decoding: number of decoding rows.
+        singles: number of rows that compute one token, including the decoding rows.
+        samples: bool [R]; True if the row reaches its last token, so that its next one is drawn.
+        unknown: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
+        fresh: requests that were given their slot since the last step.
+        copies: (source, destination) token slots to copy before anything else.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Batch:
 
     @property
     def streams(self) -> int:
-        """Number of decoding rows whose tokens somebody reads as they come."""
+        """Number of decoding rows of requests that stream."""
         return sum(request.output.stream for request in self.requests[: self.decoding])
 
     @property

@@ -1,4 +1,4 @@
-"""Requests that are tried alone after a shortage of memory: together they, or one of them, need more than there is."""
+"""Isolation of requests after an out-of-memory error: each runs alone, to find those that don't fit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ class Isolation:
     """Queue of requests, each of which runs alone until it has one more token or has ended."""
 
     def __init__(self) -> None:
-        self._suspects: deque[tuple[Request, int]] = deque()  # how many tokens each had when it was queued
+        self._suspects: deque[tuple[Request, int]] = deque()  # each with its number of tokens when it was queued
 
     def __bool__(self) -> bool:
         return bool(self._suspects)
 
     @property
     def next(self) -> Request | None:
-        """The request that may run."""
+        """Only request that may run, or None without isolation."""
         return self._suspects[0][0] if self._suspects else None
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """Queues requests that have just been retracted, in the place of those that were queued."""
+        """Starts isolation with requests that have just been retracted; replaces the queue."""
         self._suspects = deque((request, len(request.tokens)) for request in requests)
 
     def advance(self, table: SlotTable) -> bool:
-        """Removes the first request if it has run for long enough. False: there is none, or it has not."""
+        """Removes the first request if it has one more token or has ended. Returns False if it has not, or the queue is
+        empty."""
         if not self._suspects:
             return False
         request, known = self._suspects[0]

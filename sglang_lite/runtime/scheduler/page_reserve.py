@@ -1,4 +1,4 @@
-"""Room that admission keeps for requests that are running."""
+"""Pages that admission keeps free for the growth of running requests."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.schedule_hints import ExpectedTokens
 
 _FIRST, _LEAST, _STEPS = 0.7, 0.1, 600
-_LONGEST = 4096  # tokens: nobody keeps room for more, whatever max_tokens says
-_SPARE = 20  # steps that those who stay can continue after a retraction
+_LONGEST = 4096  # tokens; no request or program reserves more, whatever max_tokens is
+_SPARE = 20  # steps that the remaining requests can run after a retraction
 
 
 class PageReserve:
-    """Most requests end before their limit, so room is kept for a share of what each may still generate. The share
-    falls with every admission round, and a retraction sets it back to what the running requests have turned out to
-    need. (SGLang's new-token ratio.)"""
+    """Estimate of the tokens that running requests will still generate.
+
+    Most requests end before their limit, so room is kept only for a share of what each may still generate. The share
+    falls with every step, and a retraction raises it to what the running requests have turned out to need. (SGLang's
+    new-token ratio.)
+    """
 
     def __init__(self) -> None:
         self._share = _FIRST
 
     def of_program(self, ahead: ExpectedTokens) -> int:
-        """Tokens to keep room for, of nodes that a program has yet to play."""
+        """Tokens to reserve for the nodes that a program has yet to play."""
         return min(ahead.text, _LONGEST) + math.ceil(min(ahead.generated, _LONGEST) * self._share)
 
     def of_request(self, length: int, limit: int) -> int:
-        """Tokens to keep room for, of a request with so many tokens that may have `limit`."""
+        """Tokens to reserve for a request with `length` tokens and room for up to `limit`."""
         return math.ceil(min(limit - length, _LONGEST) * self._share)
 
     def growth(self, length: Ints, limit: Ints) -> Ints:
-        """Tokens to keep room for, per request.
+        """Tokens to reserve for each request, int32 [R].
 
         Args:
-            length, limit: tokens that each has, and may have [R].
+            length, limit: current and maximum number of tokens of each request, int32 [R].
         """
         left = np.minimum(limit - length, _LONGEST)
         growth: Ints = np.ceil(left * self._share).astype(np.int32)
         return growth
 
     def decay(self) -> None:
-        """A step has gone well."""
+        """Lowers the share a little. Called once per plan."""
         self._share = max(_LEAST, self._share - (_FIRST - _LEAST) / _STEPS)
 
     def retracted(self, length: Ints, limit: Ints) -> None:
-        """A request had to be retracted: those running are this far."""
+        """Raises the share after a retraction, given the current and maximum lengths of the running requests."""
         left = np.minimum(limit - length, _LONGEST).sum()
         self._share = min(1.0, max(self._share, float(_SPARE * len(length) / max(left, 1))))

@@ -1,5 +1,4 @@
-"""Prefixes that programs will come back for: held in the cache between two requests of a branch, as long as nobody who
-runs needs the room."""
+"""Cached prefixes of programs, locked between two requests of a branch as long as no running request needs the room."""
 
 from __future__ import annotations
 
@@ -12,11 +11,10 @@ from sglang_lite.runtime.schedule_hints import ScheduleHints
 
 
 class PrefixHints:
-    """
-    Locks on prefixes, one a branch. Those that were there first yield first.
+    """Locks on prefixes, at most one per branch. The oldest lock is released first.
 
     Args:
-        store: that has the prefixes.
+        store: cache that has the prefixes.
     """
 
     def __init__(self, store: PrefixCache) -> None:
@@ -32,17 +30,17 @@ class PrefixHints:
 
     @property
     def locks(self) -> list[PrefixLock]:
-        """The locks that it holds, for the invariant checks."""
+        """All locks, for the invariant checks."""
         return list(self._locks.values())
 
     def want(self, prospect: ScheduleHints, tokens: Ints, namespace: str) -> None:
-        """Holds a prefix for a branch from the next step on, when what runs has been published; in the place of the one
-        that it has."""
+        """Asks for a lock on a branch's prefix from the next step on, when the tokens of running requests have been
+        published. Replaces the branch's lock."""
         if self._store.reuses and len(tokens):
             self._wanted[prospect] = tokens, namespace
 
     def settle(self) -> None:
-        """Holds what is wanted and cached."""
+        """Locks the cached parts of all prefixes asked for since the last step."""
         wanted, self._wanted = self._wanted, {}
         for prospect, (tokens, namespace) in wanted.items():
             lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
@@ -51,7 +49,8 @@ class PrefixHints:
             prospect.held = True
 
     def release(self, prospect: ScheduleHints) -> None:
-        """Lets go of a branch's prefix: it reads it now, or needs it no more."""
+        """Releases a branch's lock: a request of the branch reads the prefix now, or the branch doesn't need it any
+        more."""
         self._wanted.pop(prospect, None)
         lock = self._locks.pop(prospect, None)
         if lock is not None:
@@ -59,14 +58,14 @@ class PrefixHints:
             prospect.held = False
 
     def give_way(self) -> bool:
-        """Lets go of the prefix that was held longest. False: there is none."""
+        """Releases the oldest lock. Returns False if no prefix is locked."""
         if not self._locks:
             return False
         self.release(next(iter(self._locks)))
         return True
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Releases all locks."""
         self._wanted.clear()
         while self.give_way():
             pass

@@ -1,7 +1,7 @@
-"""Scheduling: admission, the batch of a step, retraction.
+"""Scheduler: admission, the batch of each step, and retraction.
 
-Owns the queues and the KV store. Knows nothing of models, text or threads: `plan` gives a batch, and the loop reports
-back what came of it. A batch may be planned while the tokens of the one before are not known yet.
+Owns the queues and the KV cache, and is independent of models, text and threads: `plan` returns a batch, and the loop
+reports its results. A batch may be planned while the tokens of the step before are not known yet.
 """
 
 from __future__ import annotations
@@ -28,27 +28,31 @@ from sglang_lite.runtime.scheduler.page_reserve import PageReserve
 from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
-Row: TypeAlias = tuple[Request, int, int]  # positions start … end-1 are computed
+Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
 
-# A request waits for another that computes at least so many tokens of its prompt, which it then finds in the cache.
+# A request waits if another one is computing at least this many tokens of its prompt, to find them in the cache.
 _SHARED = 32
-PATIENCE = 32  # plans in which a request waits for room where prefixes are held for programs
-ISOLATED_TOKENS = 512  # most tokens in a step of a request that is tried alone
+PATIENCE = 32  # plans for which a request waits for room while prefixes are held for programs
+ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated request
 
 
 class Scheduler:
-    """Queues of requests, and the batch of each step.
+    """Queues of requests, and planner of each step's batch.
 
-    Every request fits the pool by itself (the engine refuses others), and of two that compete for pages the one
-    admitted first wins. So the oldest running request always advances, and all end.
+    Every request fits the pool by itself (the engine refuses others), and if two compete for pages, the one admitted
+    first wins. So the oldest running request always advances, and all requests end.
 
     Args:
-        store: pages and slots.
-        step_tokens: most tokens in a step; running requests come first, prompts share what is left.
-        policy: the order of admission.
-        last_alone: the last token of a prompt that runs alone has a step of its own, as it has where the cache has all
-            tokens before it. So what follows is computed from the same bits.
-        pace: bounds steps beside streams; None where steps are short enough.
+        store: pages, slots and prefix tree.
+        step_tokens: maximum number of tokens in a step; decoding rows come first, prompts share the rest.
+        policy: order of admission.
+        last_alone: whether the last token of a prompt that runs alone has a step of its own, as it has if the cache has
+            all tokens before it, so that the output is computed from the same bits in both cases.
+        pace: limit for steps with streams; None if steps are short enough without.
+
+    Attributes:
+        hints: locked prefixes of programs.
+        waiting, prefilling, decoding: requests in these stages.
     """
 
     def __init__(
@@ -65,10 +69,10 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._policy = policy
         self._last_alone = last_alone
-        self._alone = -1  # the id of the request that was admitted when nothing else ran or waited
+        self._alone = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
         self.hints = PrefixHints(store)
-        self._refused = 0  # plans in a row in which the next request was refused, as prefixes are held
+        self._refused = 0  # consecutive plans that refused the next request because prefixes are held
         self._admissions = 0
         self._fresh: list[Request] = []
         self._isolation = Isolation()
@@ -86,12 +90,12 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """True where nothing runs, and what waits leaves prefixes to programs that are expected to come back at once;
-        for so many plans and no longer."""
+        """True if nothing runs, and the waiting requests leave the room to held prefixes of programs that are expected
+        to continue at once; for at most `PATIENCE` plans."""
         return not self.running_any and bool(self.waiting) and self._refused > 0
 
     def requests(self) -> Iterator[Request]:
-        """Requests that have not ended."""
+        """All requests that have not ended."""
         return chain(self.waiting, self.prefilling, self.decoding)
 
     def running(self) -> Iterator[Request]:
@@ -102,9 +106,9 @@ class Scheduler:
         self.waiting.append(request)
 
     def plan(self) -> Batch | None:
-        """The next step, with its pages reserved; None when nothing can run."""
+        """Returns the batch of the next step, with its pages reserved, or None if nothing can run."""
         while self._isolation.advance(self.store.table):
-            for request in list(self.running()):  # itself, or what continues in its slot
+            for request in list(self.running()):  # the isolated request, or the one that continues in its slot
                 self.retract(request)
         self.hints.settle()
         decoding = self._with_pages(self._in_turn(self._ready()))
@@ -115,7 +119,7 @@ class Scheduler:
         chunks: list[Row] = []
         for request in list(self.prefilling):
             if request.state is not State.PREFILLING:
-                continue  # retracted for one before it
+                continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
             if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
@@ -128,7 +132,7 @@ class Scheduler:
         return self._batch(decoding, chunks) if decoding or chunks else None
 
     def _budget(self, decoding: list[Request]) -> int:
-        """Tokens of prompts that a step may take beside these rows."""
+        """Number of prompt tokens that a step may compute in addition to the decoding rows."""
         most = (min(self._step_tokens, ISOLATED_TOKENS) if self.isolated else self._step_tokens) - len(decoding)
         streams = _streams(decoding)
         if self._pace is None or not streams:
@@ -136,24 +140,25 @@ class Scheduler:
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
     def took(self, batch: Batch, seconds: float) -> None:
-        """Learns how long a step has taken."""
+        """Records the duration of a step, to pace later steps."""
         if self._pace is not None and batch.streams:
             self._pace.took(batch.tokens, seconds, streams=batch.streams)
 
     def left(self, batch: Batch, seconds: float) -> float:
-        """Seconds that a step should take at most from now on, so many after its beginning, for its streams."""
+        """Remaining time in seconds that a step with streams should take at most, `seconds` after its start; infinite
+        without streams."""
         return self._pace.left(seconds) if self._pace is not None and batch.streams else math.inf
 
     def launched(self, batch: Batch) -> list[int]:
-        """The batch's tokens will have keys and values for every later step. Returns the rows whose prompts are through
-        with it; they continue decoding."""
+        """Records that the batch's keys and values are visible to every later step, and publishes prompts. Returns the
+        rows whose prompts are complete; they continue decoding."""
         table = self.store.table
         table.computed[batch.slots] = batch.ends
         through: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
             assert request.holding is not None
-            if batch.starts[row] < request.prompt_len:  # what it generates is published at its end
+            if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
                 self.store.publish(request.holding, all_but_last=request.repeats)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
@@ -163,26 +168,27 @@ class Scheduler:
         return through
 
     def live(self, batch: Batch) -> NDArray[np.bool_]:
-        """The rows that still are what they were when the batch was planned."""
+        """Mask of the rows whose slots still have the same request and tokens as when the batch was planned."""
         rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
         return rows
 
     def drawn(self, slots: Ints) -> None:
-        """Counts one more token for each of these slots; its id comes later."""
+        """Counts one more token for each of these slots; its id is recorded later by `learned`."""
         self.store.table.length[slots] += 1
 
     def repeat(self, slots: Ints) -> None:
-        """Has the last token of these slots, after which none was drawn, computed again: its page is their own."""
+        """Schedules the last token of these slots to be computed again, because none was drawn after it. Its page
+        belongs to the request."""
         self.store.table.computed[slots] -= 1
 
     def learned(self, slots: Ints, tokens: Ints) -> None:
-        """The ids of the tokens that were drawn."""
+        """Records the ids of drawn tokens, one per slot."""
         table = self.store.table
         table.tokens[slots, table.known[slots]] = tokens
         table.known[slots] += 1
 
     def append(self, request: Request, tokens: list[int]) -> None:
-        """Appends tokens to a decoding request, to be computed like a prompt. A draw planned for it is void."""
+        """Appends tokens to a decoding request, to be computed like a prompt. Voids a draw that was planned for it."""
         table, slot = self.store.table, request.slot
         known = int(table.known[slot])
         table.tokens[slot, known : known + len(tokens)] = tokens
@@ -193,7 +199,12 @@ class Scheduler:
         self.prefilling.append(request)
 
     def finish(self, request: Request, end: State) -> None:
-        """Takes a request out, wherever it is, and frees what it holds."""
+        """Removes a request from its queue, and frees its slot and pages.
+
+        Args:
+            request: request to end.
+            end: final state.
+        """
         if request.state in (State.WAITING, State.RETRACTED):
             self.waiting.remove(request)
         elif request.state is not State.COMPILING:
@@ -204,11 +215,12 @@ class Scheduler:
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
-        """Finishes a request and lets another continue in its slot, with what is computed of their common beginning."""
+        """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
+        common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
         table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
         assert holding is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
-        if common < holding.owned_from * self.store.page_size:  # retracted; and others may read what would change
+        if common < holding.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
             self.finish(request, State.FINISHED)
             following.move(State.WAITING)
             self.waiting.appendleft(following)
@@ -221,8 +233,8 @@ class Scheduler:
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
-        self.store.publish(holding)  # for branches that start here
-        self.store.look_up(holding)  # the same program may have been played before
+        self.store.publish(holding)  # for branches that fork here
+        self.store.look_up(holding)  # an earlier run of the same program may have left more in the cache
         following.holding = holding
         following.admission = request.admission
         following.times.started = time.perf_counter()
@@ -232,19 +244,21 @@ class Scheduler:
         self._start(following)
 
     def flush(self) -> int:
-        """Drops every prefix that no request uses, those held for programs too. Returns how many pages that freed."""
+        """Evicts every prefix that no request uses, including those held for programs. Returns the number of pages
+        freed."""
         self.hints.clear()
         return self.store.flush()
 
     def retract(self, request: Request) -> None:
-        """Puts a running request back to the front of the queue. Its prefix stays in the tree while there is room."""
+        """Moves a running request to the front of the waiting queue. Its prefix stays in the tree while there is
+        room."""
         self._stop(request)
         request.move(State.RETRACTED)
         self.waiting.appendleft(request)
 
     def isolate(self) -> None:
-        """Retracts all that run, and lets each run alone until it has one more token or has ended: together they, or
-        one of them, need more memory than there is."""
+        """Retracts all running requests, and starts to run them one by one, each until it has one more token or has
+        ended. Called after an out-of-memory error."""
         last_first = sorted(self.running(), key=lambda r: -r.admission)
         for request in last_first:
             self.retract(request)
@@ -252,7 +266,7 @@ class Scheduler:
 
     @property
     def isolated(self) -> bool:
-        """True while a request runs alone, after a shortage of memory."""
+        """True while requests run one by one after an out-of-memory error."""
         return bool(self._isolation)
 
     def _stop(self, request: Request) -> None:
@@ -292,16 +306,16 @@ class Scheduler:
         )
 
     def _ready(self) -> list[Request]:
-        """The decoding requests that have a token to compute and may have another."""
+        """Decoding requests that have a token to compute and have not reached their limit."""
         table = self.store.table
         slots = _slots(self.decoding)
-        waiting = table.length[slots] >= table.limit[slots]  # for the id of its last token
+        waiting = table.length[slots] >= table.limit[slots]  # for the id of the last token
         if not waiting.any():
             return list(self.decoding)
         return [r for r, w in zip(self.decoding, waiting.tolist()) if not w]
 
     def _in_turn(self, ready: list[Request]) -> list[Request]:
-        """The rows that the next step computes: beside streams as many others as it has time for, each in its turn."""
+        """Rows that the next step decodes: all streams, and as many other rows as the pace allows, in turn."""
         streams = _streams(ready)
         if self._pace is None or not streams:
             return ready
@@ -312,7 +326,8 @@ class Scheduler:
         return [r for r in ready if r.output.stream or r.id in served]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Slots that have, or could be given, a page for the token to compute. In the common case one allocation."""
+        """Decoding requests that have, or could be given, a page for their next token. Usually needs a single
+        allocation."""
         table, size = self.store.table, self.store.page_size
         slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
@@ -327,8 +342,8 @@ class Scheduler:
         return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
 
     def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves positions before `end`, retracting those admitted after `request`. False: it has to wait, for pages
-        that are being freed or for those who were there before it."""
+        """Reserves pages for positions before `end`, retracting requests admitted after `request` if needed. Returns
+        False if the request has to wait, for pages that are about to become free or for earlier requests."""
         while not self.store.reserve(request.slot, end):
             if self.store.frees(request.slot, end):
                 return False
@@ -343,7 +358,7 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
-        """Starts waiting requests in the policy's order while slots and pages last."""
+        """Admits waiting requests in the policy's order while slots and pages last."""
         store, table = self.store, self.store.table
         if not self.waiting or not table.free:
             return
@@ -373,7 +388,7 @@ class Scheduler:
             if request.prospect is not None and request.prospect not in under_way:
                 ahead = self.pages_ahead(request.prospect)
                 under_way.add(request.prospect)
-            with store.tree.lock(match.node):  # what it reuses can't be evicted for it
+            with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
                 busy = self.running_any or (len(self.hints) > 0 and self._refused <= PATIENCE)
                 while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
                     pass
@@ -412,12 +427,13 @@ class Scheduler:
             self.hints.release(request.prospect)
 
     def pages_ahead(self, prospect: ScheduleHints) -> int:
-        """Pages to keep for what a branch of a program has yet to play; never more than half of all, so that a program
-        that may become long holds nobody up for that alone."""
+        """Number of pages to reserve for the nodes that a branch has yet to play; at most half of all pages, so that a
+        long program alone doesn't block admission."""
         return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)
 
     def _hints_yield(self) -> bool:
-        """Lets go of a prefix for a request that was refused for long enough. False: it has to wait."""
+        """Releases a held prefix for a request that has been refused often enough. Returns False if the request has to
+        wait."""
         if not len(self.hints):
             return False
         self._refused += 1
@@ -427,7 +443,7 @@ class Scheduler:
         if not admitted:
             return
         gone = set(map(id, admitted))
-        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the first ones, as most often
+        if all(id(request) in gone for request, _ in zip(self.waiting, admitted)):  # the common case: the first ones
             for _ in admitted:
                 self.waiting.popleft()
             return
@@ -439,8 +455,8 @@ class Scheduler:
 
 
 def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int, int]:
-    """The end of the piece of a prompt that a step has room for, and what it takes of that. Positions whose logits are
-    wanted count twice, so that a step with them takes no longer than one without."""
+    """End of the next chunk of a prompt within the budget, and its cost in tokens. Positions whose logits are wanted
+    cost two, so that a step with them takes no longer than one without."""
     budget = max(budget, 0)
     if request.score_from is None:
         end = min(length, start + budget)
@@ -451,18 +467,20 @@ def _reach(request: Request, start: int, length: int, budget: int) -> tuple[int,
 
 
 def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints, matched: int, namespace: str) -> bool:
-    """True where one of these requests is about to compute much more of a prompt than is cached.
+    """Returns True if a prefilling request is about to compute at least `_SHARED` more tokens of the same prompt than
+    are cached.
 
     Args:
-        prefilling: by slot.
-        table: has their tokens.
-        tokens: of the prompt, which may be reused.
-        matched: how many of them are cached.
+        prefilling: prefilling requests by slot.
+        table: slot table with their tokens.
+        tokens: reusable tokens of the prompt.
+        matched: number of those that are cached.
+        namespace: namespace in the prefix tree.
     """
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:
         return False
-    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0].tolist()  # most differ there
+    alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0].tolist()  # prompts mostly differ at this token
     return any(
         len(other.tokens) >= end
         and other.namespace == namespace
@@ -474,7 +492,7 @@ def _computes(prefilling: Mapping[int, Request], table: SlotTable, tokens: Ints,
 
 
 def _streams(decoding: Iterable[Request]) -> int:
-    """Number of these rows whose tokens somebody reads as they come."""
+    """Number of requests that stream."""
     return sum(request.output.stream for request in decoding)
 
 

@@ -1,33 +1,34 @@
-"""Limit of a step's tokens beside a stream, so that whoever reads it does not wait long for the next token."""
+"""Limit on the tokens of steps with streams, so that their readers don't wait long for the next token."""
 
 from __future__ import annotations
 
-TARGET_S = 0.08  # that a step beside a stream should take at most: what comes between two steps is not in it
-_TIMES_ALONE = 2  # as long as a step of the streams alone it may take, where these are slow by themselves
-_FORGET = 1.02  # times as long, at each step, the shortest one of streams alone is taken to be
-_FIRST = 32  # tokens: about so long on two cores, with a model of 135M parameters
-_LEAST = 8  # tokens beside streams, so that others get on however many these are
+TARGET_S = 0.08  # target for the duration of a step with streams, without the time between steps
+_TIMES_ALONE = 2  # alternative target: this multiple of a step with streams alone, if those are slow
+_FORGET = 1.02  # growth of the remembered minimum duration of steps with streams alone, per step
+_FIRST = 32  # tokens; about the target on two cores, with a model of 135M parameters
+_LEAST = 8  # tokens besides the streams' own, so that other requests advance with any number of streams
 
 
 class StepPace:
-    """Bound of the tokens of a step in which a row decodes that is streamed. It follows how long such steps have taken:
-    one that was too long lowers it in proportion, one that used it up in less raises it so, at most to twice as many.
+    """Limit on the tokens of a step with streams, adapted to the durations of past steps: a step that took too long
+    lowers the limit in proportion, a short one that used up the limit raises it in proportion, at most to double.
 
     Args:
-        most: tokens in any step.
+        most: maximum number of tokens in any step.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._bound = min(_FIRST, most)
-        self._alone_s = 0.0  # of a step of streams alone, a short one of late; 0: there was none
+        self._alone_s = 0.0  # recent minimum duration of a step with streams alone; 0 if unknown
 
     def room(self, streams: int) -> int:
-        """Tokens that the next step may compute beside so many streams: of prompts, and of rows that nobody watches."""
+        """Number of tokens that the next step may compute besides `streams` tokens of streams: of prompts and of other
+        rows."""
         return min(max(self._bound - streams, _LEAST), max(self._most - streams, 0))
 
     def took(self, tokens: int, seconds: float, *, streams: int) -> None:
-        """Learns from a step of so many tokens, `streams` of which are streams' own."""
+        """Adapts the limit to a step of `tokens` tokens, `streams` of which belong to streams."""
         if tokens == streams:
             self._alone_s = min(seconds, self._alone_s * _FORGET) if self._alone_s else seconds
             return
@@ -38,7 +39,7 @@ class StepPace:
             self._bound = int(min(fit, 2 * self._bound, self._most))
 
     def left(self, seconds: float) -> float:
-        """Seconds that a step may still take, so many after its beginning."""
+        """Remaining time in seconds that a step may take, `seconds` after its start."""
         return max(self._target - seconds, 0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""The continuation of a text, by masks of bytes: they watch what no grammar says (unique_names.py)."""
+"""Continuations of a text by byte masks, if the masks enforce more than the grammar (unique_names.py)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from sglang_lite.constraints.byte_matcher import Completion
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Matcher, next_mask
 
-_MAX_FORCED = 10_000  # bytes
+_MAX_FORCED = 10_000  # most bytes of forced text
 
 
 def ahead(matcher: Matcher, text: str) -> Completion:
-    """Continuation of a text that the grammar allows, as `ByteMatcher.ahead` tells it.
+    """Possible continuations of a text, as in `ByteMatcher.ahead`.
 
     Args:
-        matcher: at the start, with a token for every byte.
+        matcher: matcher at the start, with one token per byte.
+        text: text that the grammar allows.
 
     Raises:
-        ConstraintError: something in the text comes again, or an object ends before all names came that have to.
+        ConstraintError: a name or an item comes again in the text, or an object ends before all required names have
+            come.
     """
     data = text.encode()
     for at, byte in enumerate(data):
@@ -32,14 +34,14 @@ def ahead(matcher: Matcher, text: str) -> Completion:
         forced.append(allowed[0])
         matcher.accept(allowed[0])
     known = forced.decode("utf-8", "ignore")
-    if len(known.encode()) < len(forced):  # of a character only the beginning is forced
+    if len(known.encode()) < len(forced):  # the forced bytes end inside a character
         return Completion(known, "", True, False, complete)
     follows = "".join(chr(byte) for byte in allowed if byte < 128)
     return Completion(known, follows, any(byte >= 128 for byte in allowed), matcher.complete, complete)
 
 
 def _allowed(matcher: Matcher) -> list[int]:
-    """The bytes that may come next."""
+    """Bytes that are allowed next."""
     if matcher.finished:
         return []
     mask = next_mask(matcher)

@@ -1,4 +1,4 @@
-"""The interface of grammar engines, as the runtime sees them."""
+"""Interface between the runtime and grammar engines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import Constraint, ConstraintError
 
-PreparedGrammar: TypeAlias = Any  # each engine's own; can be pickled
-Mask = NDArray[np.int32]  # words of a row, least significant bit first: bit i is token i
+PreparedGrammar: TypeAlias = Any  # engine-specific and picklable
+Mask = NDArray[np.int32]  # token mask: bit i, counted from the least significant bit of word 0, is token i
 
 
 class MaskMaker(Protocol):
-    """The part of an engine that makes masks of its matchers."""
+    """Part of a grammar engine that computes token masks for its matchers."""
 
     @property
     def name(self) -> str: ...
@@ -23,38 +23,40 @@ class MaskMaker(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:  # its own matchers, of its own type
-        """The masks of matchers [N, words]: on any thread, and for the most part without Python's lock."""
+    def masks(self, matchers: Sequence[Any]) -> NDArray[np.int32]:  # matchers of the engine's own type
+        """Computes the masks [N, words] of matchers. Callable on any thread; mostly runs without the GIL."""
         ...
 
 
 class NumberSoFar(Protocol):
-    """The number that a text begins with.
+    """Number at the beginning of a growing text.
 
     Attributes:
-        tokens: how many of the text's tokens lie in it, so far as that is certain.
+        tokens: how many of the text's tokens certainly belong to the number so far.
     """
 
     @property
     def tokens(self) -> int: ...
 
     def take(self) -> str:
-        """The text of the number that has become certain since the last call."""
+        """Returns the part of the number's text that has become certain since the last call."""
         ...
 
     def close(self) -> None:
-        """Ends the text: no more tokens come."""
+        """Ends the text: no more tokens follow."""
         ...
 
 
 class Matcher(Protocol):
-    """Place of one request in a grammar. After an error it stays failed; `error` says why.
+    """Position of one request in a grammar. After an error a matcher stays failed, and `error` has the reason.
 
     Attributes:
-        parts: the matchers whose masks make up its own: itself, for most.
-        line: masks of matchers of one line can't be made at the same time.
-        place: matchers in the same place have the same mask.
-        number: its text, which ends before the token that ends it; None for what is not a number.
+        engine: maker of the matcher's masks.
+        parts: matchers whose masks are combined to this one's; usually only the matcher itself.
+        line: key of matchers that share a parser resource; masks of one line must not be computed concurrently.
+        place: key of the grammar state; matchers with equal keys have equal masks.
+        number: number that the text begins with, which ends before the token that ends it, or None if the text is not a
+            number in free text.
     """
 
     @property
@@ -73,35 +75,37 @@ class Matcher(Protocol):
     def number(self) -> NumberSoFar | None: ...
 
     def known(self) -> Mask | None:
-        """The mask of the current place: bit i is set for every token i that may come next. None: it has to be made."""
+        """Returns the mask of the current position (bit i: token i may come next), or None if it must be computed."""
         ...
 
     def learn(self, mask: Mask) -> None:
-        """Takes the mask that was made for it."""
+        """Stores a mask that has been computed for the matcher."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Moves past `token`. False: the grammar does not allow it."""
+        """Advances by a token. Returns False if the grammar does not allow the token."""
         ...
 
     def advance(self, text: bytes) -> bool:
-        """Moves past a text, which is not empty, whatever tokens spell it. False: the grammar does not allow it, or no
-        tokens spell it."""
+        """Advances by a non-empty text in any tokenisation. Returns False if the text is not allowed or can't be
+        spelled."""
         ...
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, spelled as the tokenizer spells their text. The last ones are held back while
-        what follows might merge with them. Empty where there is a choice."""
+        """Returns the tokens that must come next, as the tokenizer encodes their text; empty if there is a choice.
+
+        The last tokens are held back while following text might merge with them.
+        """
         ...
 
     @property
     def complete(self) -> bool:
-        """The text so far is in the language."""
+        """True if the text so far is in the language."""
         ...
 
     @property
     def finished(self) -> bool:
-        """The text so far is in the language, and nothing can follow but the end."""
+        """True if the text so far is in the language and can't be continued."""
         ...
 
     @property
@@ -109,10 +113,10 @@ class Matcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A constraint made ready for one vocabulary.
+    """Constraint compiled for one vocabulary.
 
     Attributes:
-        size: bytes it takes, roughly.
+        size: approximate memory in bytes.
     """
 
     size: int
@@ -120,33 +124,40 @@ class CompiledGrammar(Protocol):
     def matcher(self) -> Matcher: ...
 
     def combinable(self) -> CompiledGrammar:
-        """The same grammar with masks that can be combined with another's: all tokens are allowed that continue with an
-        allowed text. May take as long as loading it, the first time."""
+        """Returns the same grammar with masks that can be intersected with another grammar's.
+
+        These masks allow every token that continues with allowed text, not only the tokens that a tokenizer would
+        choose. The first call may take as long as loading the grammar.
+        """
         ...
 
 
 class GrammarEngine(MaskMaker, Protocol):
-    """A library that turns constraints into token masks.
+    """Library that turns constraints into token masks.
 
-    What it compiles may take long, or all memory: a worker can `prepare` what is then quickly `load`ed.
+    Compiling may take long or exhaust memory, so a worker process can `prepare` a constraint, and `load` is then quick.
     """
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Raises ConstraintError for what the engine can't enforce in full. May take long: never on the loop."""
+        """Compiles a constraint. May take long, so it must never run on the event loop's thread.
+
+        Raises:
+            ConstraintError: the engine can't enforce the constraint in full.
+        """
         ...
 
     def prepare(self, constraint: Constraint) -> PreparedGrammar:
-        """The slow part of `compile`, for another process. The result can be pickled. Raises as `compile`."""
+        """Does the slow part of `compile`, usually in another process; the result is picklable. Raises as `compile`."""
         ...
 
     def load(self, prepared: PreparedGrammar) -> CompiledGrammar:
-        """The grammar of what was prepared for the same vocabulary. Raises as `compile`."""
+        """Loads a grammar that was prepared for the same vocabulary. Raises as `compile`."""
         ...
 
 
 def next_mask(matcher: Matcher) -> Mask:
-    """The mask of where a matcher is, made at once."""
-    while (mask := matcher.known()) is None:  # what is learned may push another part's out of what is kept
+    """Returns the mask at a matcher's position, computing it in the calling thread if necessary."""
+    while (mask := matcher.known()) is None:  # a loop, as learning one part's mask may evict another part's
         for part in matcher.parts:
             if part.known() is None:
                 part.learn(part.engine.masks([part])[0])
@@ -154,10 +165,10 @@ def next_mask(matcher: Matcher) -> Mask:
 
 
 def generates(grammar: CompiledGrammar, tokens: Sequence[int]) -> bool:
-    """The masks allow every token of a text, one after the other, and then the end.
+    """Returns True if the masks allow all tokens of a text in order, and then the end.
 
     Raises:
-        ConstraintError: the engine gave up on the way.
+        ConstraintError: the engine failed on the way.
     """
     matcher = grammar.matcher()
     engine = matcher.engine

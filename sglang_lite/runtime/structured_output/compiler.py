@@ -1,7 +1,7 @@
-"""Compiling constraints off the loop: which engine, where, within which limits, and each of them once.
+"""Compiler of constraints off the event loop: chooses engine and process, enforces limits, and compiles each only once.
 
-What is small and plain (simple.py) is compiled in this process. Anything else is first prepared by a worker, which can
-be killed; here it is only loaded. Neither waits for the other.
+Small and plain constraints (simple.py) are compiled in this process. All others are first prepared by a worker process,
+which can be killed, and only loaded here. The two paths don't wait for each other.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_lite")
 
-CACHED = 1024  # grammars
-CACHED_BYTES = 128 << 20  # of all but the newest, whose future is not done yet
+CACHED = 1024  # most grammars in the cache
+CACHED_BYTES = 128 << 20  # most bytes of cached grammars, without the newest, whose future is not done yet
 WORKERS = 2
 _SMALL = Regex("a")
 _BLANKS = " \t\r\n"
-_LONG = 1 << 15  # characters of a schema that is compared as it is written: to find its blanks would hold up the loop
-# Strings, punctuation and what stands between them. Possessive, as 100 bytes are kept for each character that a repeat
-# may be taken back to; found as a whole, not one by one, as what calls back into Python would hold up the loop.
+_LONG = 1 << 15  # most characters of a schema that is cached without its blanks; longer ones would block the loop
+# Strings, punctuation, and text between them. The repeats are possessive, as backtracking keeps 100 bytes for each
+# character. `findall` finds all at once, as a Python callback for each would block the loop.
 _PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^"{}\[\],:]++|"', re.DOTALL)
 
 
 class Compiler:
-    """Compiled grammars of an engine's constraints, each compiled once.
+    """Compiles an engine's constraints, each only once, and caches the grammars.
 
     Args:
-        tokenizer: the model's.
-        vocab_size: the model's, padding included.
+        tokenizer: tokenizer of the model.
+        vocab_size: number of the model's tokens, padding included.
         eos_ids: tokens that may end a complete text.
-        threads: that make masks at a time.
-        backend: the engine's name; "auto": the fastest for each constraint.
-        timeout_s: seconds on the CPU that compiling a constraint may take.
-        memory_mb: most memory of a process that compiles.
+        threads: number of threads that compute masks concurrently.
+        backend: name of the grammar engine, or "auto" for the fastest for each constraint.
+        timeout_s: seconds of CPU time that compiling a constraint may take.
+        memory_mb: memory limit of a worker process, in MB.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Compiler:
         self._timeout, self._memory = timeout_s, memory_mb
         self._end = mask_of(self._eos_ids, vocab_size)
         self._engines: dict[str, GrammarEngine] = {}
-        self._making = threading.Lock()  # of engines and workers
+        self._making = threading.Lock()  # guards the creation of engines and workers
         self._loading = threading.Lock()
         self._cache: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
-        self._bytes = 0  # of what is in it
-        self._being_made = 0  # with the help of workers
-        self._under_way = 0  # all that are being made, or wait for it
+        self._bytes = 0  # of the cache's entries
+        self._being_made = 0  # constraints being compiled by workers, or waiting for one
+        self._under_way = 0  # all constraints being compiled or waiting
         self._lock = threading.Lock()
         self._closed = False
-        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one in Python at a time: each holds up the loop
+        self._here = ThreadPoolExecutor(1, "sglang_lite-grammar")  # one thread, as compiling in Python slows the loop
         self._apart = ThreadPoolExecutor(WORKERS, "sglang_lite-worker")
         self._on_disk: GrammarDiskCache | None = None
         self._workers: list[Worker] = []
@@ -108,22 +108,25 @@ class Compiler:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory of the grammars and errors that are kept, roughly, in bytes."""
+        """Approximate memory of the cached grammars and errors, in bytes."""
         return self._bytes
 
     def is_busy(self) -> bool:
-        """True while constraints are being compiled, which takes processors from whatever else computes."""
+        """Returns True while constraints are being compiled, which takes CPU time from all other computation."""
         return self._under_way > 0
 
     def warm_up(self) -> list[Future[object]]:
-        """Starts what the first constraint would wait for: its engine, and a process that prepares for it."""
+        """Starts the engine and the worker process that the first constraint would have to wait for."""
         if not self._tokenizer.knows_text:
             return []
         return [self._here.submit(self.build, _SMALL), self._apart.submit(self._prepare, _SMALL)]
 
     def request(self, constraint: Constraint) -> Future[CompiledGrammar]:
-        """Starts compiling a constraint, unless that was done or is being done. The future raises ConstraintError for
-        what can't be enforced, and EngineClosedError when `close` comes first."""
+        """Starts compiling a constraint, unless it has been compiled or is being compiled.
+
+        The future raises ConstraintError if the constraint can't be enforced, and EngineClosedError if `close` comes
+        first.
+        """
         if not self._tokenizer.knows_text:
             refused: Future[CompiledGrammar] = Future()
             refused.set_exception(ConstraintError("the model has no tokenizer, so its tokens have no text."))
@@ -148,12 +151,12 @@ class Compiler:
                 with self._lock:
                     self._being_made += 1
                 self._apart.submit(self._settle_apart, key, future, constraint)
-        except RuntimeError:  # closed meanwhile
+        except RuntimeError:  # the pool has been shut down meanwhile
             future.set_exception(EngineClosedError("the engine is closed."))
         return future
 
     def request_all(self, constraints: Collection[Constraint]) -> Future[dict[Constraint, CompiledGrammar]]:
-        """`request` for each of them; raises what the first one does that fails."""
+        """Calls `request` for all constraints. When all are done, the future has the grammars, or the first error."""
         together: Future[dict[Constraint, CompiledGrammar]] = Future()
         futures = {constraint: self.request(constraint) for constraint in constraints}
         left, lock = len(futures), threading.Lock()
@@ -174,7 +177,7 @@ class Compiler:
         return together
 
     def _continued(self, constraint: Continuation) -> Future[CompiledGrammar]:
-        """Compiles the whole grammar, and the part's own, but never the rest of the whole."""
+        """Compiles the whole grammar, and the part's own if there is one, but never the remainder of the whole."""
         future: Future[CompiledGrammar] = Future()
         whole, part = constraint.whole, constraint.part
 
@@ -191,14 +194,14 @@ class Compiler:
         return future
 
     def continued(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None) -> ContinuedGrammar:
-        """A grammar that continues a text."""
+        """Returns a grammar for continuations of a text."""
         return ContinuedGrammar(whole, text, part, self._end)
 
     def build(self, constraint: Constraint) -> CompiledGrammar:
-        """Compiles in the calling thread, without limits and whatever is cached.
+        """Compiles in the calling thread, without limits and without the cache.
 
         Raises:
-            ConstraintError: it can't be enforced.
+            ConstraintError: the constraint can't be enforced.
         """
         if isinstance(constraint, Number):
             return NumberGrammar(constraint, self._vocabulary, partial(self.build, Regex(PATTERNS[constraint.kind])))
@@ -206,15 +209,15 @@ class Compiler:
         return self._engine(name).compile(constraint)
 
     def close(self) -> None:
-        """Ends what is being compiled, and fails what waits to be."""
+        """Kills the workers, and fails all constraints that are being compiled or are waiting."""
         with self._making:
             self._closed = True
             for worker in self._workers:
                 worker.close()
-        self._here.shutdown()  # which runs what waits: it fails at once
+        self._here.shutdown()  # runs the waiting tasks, which fail at once
         self._apart.shutdown()
 
-    # --------------------------------------------------------------------------------- on threads of its own
+    # --------------------------------------------------------------------------------- on the pools' threads
 
     def _settle(self, key: Constraint, future: Future[CompiledGrammar], build: Callable[[], CompiledGrammar]) -> None:
         try:
@@ -223,7 +226,7 @@ class Compiler:
             grammar = build()
             if isinstance(key, JsonSchema) and may_be_number(grammar, self._digits):
                 grammar = JsonNumberGrammar(grammar, self._vocabulary.tokens, ~self._digits)
-        except Exception as error:  # whatever it is, it must not vanish in the pool
+        except Exception as error:  # of any kind: it must not vanish in the pool
             self._fail(key, future, error)
             return
         with self._lock:
@@ -241,7 +244,7 @@ class Compiler:
             self._under_way -= 1
             self._being_made -= 1
             last = not self._being_made
-        if last:  # it may have taken many times the memory that it keeps; the next one would take that again
+        if last:  # compiling may have taken many times the memory that is kept; without trimming, it would add up
             trim()
 
     def _fail(self, key: Constraint, future: Future[CompiledGrammar], error: Exception) -> None:
@@ -254,12 +257,12 @@ class Compiler:
             if known and isinstance(error, ConstraintError) and not isinstance(error, OverBudgetError):
                 self._cache[key] = kept = _failed(error)
                 self._count(key, kept, 0)
-            elif known:  # another time it may be in time
+            elif known:  # not cached: another attempt may stay within the limits
                 del self._cache[key]
         future.set_exception(error)
 
     def _count(self, key: Constraint, future: Future[CompiledGrammar], size: int) -> None:
-        """Counts the bytes of a cache entry: the grammar's, and the constraint's, which may be megabytes of text."""
+        """Adds the bytes of a cache entry: the grammar, and the constraint, whose text may take megabytes."""
         if self._cache.get(key) is future:
             self._bytes += size_of(key) + size
         self._drop_oldest()
@@ -285,7 +288,7 @@ class Compiler:
             try:
                 name, (prepared, places) = found
                 grammar = self._distinct(self._load(name, prepared), unpacked(places))
-            except Exception as error:  # a library's, of a file that was changed
+            except Exception as error:  # raised by a library if the file was changed
                 logger.warning("a compiled grammar of %s can't be loaded: %s", found[0], error)
             else:
                 self.kept += 1
@@ -297,12 +300,12 @@ class Compiler:
         return self._distinct(grammar, unpacked(places))
 
     def _load(self, name: str, prepared: PreparedGrammar) -> CompiledGrammar:
-        """Loads what was prepared: one at a time, as what takes long takes a core from the loop."""
+        """Loads a prepared grammar, one at a time, as a slow load takes a core from the loop."""
         with self._loading:
             return self._engine(name).load(prepared)
 
     def _prepare(self, constraint: Constraint) -> tuple[str, tuple[Any, bytes], float]:
-        """Prepares a constraint in a worker, as `Worker.prepare`."""
+        """Prepares a constraint in a worker; returns the result of `Worker.prepare`."""
         worker = self._worker()
         try:
             return worker.prepare(constraint)
@@ -310,14 +313,14 @@ class Compiler:
             self._idle.append(worker)
 
     def disk_cache(self) -> GrammarDiskCache:
-        """The grammars that are on disk."""
+        """Cache of prepared grammars on disk."""
         with self._making:
             if self._on_disk is None:
                 self._on_disk = GrammarDiskCache(cache_folder() / "grammars", self._vocabulary, self._backend)
             return self._on_disk
 
     def _worker(self) -> Worker:
-        """An idle worker: there are as many as threads that ask for one."""
+        """Returns an idle worker or a new one; at most one exists for each thread of the pool."""
         with self._making:
             if self._idle:
                 return self._idle.pop()
@@ -334,7 +337,7 @@ class Compiler:
 
     @cached_property
     def _digits(self) -> Mask:
-        """The mask of the tokens that begin with a digit."""
+        """Mask of the tokens that begin with a digit."""
         return mask_of((i for i, token in enumerate(self._vocabulary.tokens) if token[:1].isdigit()), self._vocab_size)
 
     @cached_property
@@ -348,15 +351,18 @@ class Compiler:
 
 
 def _failed(error: BaseException) -> Future[CompiledGrammar]:
-    """A future that has failed with a copy of an error: whoever raises an error adds to its traceback, whose frames
-    hold requests, and what is cached would keep them."""
+    """Returns a future that has failed with a copy of an error.
+
+    Raising an error adds frames to its traceback; in a cached error, these would keep requests alive.
+    """
     future: Future[CompiledGrammar] = Future()
     future.set_exception(copy(error))
     return future
 
 
 def without_blanks(constraint: Constraint) -> Constraint:
-    """A schema without its blanks, unless it is long; another constraint as it is. Members' order has a meaning."""
+    """Returns a schema without blanks unless it is long, and other constraints unchanged. Keeps the order of
+    members."""
     if isinstance(constraint, JsonSchema) and len(constraint.schema) <= _LONG:
         parts = map(methodcaller("strip", _BLANKS), _PARTS.findall(constraint.schema))
         return msgspec.structs.replace(constraint, schema="".join(parts))

@@ -1,9 +1,8 @@
-"""Compiled grammars on disk for the next process, of constraints that took long: the result of a worker's `prepare`,
-under a name that is made of everything it depends on.
+"""Disk cache of grammars that took long to compile, for later processes: stores the result of a worker's `prepare`.
 
-A file is a checksum, then what was prepared, pickled and compressed. Unpickling makes nothing but text, and later the
-parts of a language. One that is damaged or too large, or that somebody else could have written, is not used but
-removed: who may write into the folder can at worst put one grammar in another's place.
+A file's name is a hash of everything that the grammar depends on. Its content is a checksum, then the compressed
+pickle. Unpickling creates only texts, and later the nodes of a language. A file that is damaged, too large or writable
+by other users is removed instead of used. Whoever can write into the folder can at worst swap one grammar for another.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger("sglang_lite")
 
-SLOW_S = 1.0  # to compile: anything faster is compiled again
-MAX_BYTES = 256 << 20  # of all files together, the ones used longest ago go first; of one, and of what is in it
-_DIGEST = 32  # bytes of a SHA-256
+SLOW_S = 1.0  # seconds of compilation from which a grammar is kept
+MAX_BYTES = 256 << 20  # limit of all files together (least recently used go first), of one file, and of its content
+_DIGEST = 32  # bytes of a SHA-256 digest
 
 
 class GrammarDiskCache:
-    """Prepared grammars in a folder.
+    """Cache of prepared grammars in a folder.
 
     Args:
-        folder: of the files; made when the first one is written.
-        vocabulary: that the grammars are for.
-        backend: the engine that is asked for, or "auto".
+        folder: folder of the files, created when the first file is written.
+        vocabulary: vocabulary of the grammars.
+        backend: name of the requested grammar engine, or "auto".
     """
 
     def __init__(self, folder: Path, vocabulary: Vocabulary, backend: str) -> None:
@@ -52,23 +51,23 @@ class GrammarDiskCache:
         self._fingerprint = digest.hexdigest()
 
     def get(self, constraint: Constraint) -> tuple[str, PreparedGrammar] | None:
-        """The name of an engine and what it had prepared; None where nothing good is kept."""
+        """Returns the name of the engine and the grammar that it prepared, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:
             engine, prepared = _Unpickler(io.BytesIO(_unpacked(_content(path)))).load()
         except FileNotFoundError:
             return None
-        except Exception as error:  # what was unpickled need not be what it should be
+        except Exception as error:  # of any kind: the file may hold anything
             logger.warning("%s is not used: %s", path, error)
-            with contextlib.suppress(OSError):  # it would be said again
+            with contextlib.suppress(OSError):  # removed, so that it is not reported again
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # another user's file
+        with contextlib.suppress(OSError):  # the file may belong to root
             os.utime(path)
         return engine, prepared
 
     def put(self, constraint: Constraint, engine: str, prepared: PreparedGrammar) -> None:
-        """Keeps what was prepared, if it is not too large and the disk lets it."""
+        """Stores a prepared grammar, unless it is too large or the disk refuses it."""
         try:
             content = pickle.dumps((engine, prepared), protocol=5)
             if len(content) > MAX_BYTES:
@@ -89,7 +88,7 @@ class GrammarDiskCache:
     def _drop_oldest(self) -> None:
         found = []
         for path in self._folder.iterdir():
-            with contextlib.suppress(OSError):  # another process may drop some, too
+            with contextlib.suppress(OSError):  # another process may remove files, too
                 found.append((path.stat().st_mtime, path.stat().st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
@@ -100,8 +99,8 @@ class GrammarDiskCache:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file. Raises ValueError: somebody else could have written it, or it is too large."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
+    """Returns the bytes of a file. Raises ValueError if other users can write to the file or it is too large."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would block
         found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError("somebody else could have written it")
@@ -111,7 +110,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """Reads a file's bytes: the pickle. Raises ValueError, zlib.error: they are damaged, or too much."""
+    """Returns the pickle in a file's bytes. Raises ValueError or zlib.error if it is damaged or too large."""
     packed = content[_DIGEST:]
     if content[:_DIGEST] != hashlib.sha256(packed).digest():
         raise ValueError("the checksum is wrong")
@@ -126,12 +125,12 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) != (Prepared.__module__, Prepared.__name__):
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a grammar")
-        return Prepared  # whose language has bytes of its own, which are unpickled as carefully
+        return Prepared  # its language is pickled separately, and unpickled with the same care
 
 
 @lru_cache(maxsize=1)
 def _versions() -> str:
-    """Versions of everything that compiling goes through; of our own code its text, which changes between releases."""
+    """Versions of all libraries that compile grammars, and a hash of our own source, which changes between releases."""
     digest = hashlib.sha256()
     package = Path(sglang_lite.__file__).parent
     for path in sorted([*package.glob("constraints/**/*.py"), *package.glob("runtime/structured_output/*.py")]):

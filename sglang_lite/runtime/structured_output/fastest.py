@@ -1,7 +1,7 @@
 """Choice of the grammar engine that enforces a constraint fastest.
 
-Measured with Qwen's 151,936 tokens on two cores, a mask and an accepted token, mean microseconds for one request and, a
-request, for 64 of the constraint at once, which share llguidance's masks (mask_cache.py):
+Mean microseconds for a mask and an accepted token, measured with Qwen's 151,936 tokens on two cores: for one request,
+and per request for 64 requests with the same constraint, which share llguidance's masks (mask_cache.py):
 
 | | llguidance | xgrammar |
 |---|---|---|
@@ -13,10 +13,10 @@ request, for 64 of the constraint at once, which share llguidance's masks (mask_
 | names and sums of a small language | 92, 4 | 263, 235 |
 | text around tags | 339, 10 | 18, 19 |
 
-A request by itself has the time: its masks are made while the forward runs. A counted repeat costs xgrammar a look at
-every token in each step (a string of up to 16 characters: 86 us by llguidance, 10,600), and it compiles them slowly
-(200 characters: 2 ms, 1.4 s); so does a place where the text may end or continue with letters. Tags may have both
-inside.
+For a single request the time does not matter, as its masks are made while the forward runs. A counted repeat costs
+xgrammar a look at every token in each step (a string of up to 16 characters: 86 us by llguidance, 10,600 by xgrammar),
+and it compiles them slowly (200 characters: 2 ms and 1.4 s). So does a place where the text may end or continue with
+letters. Tags may contain both.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.language import language_of
 from sglang_lite.protocol import Constraint, StructuralTag
 
-MAX_COUNT = 4  # of repeats, nested ones multiplied
-MAX_SIZE = 2_000  # characters and sets
+MAX_COUNT = 4  # largest count of repeats, multiplied if nested
+MAX_SIZE = 2_000  # most characters and character sets of a language
 
 
 def fastest(constraint: Constraint) -> str:
-    """The name of the engine.
+    """Returns the name of the fastest engine for a constraint.
 
     Raises:
         ConstraintError: the constraint is not valid.
@@ -62,7 +62,7 @@ def _size(node: Node) -> int:
 
 
 def _most_repeated(node: Node) -> int:
-    """The highest count, those of repeats within repeats multiplied."""
+    """Largest count of a repeat, with the counts of nested repeats multiplied."""
     inner = max(map(_most_repeated, children(node)), default=1)
     match node:
         case Repeat(CharSet(), least, most) if most is None and least <= 1:
@@ -73,8 +73,10 @@ def _most_repeated(node: Node) -> int:
 
 
 def _ends_in_words(language: Language) -> bool:
-    """The text may end inside of a repeat of letters. A part that may be empty in another way than by a repeat is
-    taken to be none: this decides about time alone."""
+    """True if the text may end inside an unbounded repeat of letters.
+
+    A part that may be empty in another way than by a repeat is taken to be non-empty: the result only affects speed.
+    """
     seen: set[str] = set()
     stack: list[Node] = [Ref(language.start)]
     while stack:

@@ -1,7 +1,7 @@
-"""The names that have come in an object, and what that leaves: names that may still come, and whether it may end.
+"""Names that have come in a JSON object, and their consequences: names that may still come, and whether it may end.
 
-Where several kinds of objects are possible in a place, those go that have no member of a name which came, or another
-value for it.
+If several kinds of objects are possible in a place, a kind is excluded once a name comes that it has no member for, or
+with another value than the kind allows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sglang_lite.constraints.json_schema.watched import DistinctNames
 
 
 class Kind:
-    """A kind of objects with its names counted.
+    """Kind of objects, with its names counted.
 
     Args:
-        names: of it.
-        counted: counts the texts of a language; None of one without any.
+        names: rules of the kind's names.
+        counted: function that counts the texts of a language; returns None for an empty language.
     """
 
     def __init__(self, names: DistinctNames, counted: Callable[[Node], CountedTexts | None]) -> None:
@@ -30,19 +30,19 @@ class Kind:
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
     def counts_along(self, text: str) -> Sequence[int | None]:
-        """Number of names behind each beginning of a text, the empty one first; None: without end."""
+        """Number of names after each beginning of a text, starting with the empty one; None for infinitely many."""
         return [0] * (len(text) + 1) if self._names is None else self._names.counts_along(text)
 
     def has_name(self, text: str) -> bool:
-        """Tells whether a member may have a name, so written."""
+        """Returns True if a member may have the name, given as JSON text."""
         return self.counts_along(text)[-1] != 0
 
     def tells_by(self, name: str) -> bool:
-        """Tells whether the values of a name's member are known."""
+        """Returns True if the kind restricts the value of the member with this name."""
         return name in self._values
 
     def has_value(self, name: str, text: bytes) -> bool:
-        """Tells whether a member may have a value, so written."""
+        """Returns True if the member `name` may have the value, given as JSON text."""
         if name not in self._values:
             return True
         values, scalars = self._values[name]
@@ -53,7 +53,12 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A kind of objects that is still possible, and which names have to come."""
+    """Kind of objects that is still possible.
+
+    Attributes:
+        kind: the kind.
+        missing: required names that have not come yet.
+    """
 
     kind: Kind
     missing: frozenset[str]
@@ -61,30 +66,30 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names that have come in an object.
+    """Names that have come in an object. Immutable, apart from a cache.
 
     Attributes:
-        alive: kinds of objects that are possible; none where nothing but the names is known.
-        used: the names, as they were written.
-        counts: how many of them have each beginning.
-        dead: beginnings of names with which only such would come that came before, of each the shortest.
+        alive: kinds of objects that are possible; empty if only the uniqueness of names is watched.
+        used: names that have come, as JSON texts.
+        counts: beginning -> number of used names that begin with it.
+        dead: shortest beginnings after which only used names could come.
     """
 
     alive: tuple[Alive, ...] = ()
     used: frozenset[bytes] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
     dead: frozenset[bytes] = frozenset()
-    _later: dict[tuple[bytes, ...], Names] = field(default_factory=dict)  # as many tokens end one name
+    _later: dict[tuple[bytes, ...], Names] = field(default_factory=dict)  # cache, as many tokens end the same name
 
     def after(self, name: bytes) -> Names:
-        """The names with another one."""
+        """Returns the names with one more."""
         key = (name,)
         if key not in self._later:
             self._later[key] = _after(self, name)
         return self._later[key]
 
     def valued(self, name: bytes, value: bytes) -> Names:
-        """The names, where the value of the last one's member is known."""
+        """Returns the names once the value of the member `name` is known, which may exclude kinds of objects."""
         key = name, value
         if key not in self._later:
             known = loaded(name)
@@ -92,17 +97,17 @@ class Names:
         return self._later[key]
 
     def tell_by(self, name: bytes) -> bool:
-        """Tells whether kinds of objects that are possible differ in the value of a name's member."""
+        """Returns True if several kinds of objects are possible and one restricts the value of the member `name`."""
         return len(self.alive) > 1 and any(each.kind.tells_by(loaded(name)) for each in self.alive)
 
     @property
     def may_end(self) -> bool:
-        """True where all names came that have to, of some kind of objects."""
+        """True if the object may end: all required names of some possible kind have come."""
         ends = (not each.missing and len(self.used) >= each.kind.least for each in self.alive)
         return not self.alive or any(ends)
 
     def any_left(self, begun: bytes) -> bool:
-        """Tells whether a name that did not come may begin so."""
+        """Returns True if an unused name may begin with the text `begun`."""
         return not any(begun.startswith(dead) for dead in self.dead)
 
 
@@ -124,7 +129,7 @@ def _fits(each: Alive, used: int) -> bool:
 
 
 def _where(names: Names, alive: Iterable[Alive]) -> Names:
-    """The names where only some kinds of objects are possible."""
+    """Returns the names with only some of the possible kinds of objects."""
     kept = tuple(alive)
     if len(kept) == len(names.alive):
         return names
@@ -137,7 +142,7 @@ def _where(names: Names, alive: Iterable[Alive]) -> Names:
 def _with_dead(
     dead: frozenset[bytes], name: bytes, counts: Mapping[str, int], alive: Sequence[Alive]
 ) -> frozenset[bytes]:
-    """Dead beginnings, with the shortest one of a name that came."""
+    """Returns the dead beginnings, with the shortest one of a new name added."""
     text = name.decode("utf-8", "ignore")
     counted = [each.kind.counts_along(text) for each in alive]
     for end in range(len(text) + 1):
@@ -148,8 +153,8 @@ def _with_dead(
 
 
 def loaded(text: bytes) -> Any:  # JSON
-    """The value of a JSON text; where it is none, the text."""
+    """Returns the value of a JSON text, or the text itself if it is not valid JSON."""
     try:
         return json.loads(text)
-    except ValueError:  # of a text that another grammar has let through
+    except ValueError:  # another grammar has let the text through
         return text

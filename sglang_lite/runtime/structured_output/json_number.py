@@ -1,8 +1,8 @@
-"""JSON documents that are a number by themselves: nothing in JSON ends them.
+"""JSON documents that are a single number: nothing in JSON ends them.
 
-Under the grammar alone only more digits and the end of the sequence were left to a model that continues with text, and
-most continue with digits. So once there is a number, any token that does not begin with a digit may end it, and is no
-part of it.
+The grammar alone would leave only more digits and the end of the sequence to a model that wants to continue with text,
+and most models then continue with digits. So once the text is a number, any token that does not begin with a digit may
+end it, and is not part of it.
 """
 
 from __future__ import annotations
@@ -12,32 +12,37 @@ from collections.abc import Hashable, Sequence
 
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, next_mask
 
-# What changes nothing after a number without an exponent.
+# Text that does not change the value of a number without an exponent.
 _AFTER_WHOLE, _AFTER_FRACTION = re.compile(r"(?:\.0*)?(?:[eE][-+]?)?"), re.compile(r"0*(?:[eE][-+]?)?")
 
 
 class WrittenNumber:
-    """The tokens of a number, and how many of them are one."""
+    """Number that is being written, with the count of tokens that belong to it."""
 
     def __init__(self) -> None:
         self._text = self._certain = ""
         self._taken = self._count = self.tokens = 0
 
     def push(self, piece: str, *, complete: bool) -> None:
-        """Takes the next token, after which the text is a number or the beginning of one."""
+        """Appends the next token.
+
+        Args:
+            piece: text of the token.
+            complete: whether the text is a number now, not only the beginning of one.
+        """
         self._text += piece
         self._count += 1
         if complete:
             self._certain, self.tokens = self._text, self._count
 
     def take(self) -> str:
-        """The text of the number that has become certain since the last call."""
+        """Returns the part of the number's text that has become certain since the last call."""
         new, self._taken = self._certain[self._taken :], len(self._certain)
         return new
 
     @property
     def may_end(self) -> bool:
-        """True where the value is a number's: for 24. and 2.50, too, which JSON or the schema may want to continue."""
+        """True if the text has a number's value, even if JSON or the schema requires more, as after 24. or 2.50."""
         number, rest = self._certain, self._text[len(self._certain) :]
         if not number or not rest:
             return number != ""
@@ -45,14 +50,14 @@ class WrittenNumber:
         return "e" not in number.lower() and after.fullmatch(rest) is not None
 
     def close(self) -> None:
-        """Ends the text: no more tokens come."""
+        """Ends the text: no more tokens follow."""
 
 
 class JsonNumberMatcher:
-    """Matcher of a JSON text that may be a number, around the schema's own matcher.
+    """Matcher of a JSON text that may be a number, wrapped around the schema's own matcher.
 
     Attributes:
-        number: None before the first token, and where that begins no number.
+        number: number being written, or None before the first token and if the text does not begin with a number.
     """
 
     def __init__(self, grammar: JsonNumberGrammar, inner: Matcher) -> None:
@@ -100,7 +105,7 @@ class JsonNumberMatcher:
         return True
 
     def advance(self, text: bytes) -> bool:
-        self._fresh = False  # a number that has begun before ends as the grammar says
+        self._fresh = False  # a number that began in this text ends as the grammar specifies
         return self._inner.advance(text)
 
     def forced(self) -> list[int]:
@@ -120,12 +125,12 @@ class JsonNumberMatcher:
 
 
 class JsonNumberGrammar:
-    """A schema's grammar whose texts may be a number, which free text ends.
+    """Schema's grammar whose texts may be a number that is ended by any free text.
 
     Args:
-        inner: of a schema.
-        tokens: the bytes of each token.
-        ends: the mask of the tokens that may end a number.
+        inner: grammar of the schema.
+        tokens: bytes of each token.
+        ends: mask of the tokens that may end a number.
     """
 
     def __init__(self, inner: CompiledGrammar, tokens: Sequence[bytes], ends: Mask) -> None:
@@ -140,7 +145,7 @@ class JsonNumberGrammar:
 
 
 def may_be_number(grammar: CompiledGrammar, digits: Mask) -> bool:
-    """A text of the grammar may begin with one of the tokens that begin with a digit."""
+    """True if a text of the grammar may begin with one of the tokens in the mask `digits`, which begin with a digit."""
     return bool((next_mask(grammar.matcher()) & digits).any())
 
 

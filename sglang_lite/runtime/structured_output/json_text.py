@@ -1,8 +1,8 @@
-"""A JSON text that is being written: the objects and arrays that it is in, and what may not come in them again.
+"""JSON text that is being written: its open objects and arrays, and names and items that must not come again.
 
-Names come once in an object. Where a schema asks for more than its grammar says (constraints/json_schema/watched.py), a
-text is followed through the schema's places as well: then items differ, and names that are required have come before
-their object ends.
+A name comes once in an object. If a schema requires more than its grammar can express
+(constraints/json_schema/watched.py), the text is also followed through the schema's places: then items differ, and
+required names have come before their object ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names,
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING, _CLOSING, _BLANKS = b"{[", b"}]", b" \t\r\n"
-_SHUT = (b'"', b"{", b"[")  # begin values that have an end of their own
+_SHUT = (b'"', b"{", b"[")  # first bytes of values that have an explicit end
 
-Value: TypeAlias = Any  # JSON, made hashable
+Value: TypeAlias = Any  # JSON value in a hashable form
 
 
 class Places:
-    """The places of a schema's values, with the texts that may come there counted.
+    """Places of a schema's values, with the texts that may come in them counted.
 
     Args:
-        watched: the start first; nothing where only names are watched.
+        watched: watched places, the start first; empty if only the uniqueness of names is watched.
     """
 
     def __init__(self, watched: Sequence[Watched] = ()) -> None:
@@ -40,7 +40,8 @@ class Places:
         self._endless: dict[tuple[int, bytes], bool] = {}
 
     def is_endless(self, texts: CountedTexts, text: bytes) -> bool:
-        """Tells whether up to the end of a text there are ways to others without end; True for what is not counted."""
+        """Returns True if infinitely many texts begin with `text` less any closing byte, or if `text` is not
+        counted."""
         key = id(texts), text
         if key not in self._endless:
             before = text[:-1] if text[:1] in _SHUT else text
@@ -49,7 +50,7 @@ class Places:
         return self._endless[key]
 
     def names(self, place: Watched | None) -> Names:
-        """No names yet, of an object in a place."""
+        """Returns the empty set of names for an object in a place."""
         return Names(self._kinds.get(id(place), ()))
 
     def __getitem__(self, number: int | None) -> Watched | None:
@@ -61,19 +62,20 @@ def _texts(node: Node) -> CountedTexts | None:
 
 
 class _Container:
-    """An object or array that is being written. Copies share its sets, which are replaced and not changed.
+    """Object or array that is being written. Copies share its sets, which are replaced and never changed.
 
     Attributes:
-        place: of its value; None where nothing of it and what is in it is watched.
-        is_object: it is no array.
-        names: that came before.
-        name, value: the last name, and where the text of its value begins in the whole text, if the value matters; -1.
-        used: texts of items that came before.
-        values: of the items, where they have to differ.
-        begun: where the text of the current name or item begins, in the whole text; -1 between them.
-        pending: a comma came: there has to be another.
-        below: the place of the current member or item.
-        count: of items that came before.
+        place: place of the container's value in the schema, or None if neither the value nor its parts are watched.
+        is_object: whether the container is an object, not an array.
+        names: names that have come.
+        name: last name that has come.
+        value: index in the whole text at which the last name's value begins, if that value matters; else -1.
+        used: texts of the items that have come.
+        values: values of the items that have come, if they have to differ.
+        begun: index in the whole text at which the current name or item begins, or -1 between them.
+        pending: whether a comma has come, so that another name or item must follow.
+        below: number of the place of the current member or item, or None.
+        count: number of items that have come.
     """
 
     __slots__ = ("begun", "below", "count", "is_object", "name", "names", "pending", "place", "used", "value", "values")
@@ -93,31 +95,33 @@ class _Container:
         return twin
 
     def allowed(self) -> Node | None:
-        """The texts of items, of which no other may come; of items that may be anything, the scalars. None where any
-        may."""
+        """Language of the next item's texts, or None if the items need not differ.
+
+        For items that may be anything, the language has the scalars only.
+        """
         return None if self.place is None or self.place.items is None else self.place.items.at(self.count)
 
     def has_value(self, text: bytes) -> None:
-        """Take the value of the current member, whose end was met."""
+        """Records the value of the current member, whose end has been reached."""
         self.names, self.value = self.names.valued(self.name, text), -1
 
     @property
     def differs(self) -> bool:
-        """True where its items have to differ."""
+        """True if the container is an array whose items have to differ."""
         return not self.is_object and self.place is not None and self.place.items is not None
 
 
 class JsonText:
-    """Follower of a JSON text.
+    """Tracker of a JSON text as it is written.
 
     Args:
-        places: of the schema that the text is written under.
+        places: places of the schema that the text follows.
     """
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._open: list[_Container] = []
-        self._text = b""  # as far as a container asks for it
+        self._text = b""  # kept only while a container needs it
         self._quoted = self._escaped = self._is_name = self._name_next = False
 
     def copy(self) -> JsonText:
@@ -128,7 +132,7 @@ class JsonText:
     # -------------------------------------------------------------------------------------------- following
 
     def write(self, text: bytes) -> bool:
-        """Move past a text. False: with it something comes again, or nothing is left that could come."""
+        """Appends a text. Returns False if a name or item comes again with it, or if no permitted one could follow."""
         start = len(self._text)
         self._text += text
         allowed = True
@@ -191,7 +195,7 @@ class JsonText:
         return not again
 
     def _end_of_item(self, top: _Container | None, end: int) -> bool:
-        """End the item of an array or the value of a member, if one has begun."""
+        """Ends an array's item or a member's value, if one has begun; returns False if the item has come before."""
         if top is None:
             return True
         if top.value >= 0:
@@ -213,11 +217,11 @@ class JsonText:
         above = self._open[-1] if self._open else None
         return self._end_of_item(above, at + 1) and allowed
 
-    # --------------------------------------------------------------------------------------- what is left
+    # --------------------------------------------------------------------------------------- what may follow
 
     @property
     def comes_again(self) -> bool:
-        """Something could come again, or end too early."""
+        """True if a name or item could come again, or an object or array could end too early."""
         return any(each.used or each.names.used or each.place is not None for each in self._open)
 
     @property
@@ -226,11 +230,11 @@ class JsonText:
 
     @property
     def quoted(self) -> bool:
-        """True inside a string."""
+        """True while the text is inside a string."""
         return self._quoted
 
     def forbidden(self) -> list[bytes]:
-        """Texts with which there would be nothing but names or items that came before."""
+        """Returns continuations after which only names or items that have come before would be possible."""
         if self._escaped:
             return []
         found: set[bytes] = set()
@@ -244,14 +248,15 @@ class JsonText:
         return sorted(found - {b""})
 
     def _dead_end(self, texts: CountedTexts | None, top: _Container, begun: bytes, used: bytes) -> bytes:
-        """The shortest text on the way to a used one that leads to nothing else; empty where all of it does."""
+        """Shortest continuation towards a used text that leaves no unused one; empty if all continuations leave
+        some."""
         if texts is None or self._places.is_endless(texts, used):
             return used[len(begun) :] if used[:1] == b'"' else b""
         ends = range(len(begun) + 1, len(used) + 1)
         return next((used[len(begun) : end] for end in ends if not _any_left(texts, used[:end], top)), b"")
 
     def _current(self) -> Iterator[tuple[_Container, bytes]]:
-        """Containers whose name or item is being written or has to come, and what there is of that."""
+        """Yields the containers whose name or item is being written or must follow, with its text so far."""
         for each in self._open:
             if each.begun >= 0:
                 yield each, self._text[each.begun :]
@@ -259,7 +264,7 @@ class JsonText:
             yield self._open[-1], b""
 
     def _any_left(self) -> bool:
-        """Tells whether names or items that did not come can come where some have to."""
+        """Returns True if, in each place that needs a name or item, one that has not come is possible."""
         return all(self._has_others(top, begun) for top, begun in self._current())
 
     def _has_others(self, top: _Container, begun: bytes) -> bool:
@@ -271,13 +276,13 @@ class JsonText:
 
 
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
-    """Tells whether a text that was not used begins so; True where such texts are not counted."""
+    """Returns True if an unused text begins with `begun`, or if such texts are not counted."""
     beginning = begun.decode("utf-8", "ignore")
     return texts.count_behind(beginning) == 0 or any_left(texts, beginning, [used.decode() for used in top.used])
 
 
 def _hashable(value: Value) -> Value:
-    """JSON values are equal if these are."""
+    """Hashable form of a JSON value; two values are equal if their forms are."""
     match value:
         case bool():
             return "boolean", value

@@ -1,4 +1,4 @@
-"""Constraints through llguidance, which gets our grammars (constraints/) and compiles them in milliseconds."""
+"""Constraints through llguidance, which compiles our grammars (constraints/) in milliseconds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from sglang_lite.runtime.structured_output.unique_names import EndingTokens, byt
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_BYTES = 100_000  # of a parser, and more for each character: where it was not measured
+_BYTES = 100_000  # assumed base memory of a parser, plus a share per character, if it was not measured
 
-# Sets of tokens that are allowed or refused as a whole: inside a string of at most n characters those within what is
-# left. llguidance's own are 10 and 30, so that most of a short string is walked token by token.
+# Sets of tokens that are allowed or refused as a whole: inside a string with a length limit, the tokens that fit in the
+# remaining characters. llguidance's defaults are 10 and 30, so most of a short string would be walked token by token.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [
     r"[\x20\x0A\x0D\x09]+",
@@ -42,25 +42,25 @@ _SLICES = [
     f"{_IN_STRING}+",
 ]
 
-# A grammar that takes longer to compile has one lexer for all threads.
-_QUICK = 0.02  # seconds
-_ENOUGH = 4  # matchers of a line before there is another, and before masks are shared from then on
-_LONG = 10_000  # characters: a longer text that is forced would be written out on the loop's thread, for milliseconds
+# A grammar that takes longer to compile has one lexer shared by all threads.
+_QUICK = 0.02  # seconds of compilation
+_ENOUGH = 4  # matchers of a line before another line is added and masks are shared
+_LONG = 10_000  # characters of forced text, above which spelling it would block the loop for milliseconds
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
-_MASK_BYTES = 96 << 20  # of kept masks
-LANGUAGE_BYTES = 64 << 20  # of states that are told apart
-_LARGEST = 30_000  # characters of a grammar whose states are told apart: a step may look at all its alternatives
+_MASK_BYTES = 96 << 20  # limit of cached masks
+LANGUAGE_BYTES = 64 << 20  # limit of cached language states
+_LARGEST = 30_000  # most characters of a grammar whose states are tracked, as a step may try all its alternatives
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A grammar as llguidance loads it.
+    """Grammar in the form that llguidance loads.
 
     Attributes:
-        text: the grammar in llguidance's notation.
-        language: the language that it describes; pickled where it comes from another process, as most are never looked
-            at, and making its objects would hold up the loop.
-        parser_bytes: that a parser of it was seen to take; 0: not known.
+        text: grammar in llguidance's notation.
+        language: language that the grammar describes; pickled if it comes from another process, as most are never
+            needed and unpickling them would block the loop.
+        parser_bytes: measured memory of a parser, or 0 if unknown.
     """
 
     text: str
@@ -69,14 +69,14 @@ class Prepared:
 
 
 class LlguidanceMatcher:
-    """A parser of llguidance, and the state of the language that its text is in.
+    """Parser of llguidance, with the state of the language that its text is in.
 
     Args:
-        engine: whose it is.
-        inner: its parser.
-        line: of parsers that share a lexer.
-        first: the mask of the start.
-        states: of the language, where others share them.
+        engine: engine that made the matcher.
+        inner: parser.
+        line: key of the parsers that share a lexer.
+        first: mask of the start.
+        states: shared states of the language, or None if they are not tracked.
     """
 
     number = None
@@ -87,12 +87,12 @@ class LlguidanceMatcher:
         self.engine, self._inner, self.line = engine, inner, line
         self._kept: Mask | None = first
         self.states, self.state = states, None if states is None else states.start
-        self._late: list[int] = []  # tokens that the parser was not told yet
+        self._late: list[int] = []  # accepted tokens that the parser has not consumed yet
         self._last = -1
 
     @property
     def inner(self) -> Foreign:
-        """The parser, which knows all tokens."""
+        """Parser, after it has consumed all accepted tokens."""
         if self._late:
             self._inner.consume_tokens(self._late)
             self._late = []
@@ -118,7 +118,7 @@ class LlguidanceMatcher:
         return self.states.masks.get(self.state)
 
     def learn(self, mask: Mask) -> None:
-        if not mask.any() or self._inner.is_error():  # its own failure, which others in its place need not share
+        if not mask.any() or self._inner.is_error():  # matchers in the same state need not share this failure
             self.state = None
         if self.states is None or self.state is None:
             self._kept = mask
@@ -168,25 +168,25 @@ class LlguidanceMatcher:
 
 
 class LlguidanceGrammar:
-    """A grammar with its first mask, made once for all requests: it takes longest, and they may come at the same time.
+    """Compiled grammar. Computes its first mask, the slowest one, once for all requests.
 
-    Copies of a parser share its lexer, behind a lock. So that threads don't wait for each other there are several
-    lines of copies, each with a lexer of its own, made when there are matchers enough for them.
+    Copies of a parser share its lexer behind a lock. To let threads run in parallel, several lines of copies with
+    separate lexers are created as the number of matchers grows.
 
     Args:
-        engine: that compiled it.
-        prepared: what it was compiled from.
-        start: its parser.
-        lines: at most so many.
+        engine: engine that compiled the grammar.
+        prepared: prepared form of the grammar.
+        start: parser at the start of a text.
+        lines: largest number of lines.
     """
 
     def __init__(self, engine: LlguidanceEngine, prepared: Prepared, start: Foreign, lines: int) -> None:
         self._engine, self._prepared, self._lines = engine, prepared, lines
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self.size = lines * parser + size_of(prepared.language)
-        self._starts = [(object(), start)]  # the lines, and their parsers
+        self._starts = [(object(), start)]  # key and parser of each line
         self._used: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
-        self._shared = False  # there were matchers enough
+        self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
@@ -210,7 +210,7 @@ class LlguidanceGrammar:
             return matcher
 
     def combinable(self) -> LlguidanceGrammar:
-        """The grammar without forced tokens: a forced text allows only the tokens that a tokenizer cuts it into."""
+        """Returns the grammar without forced tokens, as forced text would allow only the tokenizer's own split."""
         if self._combinable is None:
             self._combinable = self._engine.load(_unforced(self._prepared))
         return self._combinable
@@ -220,10 +220,10 @@ class LlguidanceEngine:
     """llguidance for one tokenizer.
 
     Args:
-        tokenizer: the model's; None for a token per byte, whatever the model.
-        vocab_size: the model's, padding included; None: the tokenizer's.
+        tokenizer: tokenizer of the model, or None for one token per byte, whatever the model.
+        vocab_size: number of the model's tokens, padding included, or None for the tokenizer's.
         eos_ids: tokens that may end a complete text.
-        threads: that make masks at a time.
+        threads: number of threads that compute masks concurrently.
     """
 
     name = "llguidance"
@@ -243,18 +243,18 @@ class LlguidanceEngine:
         self._threads = threads
         self._local = threading.local()
         self.kept = MaskCache(_MASK_BYTES)
-        self._languages = BoundedCache(LANGUAGE_BYTES)  # their states, or None, by their grammars' text
+        self._languages = BoundedCache(LANGUAGE_BYTES)  # grammar text -> states of its language, or None
 
     @cached_property
     def ending_tokens(self) -> EndingTokens:
         return byte_tokens() if self._token_bytes is None else EndingTokens(self._token_bytes, self._special)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Returns the tokens of a text."""
         return self._tokenizer.tokenize_bytes(text.encode())  # type: ignore[no-any-return] # it has no types
 
     def spell(self, text: bytes) -> list[int] | None:
-        """Tokens that have these bytes; None where there are none for some."""
+        """Returns tokens that spell these bytes, or None if no tokens do."""
         tokens: list[int] = self._tokenizer.tokenize_bytes(text)
         return tokens if self._tokenizer.decode_bytes(tokens) == text else None
 
@@ -262,11 +262,11 @@ class LlguidanceEngine:
         return self.load(_prepared(constraint))
 
     def prepare(self, constraint: Constraint) -> Prepared:
-        """The grammar's text, which has been compiled and has made a mask: the fuel of the engine bounds both."""
+        """Prepares a constraint, and compiles it and computes a mask as a test: the engine's fuel limits both."""
         prepared = _prepared(constraint)
         before = allocated()
         loaded = self.load(prepared)
-        taken = allocated() - before  # nothing else runs in a worker
+        taken = allocated() - before  # accurate, as nothing else runs in a worker
         del loaded
         return replace(prepared, language=pickle.dumps(prepared.language, protocol=5), parser_bytes=max(taken, 0))
 
@@ -277,24 +277,25 @@ class LlguidanceEngine:
         return LlguidanceGrammar(self, prepared, start, 2 * self._threads if quick and self._threads > 1 else 1)
 
     def parser(self, text: str) -> LLMatcher:
-        """A new parser of a grammar.
+        """Returns a new parser of a grammar.
 
         Raises:
-            ConstraintError: llguidance refuses it.
+            ConstraintError: llguidance refuses the grammar.
         """
         return byte_matcher.start(text, self._tokenizer)
 
     def states(self, prepared: Prepared, first: Mask) -> LanguageStates | None:
-        """The states of a grammar's language, for as long as there is room; None where they can't be told.
+        """Returns the states of a grammar's language, cached within a memory limit, or None if they can't be tracked.
 
         Args:
-            first: the mask of the start.
+            prepared: prepared form of the grammar.
+            first: mask of the start.
         """
         known = self._languages.get(prepared.text)
         states = self._found_states(prepared) if known is None else known[0]
         if known is None and states is not None:
             states.masks[states.start] = first
-        # Each time, as it grows.
+        # Stored again at each call, as the size grows.
         self._languages.put(prepared.text, states, len(prepared.text) + (0 if states is None else states.size))
         return states
 
@@ -308,7 +309,7 @@ class LlguidanceEngine:
 
     def masks(self, matchers: Sequence[LlguidanceMatcher]) -> NDArray[np.int32]:
         if not hasattr(self._local, "executor"):
-            self._local.executor = LLExecutor(1)  # a matcher's own call would keep Python's lock
+            self._local.executor = LLExecutor(1)  # a matcher's own method would hold the GIL
         masks = np.empty((len(matchers), (self.vocab_size + 31) // 32), np.int32)
         parsers = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
         self._local.executor.unsafe_compute_mask_ptr(parsers, masks.ctypes.data, masks.shape[1] * 4, len(masks))
@@ -329,7 +330,7 @@ def _unpacked(language: Language | bytes) -> Language:
 
 
 class _NodesUnpickler(pickle.Unpickler):
-    """Unpickler of languages and nothing else: they may come from a file."""
+    """Unpickler that accepts only the nodes of languages, as the data may come from a file."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = getattr(nodes, name, None) if module == nodes.__name__ else None
@@ -339,7 +340,7 @@ class _NodesUnpickler(pickle.Unpickler):
 
 
 def _unforced(prepared: Prepared) -> Prepared:
-    """The same with a choice of tokens where there is none of characters."""
+    """Returns the grammar with forced tokens turned off: any tokens may spell text without a choice of characters."""
     if prepared.text.startswith(_NO_FORCING):
         return prepared
     return Prepared(_NO_FORCING + prepared.text, prepared.language)

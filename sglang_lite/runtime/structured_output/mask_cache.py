@@ -1,7 +1,7 @@
-"""States of texts in a language: a mask that an engine made for one text holds for all in the same state.
+"""Masks by language state: a mask computed for one text holds for all texts in the same state.
 
-An engine works out a mask for each request anew. In a batch of requests with one constraint, most of them are where
-another one is or was: then the mask is known, and the engine need not even be told of the tokens in between.
+An engine computes a mask anew for each request. In a batch of requests with one constraint, most requests are in a
+state that another one has visited: its mask is known, and the engine need not even process the tokens in between.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.base import Mask
 
-# What may still come, by the automaton, and the bytes of a character that has only begun.
+# State of the automaton, and the bytes of a character that is not complete yet.
 State: TypeAlias = "tuple[int, bytes]"
 
-_MOST_STEPS = 50_000  # that are remembered of one language
-_STEP_BYTES = 300  # that one takes
-_PIECE = 256  # bytes of a long text, for which others wait
-TRIAL = 1_000  # masks that were not known, until at least as many must have been
+_MOST_STEPS = 50_000  # most transitions that are cached for one language
+_STEP_BYTES = 300  # memory of a cached transition
+_PIECE = 256  # bytes of a long text that are run under the lock at once
+TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
 
 
 class LanguageStates:
-    """The states of a language, found one by one as texts get there.
+    """States of a language, discovered as texts reach them.
 
     Args:
-        language: whose states they are.
-        token_bytes: what each token says.
-        special: tokens that say nothing.
+        language: language of the texts.
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
     """
 
     def __init__(self, language: Language, token_bytes: Sequence[bytes], special: Container[int]) -> None:
@@ -40,23 +40,23 @@ class LanguageStates:
         self._token_bytes, self._special = token_bytes, special
         self.start: State = (self._automaton.start, b"")
         self.masks: dict[State, Mask] = {}
-        self.known = self.unknown = 0  # masks that were asked for and there, and that were made
-        self.forced: dict[tuple[State, int], list[int]] = {}  # by state and last token
+        self.known = self.unknown = 0  # lookups that found a mask, and masks that were computed
+        self.forced: dict[tuple[State, int], list[int]] = {}  # forced tokens by state and last token
         self._steps: dict[tuple[State, int], State | None] = {}
-        self._lock = threading.Lock()  # of the automaton
+        self._lock = threading.Lock()  # guards the automaton
 
     @property
     def size(self) -> int:
-        """Memory in bytes, roughly, without that of the masks."""
+        """Approximate memory in bytes, without the masks."""
         return self._automaton.size + _STEP_BYTES * (len(self._steps) + len(self.forced))
 
     @property
     def pays(self) -> bool:
-        """Texts meet in the same states; else each goes its own way, and keeping track of them is in vain."""
-        return self.unknown < TRIAL or self.known > 2 * self.unknown  # what was made is then asked for, too
+        """True if texts reach the same states often enough for tracking to pay."""
+        return self.unknown < TRIAL or self.known > 2 * self.unknown  # each computed mask is looked up once itself
 
     def after(self, state: State, token: int) -> State | None:
-        """The state after a token; None: none, or it is not known."""
+        """State after a token, or None if the state is unknown or the token is not allowed."""
         key = state, token
         if key in self._steps:
             return self._steps[key]
@@ -67,7 +67,7 @@ class LanguageStates:
         return found
 
     def advance(self, state: State, text: bytes) -> State | None:
-        """The state after a text; None: none, or it is not known."""
+        """State after a text, or None if the state is unknown or the text is not allowed."""
         at: State | None = state
         for start in range(0, len(text), _PIECE):
             if at is not None:
@@ -86,32 +86,32 @@ class LanguageStates:
         try:
             with self._lock:
                 after = self._automaton.run(at, text)
-        except (ConstraintError, RecursionError):  # too many states, or rules that begin with themselves
+        except (ConstraintError, RecursionError):  # too many states, or left-recursive rules
             return None
         return None if after == DEAD else (after, rest)
 
     @staticmethod
     def over(state: State) -> bool:
-        """Only the end can come."""
+        """True if only the end of the text is allowed next."""
         return state == (DONE, b"")
 
 
 class MaskCache:
-    """Bounds what the masks of many languages take, together: the oldest are dropped.
+    """Bounds the memory of the masks of many languages together; evicts the oldest masks.
 
     Args:
-        size: bytes.
+        size: limit in bytes.
     """
 
     def __init__(self, size: int) -> None:
         self._left = size
-        # Weakly, as the masks are nothing beside what else a language takes, and go with it.
+        # Weak references, so that a language and its masks are freed together.
         self._kept: deque[tuple[weakref.ref[LanguageStates], State, int]] = deque()
         self._lock = threading.Lock()
 
     def keep(self, states: LanguageStates, state: State, mask: Mask) -> None:
         with self._lock:
-            if state in states.masks:  # two threads have made it
+            if state in states.masks:  # another thread has computed it, too
                 return
             states.unknown += 1
             self._left -= mask.nbytes

@@ -1,5 +1,4 @@
-"""The masks of a step's rows: those that are known are copied, the others are made by threads, and a step need not wait
-for all of them."""
+"""Masks of a step's rows: known masks are copied, others are computed by threads. A step need not wait for all."""
 
 from __future__ import annotations
 
@@ -20,18 +19,19 @@ logger = logging.getLogger("sglang_lite")
 
 
 class MaskFiller:
-    """To be used on one thread.
+    """Fills the masks of a step's rows. Must be used on one thread, apart from `interrupt`.
 
     Args:
-        threads: that make masks at a time.
+        threads: number of threads that compute masks concurrently.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "sglang_lite-masks")
-        self._made: queue.SimpleQueue[_Made | None] = queue.SimpleQueue()  # None: somebody wants the thread
-        self._waiting = False  # for a mask, however long that takes
-        # Of what masks are being made. No matcher is moved meanwhile, even if its mask gets known in another way.
+        self._made: queue.SimpleQueue[_Made | None] = queue.SimpleQueue()  # None is an interruption
+        self._waiting = False  # True while `fill` waits for a mask without a deadline
+        # Keys of matchers whose masks are being computed. Until then these matchers must not be moved, even if their
+        # mask becomes known in another way.
         self._lines: set[Hashable] = set()
         self._places: dict[Hashable, Matcher] = {}
 
@@ -44,31 +44,34 @@ class MaskFiller:
         others: bool = False,
         wanted: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Fills row i of `masks` for the i-th matcher. A matcher whose engine fails is left without a token that may
-        come next, which ends its request alone.
+        """Fills row i of `masks` for the i-th matcher.
+
+        If a matcher's engine fails, its mask allows no token, which ends that request alone.
 
         Args:
-            masks: [N, words].
-            patience: seconds after which rows are late, if any row continues meanwhile; None for as long as it takes.
-                If none continues the first mask is waited for, unless the thread is wanted for something else.
-            others: rows that need none continue.
-            wanted: tells whether it is; `interrupt` says that it is from now on.
+            matchers: matchers of the rows.
+            masks: masks to fill, [N, words].
+            patience: seconds after which unfinished rows are late, provided that another row can continue; None for no
+                limit. If no row can continue, the first mask is awaited, unless `wanted` returns True.
+            others: whether the step has rows without a mask, which can continue.
+            wanted: returns True if the thread has other work; `interrupt` signals a change to True.
 
         Returns:
-            The rows that are late: not filled, to be asked for again. Until then their matchers must not be moved.
+            Indices of late rows. They are not filled; until the caller has asked for them again, their matchers must
+                not move.
         """
         end = None if patience is None else time.perf_counter() + patience
         while not self._made.empty():
             self._take(self._made.get())
         left = self._copied(matchers, masks, range(len(matchers)))
         alone = len(matchers) == 1 and not others and not self._lines
-        if left and alone:  # nobody waits for it: not worth another thread
+        if left and alone:  # no other row waits, so another thread is not worth it
             for part in matchers[0].parts:
                 if part.known() is None:
                     self._take(_make([part]))
             left = self._copied(matchers, masks, left)
         goes_on = others or len(left) < len(matchers)
-        while left:  # again where a mask that was made is not for all in its place, or was dropped
+        while left:  # repeated if a computed mask does not hold for all matchers in its place, or was evicted
             missing = {part.place: part for row in left for part in matchers[row].parts if self._waits(part)}
             while missing:
                 self._start(missing.values())
@@ -82,17 +85,17 @@ class MaskFiller:
         return left
 
     def interrupt(self) -> None:
-        """Has `fill` not wait for the first mask any longer. On any thread; takes no lock."""
+        """Makes `fill` stop waiting for the first mask. Callable on any thread; takes no lock."""
         if self._waiting:
             self._made.put(None)
 
     def close(self) -> None:
-        """Masks that are being made are finished, and thrown away."""
+        """Shuts the threads down without waiting; masks in progress are finished and discarded."""
         self._pool.shutdown(wait=False)
 
     def _start(self, parts: Iterable[Matcher]) -> None:
-        """Has masks made, where that can be done now."""
-        lines: dict[int, dict[Hashable, list[Matcher]]] = {}  # by engine
+        """Submits the computation of masks for all parts whose line and place are free."""
+        lines: dict[int, dict[Hashable, list[Matcher]]] = {}  # by engine, then by line
         for part in parts:
             if part.line not in self._lines and part.place not in self._places:
                 lines.setdefault(id(part.engine), {}).setdefault(part.line, []).append(part)
@@ -108,7 +111,7 @@ class MaskFiller:
         self._made.put(_make(parts))
 
     def _next(self, end: float | None) -> _Made | None:
-        """The masks that are made next; None: they are not in time. Passes over interruptions that came too late."""
+        """Waits for the next masks until `end`, skipping late interruptions; returns None if no masks come in time."""
         made: _Made | None = None
         with contextlib.suppress(queue.Empty):
             while made is None:
@@ -116,16 +119,19 @@ class MaskFiller:
         return made
 
     def _first(self, wanted: Callable[[], bool]) -> _Made | None:
-        """The masks that are made next; None: the thread is wanted before."""
-        self._waiting = True  # before it asks: what comes after that interrupts
+        """Waits for the next masks; returns None if the thread is wanted first."""
+        self._waiting = True  # set before `wanted` is called: later work calls `interrupt`
         try:
             return None if wanted() else self._made.get()
         finally:
             self._waiting = False
 
     def _take(self, made: _Made | None) -> list[Hashable]:
-        """Returns the places that the masks were made for; a matcher that fails is in one of its own from then on."""
-        if made is None:  # an interruption that came too late
+        """Stores computed masks in their matchers; returns the places that they were computed for.
+
+        The places are read before `learn`, as a failed matcher has a place of its own afterwards.
+        """
+        if made is None:  # late interruption
             return []
         places = [part.place for part in made.parts]
         for place, part, mask in zip(places, made.parts, made.masks):
@@ -141,7 +147,7 @@ class MaskFiller:
         return bool(self._places) and self._places.get(part.place) is part
 
     def _copied(self, matchers: Sequence[Matcher], masks: NDArray[np.int32], rows: Iterable[int]) -> list[int]:
-        """Copies the masks that are known; returns the other rows, and those whose masks are still being made."""
+        """Copies the masks that are known; returns the rows without one, or with one still being computed."""
         left: list[int] = []
         for row in rows:
             matcher = matchers[row]
@@ -155,7 +161,7 @@ class MaskFiller:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Masks that were made for matchers of one engine."""
+    """Masks computed for matchers of one engine."""
 
     parts: Sequence[Matcher]
     masks: Sequence[Mask]
@@ -165,7 +171,7 @@ def _make(parts: Sequence[Matcher]) -> _Made:
     engine = parts[0].engine
     try:
         return _Made(parts, list(engine.masks(parts)))
-    except Exception:  # a library's; which of the matchers it was about is not said
+    except Exception:  # from a library, which does not report the matcher that caused it
         logger.exception("%s failed to make masks", engine.name)
         return _Made(parts, [_made_alone(part) for part in parts])
 
@@ -174,5 +180,5 @@ def _made_alone(part: Matcher) -> Mask:
     try:
         mask: Mask = part.engine.masks([part])[0]
         return mask
-    except Exception:  # this one's
+    except Exception:  # caused by this matcher
         return np.zeros((part.engine.vocab_size + 31) // 32, np.int32)

@@ -1,5 +1,7 @@
-"""Numbers in free text: a sign and the first digit are masked, then any token may come, and the first one that does not
-continue the number ends it. So a model ends a number as it would without a constraint."""
+"""Numbers in free text: only a sign and the first digit are masked, then any token may come.
+
+The first token that does not continue the number ends it, so a model ends a number as it would without a constraint.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
 _AFTER_SIGN = re.compile(rb"[0-9]")
-_NOTHING = "\0"  # what a token says that spells nothing: no part of a number
+_NOTHING = "\0"  # stands for the text of tokens without text, which are no part of a number
 
 
 class NumberMatcher:
@@ -54,7 +56,7 @@ class NumberMatcher:
         return not self.number.over
 
     def forced(self) -> list[int]:
-        return []  # any token may come
+        return []  # nothing is forced, as any token may end a number
 
     @property
     def complete(self) -> bool:
@@ -66,12 +68,12 @@ class NumberMatcher:
 
 
 class NumberGrammar:
-    """A grammar of numbers, which free text ends.
+    """Grammar of numbers that are ended by any free text. Makes its own masks.
 
     Args:
-        number: of which kind.
-        vocabulary: the model's.
-        combinable: makes the grammar of texts that are such a number, and end with it.
+        number: kind of numbers.
+        vocabulary: vocabulary of the model.
+        combinable: function that compiles the grammar of texts that are exactly one number.
     """
 
     name = "number"
@@ -88,13 +90,13 @@ class NumberGrammar:
         self.size = 3 * self._first.nbytes
 
     def mask(self, begun: str) -> Mask:
-        """Tokens that may come after the beginning of a number."""
+        """Returns the mask of tokens that may follow the beginning of a number."""
         if not begun:
             return self._first
         return self._after_sign if begun in "-+" else self._any
 
     def spelled(self, token: int) -> str:
-        """The text of a token. Only ASCII has a meaning here."""
+        """Returns the text of a token, decoded as Latin-1, since only ASCII matters here."""
         return self._tokens[token].decode("latin-1") or _NOTHING
 
     def matcher(self) -> NumberMatcher:

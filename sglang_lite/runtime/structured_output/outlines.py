@@ -1,7 +1,7 @@
-"""Regular constraints through outlines-core, a second opinion on the other engines: its index has every state's tokens.
+"""Regular constraints through outlines-core, a cross-check of the other engines. Its index has each state's tokens.
 
-Its automata lose what may follow an end (0.2.14). So the end of the sequence is made part of the text: it is spelled
-NUL, which then can be no part of a text.
+Its automata (0.2.14) lose text that may follow a possible end. So the end of the sequence is made part of the text: it
+is spelled NUL, which then must not occur in a text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OutlinesMatcher:
     place = line
 
     def known(self) -> Mask:
-        """The mask, which the index always has."""
+        """Returns the mask, which the index always has."""
         mask = np.zeros_like(self.engine.not_eos)
         if not self._ended:
             self._guide.write_mask_into(mask.ctypes.data, mask.size, 4)
@@ -79,7 +79,7 @@ class OutlinesMatcher:
             self._finished = not (self.known() & self.engine.not_eos).any()
 
     def forced(self) -> list[int]:
-        return []  # the engine does not tell
+        return []  # the engine does not report forced text
 
     @property
     def complete(self) -> bool:
@@ -105,7 +105,7 @@ class OutlinesEngine:
     """outlines-core for one vocabulary.
 
     Args:
-        vocabulary: the model's.
+        vocabulary: vocabulary of the model.
     """
 
     name = "outlines"
@@ -119,7 +119,7 @@ class OutlinesEngine:
             if token and _END not in token and i not in vocabulary.eos_ids:
                 ids.setdefault(token, []).append(i)
         self._ids, self._longest = ids, max(map(len, ids), default=0)
-        # Its own notion of the end is given an id that no token has.
+        # The library's own end-of-sequence token is given an id that no token has.
         self._tokens = Tokens(vocabulary.size, {**ids, _END: list(vocabulary.eos_ids)})
 
     def compile(self, constraint: Constraint) -> OutlinesGrammar:
@@ -148,7 +148,7 @@ class OutlinesEngine:
         return OutlinesGrammar(self, Index.from_binary(prepared), 2 * len(prepared))
 
     def spell(self, text: bytes) -> list[int]:
-        """Tokens with these bytes, each as long as can be; none where there is none for some."""
+        """Returns tokens that spell these bytes, each as long as possible, or an empty list if no tokens do."""
         tokens, at = list[int](), 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)

@@ -1,6 +1,7 @@
-"""A grammar that continues a text: what a generation in the middle of one is held to.
+"""Grammar of a text's continuation, for a generation in the middle of a constrained text.
 
-The whole is compiled once; each generation walks its text, by bytes, as other tokens may spell it.
+The whole grammar is compiled once. Each generation advances through the existing text by bytes, as different tokens may
+spell it.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from sglang_lite.runtime.structured_output.base import (
 
 
 class ContinuedGrammar:
-    """A grammar from the middle of a text on.
+    """Grammar from the middle of a text on.
 
     Args:
-        whole: the grammar of all nodes together.
-        text: what there is already.
-        part: what this generation has to be by itself, and then need not complete the whole; None: it completes it.
-        end: the mask of the tokens that end a text.
+        whole: grammar of all nodes together.
+        text: existing text.
+        part: grammar of this generation alone, which then need not complete the whole, or None if it must complete the
+            whole.
+        end: mask of the tokens that end a text.
     """
 
     def __init__(self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask) -> None:
         self._whole = whole if part is None else whole.combinable()
         self._text, self._part, self._end = text, part, end
-        self.size = 0  # its grammars are counted where they are kept
+        self.size = 0  # its grammars are counted by their own cache entries
 
     def matcher(self) -> Matcher:
-        """Raises ConstraintError: no text of the grammar begins with what there is."""
+        """Returns a matcher after the existing text. Raises ConstraintError if no text of the grammar begins so."""
         whole = walked(self._whole, self._text)
         return whole if self._part is None else PartMatcher(whole, self._part.matcher(), self._end)
 
@@ -43,10 +45,10 @@ class ContinuedGrammar:
 
 
 def walked(grammar: CompiledGrammar, text: str) -> Matcher:
-    """A matcher that has moved past a text.
+    """Returns a matcher that has advanced past a text.
 
     Raises:
-        ConstraintError: no text of the grammar begins with it.
+        ConstraintError: no text of the grammar begins with this text.
     """
     matcher = grammar.matcher()
     if text and not matcher.advance(text.encode("utf-8", "surrogatepass")):
@@ -59,7 +61,7 @@ def _end_of(text: str) -> str:
 
 
 class PartMatcher:
-    """Intersection of two matchers: the whole and the part allow each token; the part says where the end may be."""
+    """Intersection of two matchers: both the whole and the part must allow a token; the part determines the end."""
 
     def __init__(self, whole: Matcher, part: Matcher, end: Mask) -> None:
         self._whole, self._part, self._end = whole, part, end

@@ -1,6 +1,6 @@
-"""The grammar engines by name.
+"""Registry of the grammar engines by name.
 
-An engine is a file in this folder; its name goes into `ConstraintBackend` and `make_engine`, its package into
+An engine is a module in this folder. Its name goes into `ConstraintBackend` and `make_engine`, its package into
 `LIBRARIES`.
 """
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 ConstraintBackend = Literal["auto", "llguidance", "xgrammar", "outlines"]
-LIBRARIES = ("llguidance", "xgrammar", "outlines-core")  # their packages, whose versions grammars on disk depend on
+LIBRARIES = ("llguidance", "xgrammar", "outlines-core")  # packages whose versions are part of a cached grammar's key
 
 
 def make_engine(
     name: str, vocabulary: Vocabulary, tokenizer: Tokenizer | None = None, threads: int = 1
 ) -> GrammarEngine:
-    """The engine of that name. Its library is imported here and nowhere else.
+    """Returns a new engine. Imports its library, which no other code does.
 
     Args:
-        name: one of ConstraintBackend but "auto".
-        vocabulary: the model's.
-        tokenizer: the model's; None: the engine is to `prepare` alone.
-        threads: that make masks at a time.
+        name: a ConstraintBackend other than "auto".
+        vocabulary: vocabulary of the model.
+        tokenizer: tokenizer of the model, or None for an engine that is only used to `prepare`.
+        threads: number of threads that compute masks concurrently.
     """
     match name:
         case "xgrammar":
@@ -42,6 +42,6 @@ def make_engine(
             from sglang_lite.runtime.structured_output.llguidance import LlguidanceEngine
 
             if tokenizer is None:
-                return LlguidanceEngine(None)  # what takes long does so whatever the tokens
+                return LlguidanceEngine(None)  # slow constraints are slow with any vocabulary, so bytes will do
             return LlguidanceEngine(tokenizer, vocabulary.size, vocabulary.eos_ids, threads)
     raise AssertionError(f"no engine {name!r}")

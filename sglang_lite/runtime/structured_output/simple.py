@@ -1,5 +1,7 @@
-"""Constraints so small and plain that compiling them takes milliseconds whatever they say: they need no process of
-their own. Found by their text alone, in time linear in it."""
+"""Test for constraints so small and plain that they compile in milliseconds and need no worker process.
+
+The test reads only the constraint's text, in time linear in its length.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ MAX_PATTERN_CHARS = 200
 MAX_GRAMMAR_CHARS = 300
 MAX_SCHEMA_CHARS = 4_000
 MAX_CHOICES_CHARS = 20_000
-MAX_COUNT = 1_000  # of repeats, all of them multiplied
+MAX_COUNT = 1_000  # largest product of a pattern's repeat counts, and largest length in a schema
 
 _COUNTS = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
-# Keywords that each add a rule of their own, and multiply nothing.
+# Keywords that each add a rule, and multiply nothing.
 _SCHEMAS = frozenset({"items", "additionalProperties"})
 _MAPS = frozenset({"properties", "$defs", "definitions"})
 _NUMBERS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
@@ -29,7 +31,7 @@ _PLAIN = frozenset(
 
 
 def is_simple(constraint: Constraint) -> bool:
-    """True for a constraint that may be compiled in this process."""
+    """True if a constraint may be compiled in this process."""
     match constraint:
         case Regex(pattern):
             return len(pattern) <= MAX_PATTERN_CHARS and _counts(pattern) <= MAX_COUNT
@@ -67,6 +69,6 @@ def _is_plain_keyword(name: str, value: Any) -> bool:
         return isinstance(value, Mapping) and all(map(_is_plain, value.values()))
     if name in _NUMBERS:
         return isinstance(value, int) and value <= MAX_COUNT
-    if name == "anyOf":  # as Optional[T] is written
+    if name == "anyOf":  # the form of Optional[T]
         return isinstance(value, list) and len(value) == 2 and {"type": "null"} in value and all(map(_is_plain, value))
     return name in _PLAIN

@@ -1,9 +1,11 @@
-"""JSON whose objects have each name once, which no grammar can say of names that are not listed, and that keeps what
-else a schema has its masks watch (constraints/json_schema/watched.py).
+"""JSON grammars whose masks enforce rules that no grammar can express: unique names, and the schema's watched rules.
 
-The text is followed as JSON (json_text.py). Where the quotation mark that ends a name would make it one that its object
-has already, tokens with it are taken out of the mask. If no token is left then (a pattern's names have run out), they
-stay, and the check of the finished value refuses it; but where something is watched, there always is one left.
+A grammar can't express that names which the schema does not list come only once in an object, and other rules that a
+schema leaves to its masks (constraints/json_schema/watched.py).
+
+The text is followed as JSON (json_text.py). Tokens that would complete a name that its object already has are removed
+from the mask. If that leaves no token (a pattern's names have run out), they stay, and the check of the finished value
+refuses it. If places are watched, some token is always left.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from sglang_lite.runtime.structured_output.json_text import JsonText, Places
 from sglang_lite.runtime.structured_output.vocabulary import mask_of, tokens_of
 
 _QUOTE = ord('"')
-_ENDS = frozenset(b",]} \t\r\n")  # of names, items and objects, outside of strings
+_ENDS = frozenset(b",]} \t\r\n")  # bytes outside strings that end names, items and objects
 _SCALARS = frozenset({"null", "boolean", "number", "integer", "string"})
 _ELSEWHERE = ("enum", "const", *REFERENCES, "anyOf", "oneOf", "allOf")
 
 
 def names_are_open(constraint: Constraint) -> bool:
-    """The constraint is JSON in which an object may have names that the schema does not list."""
+    """True if the constraint is a JSON schema in which an object may have names that the schema does not list."""
     if not isinstance(constraint, JsonSchema):
         return False
     document = document_in(constraint.schema)
@@ -55,11 +57,11 @@ def _is_open(schema: object, place: Place) -> bool:
 
 
 class EndingTokens:
-    """The tokens that may end a name, an item or an object.
+    """Index of the tokens that may end a name, an item or an object.
 
     Args:
-        token_bytes: what each token says.
-        special: tokens that say nothing.
+        token_bytes: bytes of each token.
+        special: tokens that have no text.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], special: Container[int]) -> None:
@@ -74,7 +76,7 @@ class EndingTokens:
         self._outside = self._whole | mask_of((token for text, token in said if not _ENDS.isdisjoint(text)), size)
 
     def beginning(self, text: bytes) -> list[int]:
-        """The tokens with a quotation mark that begin with a text."""
+        """Returns the tokens with a quotation mark that begin with a text."""
         start = bisect.bisect_left(self._sorted, (text, -1))
         found = []
         for each, token in self._sorted[start:]:
@@ -84,20 +86,22 @@ class EndingTokens:
         return found
 
     def to_try(self, mask: Mask, text: JsonText) -> list[int]:
-        """The tokens of a mask of which only following them tells whether something comes again."""
+        """Returns the tokens of a mask that must be tried to find out whether a name or item comes again."""
         group = self._whole if not text.is_watched else self._in_string if text.quoted else self._outside
         return tokens_of(mask[: len(group)] & group[: len(mask)])
 
 
 @cache
 def byte_tokens() -> EndingTokens:
-    """A token for every byte."""
+    """Index for a vocabulary with one token per byte."""
     return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
 
 def watched_in(constraint: Constraint) -> tuple[Watched, ...] | None:
-    """The places that masks have to watch under a constraint, none where it is the names of objects alone; None where
-    there is nothing to watch. Takes long for a large schema."""
+    """Returns the places that masks must watch under a constraint, or None if nothing must be watched.
+
+    The result is empty if only the uniqueness of names must be watched. Takes long for a large schema.
+    """
     if not isinstance(constraint, JsonSchema):
         return None
     places = normalise(constraint).watched
@@ -105,22 +109,22 @@ def watched_in(constraint: Constraint) -> tuple[Watched, ...] | None:
 
 
 def packed(places: tuple[Watched, ...] | None) -> bytes:
-    """Result of `watched_in` as bytes, for another process or the disk."""
+    """Serialises the result of `watched_in` for another process or the disk."""
     return b"" if places is None else pickle.dumps(places, protocol=5)
 
 
 def unpacked(data: bytes) -> tuple[Watched, ...] | None:
-    """Result of `watched_in` that was packed.
+    """Restores the result of `watched_in` from `packed` bytes.
 
     Raises:
-        pickle.UnpicklingError: something else than places is in it.
+        pickle.UnpicklingError: the bytes hold anything but places.
     """
     found: tuple[Watched, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
     return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler of places and languages, and nothing else: they may come from a file."""
+    """Unpickler that accepts only places and nodes of languages, as the data may come from a file."""
 
     def find_class(self, module: str, name: str) -> Any:
         for known in (nodes, watched_places):
@@ -131,22 +135,23 @@ class _Unpickler(pickle.Unpickler):
 
 
 def distinct(grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[Watched, ...] | None) -> CompiledGrammar:
-    """A grammar whose masks watch what it can't say; the grammar itself where there is nothing.
+    """Returns a grammar whose masks also enforce the watched rules; the grammar itself if nothing is watched.
 
     Args:
-        tokens: that its masks are of.
-        places: of `watched_in`, for the constraint that it was compiled from.
+        grammar: grammar of JSON.
+        tokens: tokens of the grammar's masks.
+        places: result of `watched_in` for the constraint of the grammar.
     """
     return grammar if places is None else DistinctGrammar(grammar, tokens, Places(places))
 
 
 class DistinctGrammar:
-    """A grammar of JSON whose objects have each name once.
+    """Grammar of JSON whose objects have each name once, and whose watched rules are enforced.
 
     Args:
-        grammar: of JSON.
-        tokens: of the model.
-        places: that are watched.
+        grammar: grammar of JSON.
+        tokens: tokens of the model.
+        places: watched places.
     """
 
     def __init__(self, grammar: CompiledGrammar, tokens: EndingTokens, places: Places) -> None:
@@ -161,7 +166,7 @@ class DistinctGrammar:
 
 
 class DistinctMatcher:
-    """The inner matcher's masks without the tokens that write a name again, or whatever else is watched."""
+    """Matcher whose masks lack the tokens that would break a watched rule, such as writing a name again."""
 
     def __init__(self, inner: Matcher, tokens: EndingTokens, places: Places) -> None:
         self._inner, self._tokens = inner, tokens
@@ -198,7 +203,7 @@ class DistinctMatcher:
         return kept if self._strict or kept.any() else mask
 
     def _again(self, mask: Mask) -> list[int]:
-        """The tokens of a mask that write a name or an item again, or end an object too early."""
+        """Returns the tokens of a mask that write a name or an item again, or end an object too early."""
         if not self._text.comes_again:
             return []
         found: list[int] = []

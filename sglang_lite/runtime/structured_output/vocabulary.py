@@ -1,4 +1,4 @@
-"""A model's tokens as grammar engines need them. Knows no tokenizer and is small enough to be sent to a worker."""
+"""Tokens of a model in the form that grammar engines need. Independent of tokenizers, and small enough for a worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model.
+    """Tokens of a model.
 
     Attributes:
-        tokens: the bytes of each id; none for special and padding ids, which spell nothing.
+        tokens: bytes of each id; empty for special and padding ids, which have no text.
         eos_ids: ids that may end a complete text, sorted.
     """
 
@@ -27,10 +27,12 @@ class Vocabulary:
 
     @staticmethod
     def of(tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]) -> Vocabulary:
-        """The vocabulary of a model.
+        """Returns the vocabulary of a model.
 
         Args:
-            vocab_size: the model's, padding included.
+            tokenizer: tokenizer of the model.
+            vocab_size: number of the model's tokens, padding included.
+            eos_ids: ids that may end a complete text.
         """
         known = tokenizer.token_bytes[:vocab_size]
         spelled = (b"" if i in tokenizer.special_ids else token for i, token in enumerate(known))
@@ -42,22 +44,22 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """int32 words of a mask."""
+        """Number of int32 words of a mask."""
         return -(-len(self.tokens) // 32)
 
     def eos_mask(self) -> NDArray[np.int32]:
-        """The mask that allows nothing but the end."""
+        """Returns the mask that allows only the end of the sequence."""
         return mask_of(self.eos_ids, self.size)
 
 
 def tokens_of(mask: NDArray[np.int32]) -> list[int]:
-    """The tokens that a mask allows."""
+    """Returns the tokens that a mask allows."""
     found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
     return found
 
 
 def mask_of(tokens: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
-    """The mask that allows these tokens."""
+    """Returns the mask that allows the given tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(tokens)] = 1
     return np.packbits(allowed, bitorder="little").view(np.int32)

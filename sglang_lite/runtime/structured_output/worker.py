@@ -1,10 +1,12 @@
-"""A process that compiles constraints, with limits: it is killed when one takes too long, and fails when one takes too
-much memory. Its own time on the CPU counts, so that a busy machine refuses nothing that a quiet one takes. One that has
-grown is replaced. It imports no torch, unless xgrammar is asked for, which does.
+"""Worker process that compiles constraints within limits of time and memory.
 
-It is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing` would run
-the caller's main module again. It ends when its parent does: it reads from a socket that then has no other end, and
-while it compiles the system ends it (on Linux; elsewhere its time does).
+It is killed if a constraint takes too long, and a compilation fails if it takes too much memory. The time limit is CPU
+time, so that a busy machine refuses nothing that an idle one accepts. A process whose memory has grown is replaced. It
+imports no torch, unless xgrammar is requested, which does.
+
+The process is started afresh, not forked, as the parent has threads; and by its own command line, as `multiprocessing`
+would run the caller's main module again. It ends with its parent: it reads from a socket whose other end closes then,
+and while it compiles, the system kills it (on Linux; elsewhere its time limit does).
 """
 
 from __future__ import annotations
@@ -33,29 +35,30 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.unique_names import packed, watched_in
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-START_SECONDS = 300.0  # for a process to start, and to import an engine: 1 s on the CPU, of which it may get little
-STILL_SECONDS = 30.0  # without any time on the CPU, after which a process that has something to do counts as stuck
-PATIENCE = 30  # how much longer than its time on the CPU a constraint may take, before the process counts as stuck
-LONGEST_SECONDS = 1e6  # that timers take
-MAX_GROWN = 64 << 20  # bytes, since the process started
+START_SECONDS = 300.0  # for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
+STILL_SECONDS = 30.0  # without any CPU time, after which a process with work to do counts as stuck
+PATIENCE = 30  # wall-clock time that a constraint may take, as a multiple of its CPU time limit
+LONGEST_SECONDS = 1e6  # longest time that timers accept
+MAX_GROWN = 64 << 20  # bytes that a process may grow by before it is replaced
 _ENDS_IT = (EOFError, OSError)
 _READY = "ready"
 _NICE = 10
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 class OverBudgetError(ConstraintError):
-    """A constraint needs more time or memory than it may have; at another time it may not."""
+    """Raised if a constraint exceeds its time or memory limit, or no worker runs. Not cached, as a retry may
+    succeed."""
 
 
 class Worker:
-    """Used by one thread at a time; only `close` may be called from any.
+    """Handle of a worker process. Used by one thread at a time; only `close` may be called from any thread.
 
     Args:
-        vocabulary: of the model.
-        backend: the engine to use, or "auto".
-        timeout_s: for a constraint, on the CPU.
-        memory_mb: that the process may have.
+        vocabulary: vocabulary of the model.
+        backend: name of the grammar engine, or "auto".
+        timeout_s: CPU time limit of a constraint, in seconds.
+        memory_mb: memory limit of the process, in MB.
     """
 
     def __init__(self, vocabulary: Vocabulary, backend: str, timeout_s: float, memory_mb: int) -> None:
@@ -68,11 +71,11 @@ class Worker:
         self._kill: Callable[[], object] = lambda: None
 
     def prepare(self, constraint: Constraint) -> tuple[str, tuple[PreparedGrammar, bytes], float]:
-        """The name of the engine; what its `load` takes, and the places that are watched, packed; and how many seconds
-        on the CPU that took.
+        """Prepares a constraint. Returns the engine's name, the prepared grammar with packed places, and the CPU
+        seconds.
 
         Raises:
-            ConstraintError: it can't be enforced, or not within the limits.
+            ConstraintError: the constraint can't be enforced, or not within the limits.
         """
         connection = self._connection or self._started()
         try:
@@ -102,16 +105,16 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Kills the process, whatever it does; what waits for it fails."""
+        """Kills the process, whatever it is doing; a pending `prepare` fails."""
         with self._lock:
             self._closed = True
             self._kill()
 
     def _next(self, connection: Connection, seconds: float) -> Any:
-        """The next message of the process.
+        """Returns the next message of the process.
 
         Raises:
-            TimeoutError: it takes longer, or does nothing any more.
+            TimeoutError: the process takes longer than `seconds`, or has stopped using CPU time.
         """
         assert self._process is not None
         end = time.monotonic() + min(seconds, LONGEST_SECONDS)
@@ -124,8 +127,8 @@ class Worker:
 
     def _started(self) -> Connection:
         ours, theirs = socket_pair()
-        # What decodes goes first, from the first import on. Nice counts among processes of one session (autogroups, see
-        # sched(7)), so this one stays in the engine's.
+        # Low priority from the first import on, so that decoding goes first. Niceness applies within a session
+        # (autogroups, see sched(7)), so this process stays in the engine's session.
         code = (
             f"import os; os.nice({_NICE})\n"
             f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -141,9 +144,9 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C is the parent's
+                process_group=0,  # Ctrl-C goes to the parent only
             )  # fmt: skip
-            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # at exit, too
+            self._process, self._kill = process, weakref.finalize(self, _kill, process)  # also runs at exit
         connection = self._connection = Connection(ours.detach())
         connection.send((self._vocabulary, self._backend, self._timeout))
         try:
@@ -154,7 +157,7 @@ class Worker:
         return connection
 
     def _end(self) -> int | None:
-        """The next constraint gets a new process. What this one ended with."""
+        """Kills the process, so that the next constraint starts a new one; returns its exit code."""
         self._kill()
         if self._connection is not None:
             self._connection.close()
@@ -168,7 +171,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cpu_ticks(pid: int) -> int | None:
-    """Time on the CPU that a process has had, in ticks (10 ms); None where the system does not say."""
+    """CPU time that a process has used, in ticks (10 ms), or None if the system does not report it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -180,15 +183,15 @@ def _cpu_ticks(pid: int) -> int | None:
 
 
 def main(descriptor: int, memory_mb: int) -> None:
-    """Runs the worker's process until its parent is gone.
+    """Runs the worker process until its parent has ended.
 
     Args:
-        descriptor: of the socket.
-        memory_mb: that it may have.
+        descriptor: file descriptor of the socket to the parent.
+        memory_mb: memory limit of the process, in MB.
     """
     _end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its parent may ignore it
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
     connection = Connection(descriptor)
     with contextlib.suppress(*_ENDS_IT):
@@ -198,22 +201,24 @@ def main(descriptor: int, memory_mb: int) -> None:
         started = _resident()
         while True:
             gc.collect()
-            gc.freeze()  # what is remembered lives on: the collector's passes over it would be each constraint's time
+            gc.freeze()  # memoised objects live on; scanning them would count as each constraint's time
             answer = _answer(engines, backend, connection.recv(), memory_mb)
             connection.send((answer, _resident() - started - engines.resident))
     os._exit(0)
 
 
 def _end_with_parent() -> None:
-    """Has the system end this process with the thread that started it: one of the compiler's, which end when it is
-    closed. In the middle of compiling nothing else would be seen."""
+    """Makes the system kill this process when the thread that started it ends, as a compilation could not notice it.
+
+    That thread belongs to the compiler's pool, whose threads end when the compiler is closed.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @contextlib.contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Ends the process, whatever it is in the middle of, where the block needs more time on the CPU."""
+    """Ends the process, whatever it is doing, if the block takes more CPU time than `seconds`."""
     signal.setitimer(signal.ITIMER_PROF, min(seconds, LONGEST_SECONDS))
     try:
         yield
@@ -222,7 +227,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _resident() -> int:
-    """Bytes of memory that the process has; 0 where that can't be told."""
+    """Resident memory of this process in bytes, or 0 if the system does not report it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -238,14 +243,14 @@ def _answer(
         with _limited(engines.timeout):
             name = fastest(constraint) if backend == "auto" else backend
         chosen = time.process_time() - began
-        engine = engines.get(name)  # which may have to be imported
+        engine = engines.get(name)  # outside the time limit, as the library may have to be imported
         began = time.process_time()
         with _limited(max(engines.timeout - chosen, 0.001)):
             prepared = engine.prepare(constraint), packed(watched_in(constraint))
         return name, prepared, chosen + time.process_time() - began
     except ConstraintError as error:
         return error
-    except Exception as error:  # a library's: the request must hear of it
+    except Exception as error:  # from a library: the request must fail with it
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
             return OverBudgetError(
                 f"compiling the constraint needs more than {memory_mb} MB.",
@@ -255,11 +260,15 @@ def _answer(
 
 
 class _Engines:
-    """Engines that constraints were prepared by.
+    """Grammar engines of the worker process, created on first use.
+
+    Args:
+        vocabulary: vocabulary of the model.
+        timeout: CPU time limit of a constraint, in seconds.
 
     Attributes:
-        timeout: seconds on the CPU for a constraint.
-        resident: bytes of memory that making the engines took: xgrammar brings torch along, and counts for no growth.
+        timeout: CPU time limit of a constraint, in seconds.
+        resident: bytes that creating the engines took, which don't count as growth: xgrammar imports torch.
     """
 
     def __init__(self, vocabulary: Vocabulary, timeout: float) -> None:

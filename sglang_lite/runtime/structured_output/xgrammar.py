@@ -1,5 +1,7 @@
-"""Constraints through xgrammar, which gets our grammars (constraints/): never a user's schema or regex, of which it
-drops parts without a word."""
+"""Constraints through xgrammar, which compiles our grammars (constraints/), never a user's schema or regex.
+
+xgrammar ignores parts of some schemas and regexes without notice.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.structured_output.base import Mask
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-_LONGEST = 256  # characters that are forced at a time, as every row waits while they are spelled
+_LONGEST = 256  # most characters that are forced in one step, as all rows wait while they are tokenised
 
 
 class XgrammarMatcher:
-    """A matcher of xgrammar. Where the text may end, the mask is made at once: only it tells whether more can come."""
+    """Matcher of xgrammar. If the text may end, its mask is computed at once: only the mask shows if more can
+    follow."""
 
     number = None
 
@@ -73,7 +76,7 @@ class XgrammarMatcher:
             return []
         try:
             forced = self.inner.find_jump_forward_string()
-        except UnicodeDecodeError:  # in the middle of a character
+        except UnicodeDecodeError:  # the forced text starts or ends inside a character
             return []
         return self.engine.spell(forced[:_LONGEST])[:-1]  # the last one might merge with what follows
 
@@ -105,8 +108,8 @@ class XgrammarEngine:
     """xgrammar for one vocabulary.
 
     Args:
-        vocabulary: the model's.
-        spell: the tokens of a text that follows another; None: nothing is forced.
+        vocabulary: vocabulary of the model.
+        spell: function that tokenises a text which follows another, or None to force no tokens.
     """
 
     name = "xgrammar"
@@ -121,7 +124,7 @@ class XgrammarEngine:
             vocab_size=vocabulary.size,
             stop_token_ids=list(vocabulary.eos_ids),
         )
-        # One thread, as others of this process compute; our cache is in front of it.
+        # One thread, as the process computes on others; no cache, as our `Compiler` has one.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=1)
 
@@ -139,7 +142,7 @@ class XgrammarEngine:
         try:
             return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
         except RuntimeError as error:
-            if "bad_alloc" in str(error):  # the limit of memory, which is no fault of the grammar
+            if "bad_alloc" in str(error):  # out of memory, which is not the grammar's fault
                 raise
             raise ConstraintError(f"xgrammar: {error}") from error
 

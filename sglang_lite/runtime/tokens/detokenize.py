@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive."""
+"""Incremental decoding of token ids to text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """Concatenated pushes equal `tokenizer.decode` of all ids, for any split and any bytes, without an unfinished UTF-8
-    sequence at the end: it waits for the rest.
+    """Incremental decoder. For any split of the ids and any bytes, the concatenated results of `push` equal
+    `tokenizer.decode` of all ids, except that an incomplete UTF-8 sequence at the end is held back.
 
     Args:
-        tokenizer: whose byte table is used.
-        skip_special: leave special tokens out of the text.
+        tokenizer: tokenizer whose byte table is used.
+        skip_special: whether to leave special tokens out of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
@@ -27,5 +27,5 @@ class IncrementalDecoder:
 
     @property
     def pending(self) -> bool:
-        """The bytes so far end inside a character."""
+        """True if the bytes so far end inside a character."""
         return bool(self._utf8.getstate()[0])

@@ -26,31 +26,33 @@ from sglang_lite.runtime.tokens.token_bytes import byte_table, foreign, is_contr
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
-TOKENIZER_FILES = (  # of which a folder with a tokenizer has one at least
+TOKENIZER_FILES = (  # a folder with a tokenizer has at least one of these
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
     "tiktoken.model", "vocab.json", "vocab.txt", "merges.txt",
 )  # fmt: skip
 
 
 def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
-    """Reads `tokenizer.json` (or what transformers can convert) and `tokenizer_config.json`.
+    """Builds the tokenizer of a folder from `tokenizer.json` (or files that transformers can convert) and
+    `tokenizer_config.json`.
 
     Args:
-        most: tokens that the model has. Added tokens beyond are left out (text models of the Gemma 3 family come with
-            one for images): their text is then text like any other.
+        folder: Hugging Face folder.
+        most: size of the model's vocabulary. Added tokens beyond it are left out (text models of the Gemma 3 family
+            have one for images): their text is then ordinary text.
 
     Raises:
-        ModelError: the folder has no tokenizer, or one of an unknown kind.
+        ModelError: the folder has no tokenizer, or its kind is not supported.
     """
     with foreign(str(folder)):
         return _from_folder(folder, most)
 
 
 def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """Reads the tokenizer of a model that only reads texts, which may be of any kind: its tokens decode to their names.
+    """Builds the tokenizer of an encoder, which may be of any kind: its tokens decode to their names.
 
     Raises:
-        ModelError: as `tokenizer_from_folder`.
+        ModelError: the folder has no tokenizer, or the tokenizer is damaged.
     """
     with foreign(str(folder)):
         backend = _backend(folder)
@@ -91,7 +93,7 @@ def _from_folder(folder: Path, most: int | None) -> Tokenizer:
     control = {t["id"]: t for t in added if t["special"] or is_control(t["content"], template)}
     texts = marks_among(token["content"] for token in added)
     marks = [token for token in added if token["special"] and token["content"] in texts]
-    if marks:  # they are text, for whoever reads it and for grammars
+    if marks:  # for readers and grammars, these tokens are text
         for token in marks:
             token["special"] = False
         backend = Backend.from_str(json.dumps(description))
@@ -131,7 +133,7 @@ def _content(token: Any, name: str, file: Path) -> str:
 
 
 def _template(config: Mapping[str, Any], file: Path) -> str | None:
-    """The chat template, or of several named ones the default."""
+    """Chat template, or the default one of several named templates; None if the config has none."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [t for t in template if isinstance(t, dict)]
@@ -142,15 +144,15 @@ def _template(config: Mapping[str, Any], file: Path) -> str | None:
 
 
 def _unknown_token(model: Mapping[str, Any]) -> str:
-    """The text that a tokenizer's model has for a character without a token; "" for nothing."""
+    """Text of the token for characters without a token, or "" if the tokenizer has none."""
     if model.get("unk_id") is not None:  # Unigram
         return str(model["vocab"][model["unk_id"]][0])
     return model.get("unk_token") or ""
 
 
 def _converted(folder: Path) -> Backend:
-    """The tokenizer that transformers makes of a folder's files: in a process of its own where torch is not
-    loaded, so that an engine's handle loads neither."""
+    """Backend that transformers makes from a folder's files. Runs in another process if torch is not loaded, so that an
+    engine's handle loads neither."""
     try:
         if "torch" in sys.modules:
             return Backend.from_str(_convert(str(folder)))
@@ -164,21 +166,21 @@ def _converted(folder: Path) -> Backend:
         if done.returncode:
             raise ModelError(done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
         return Backend.from_str(done.stdout.decode())
-    except Exception as error:  # whatever transformers raises, the folder has no tokenizer that can be used
+    except Exception as error:  # any error of transformers means that the folder has no usable tokenizer
         raise ModelError(
             f"{folder}: no tokenizer.json, and transformers can't convert another tokenizer: {error}"
         ) from error
 
 
 def _convert(folder: str) -> str:
-    """The content of `tokenizer.json` for a folder that has none."""
+    """Converts the tokenizer of a folder to the content of a `tokenizer.json`."""
     from transformers import AutoTokenizer
 
     return str(AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str())
 
 
 def _prefix_space(description: dict[str, Any]) -> dict[str, Any] | None:
-    """The tokenizer without the space it puts before a text, None where it puts none."""
+    """Description of the tokenizer without the space that it puts before a text, or None if it puts none."""
     changed = False
 
     def strip(part: Any) -> Any:

@@ -18,8 +18,8 @@ from sglang_lite.runtime.tokens.token_bytes import byte_level_bytes, foreign, is
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
-# The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`: the pattern that splits text before BPE, and
-# whether whole words in the vocabulary skip the merges.
+# Pre-tokenizers by their name in `tokenizer.ggml.pre`: the patterns that split text before BPE, and whether whole words
+# in the vocabulary skip the merges.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3 = _CASELESS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +35,7 @@ _DEEPSEEK3 = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# Letters of bicameral scripts, as DeepSeek's first models list them.
+# Letters of bicameral scripts, as listed by DeepSeek's first models.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -68,7 +68,7 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
     "deepseek-coder": ((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}"), False),
     "deepseek-v3": ((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3), False),
 }
-_LONGEST_PIECE = 512  # characters of a SentencePiece token: all ways to cut it are tried
+_LONGEST_PIECE = 512  # characters of a SentencePiece token: every way to cut it is tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 
@@ -76,7 +76,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str) -> Tokenize
     """Builds the tokenizer that a GGUF file describes, pre-tokenizer included.
 
     Raises:
-        ModelError: a tokenizer or pre-tokenizer that is not supported.
+        ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
     """
     with foreign(label):
         return _from_gguf(metadata, label)
@@ -100,7 +100,7 @@ def _from_gguf(metadata: Mapping[str, Any], label: str) -> Tokenizer:
         elif kind == "llama":
             scores = metadata["tokenizer.ggml.scores"]
             if str(metadata.get("general.architecture")).startswith("gemma"):
-                scores = [-i for i in range(len(tokens))]  # Gemma's merges have the order of its tokens
+                scores = [-i for i in range(len(tokens))]  # Gemma's merges are ranked by token id
             space = metadata.get("tokenizer.ggml.add_space_prefix", True)
             backend = _gguf_sentencepiece(tokens, scores, label, prefix_space=space)
             continuation = _gguf_sentencepiece(tokens, scores, label, prefix_space=False) if space else None
@@ -179,7 +179,8 @@ def _gguf_byte_level(metadata: Mapping[str, Any], tokens: list[str], label: str)
 
 
 def _gguf_sentencepiece(tokens: list[str], scores: list[float], label: str, *, prefix_space: bool) -> Backend:
-    """SentencePiece BPE joins the neighbours whose union has the best score: merges ranked by that score."""
+    """Builds a SentencePiece BPE backend. SentencePiece joins the neighbours whose union has the best score, so merges
+    are ranked by that score."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[float, int, int, str, str]] = []
     for token, i in vocab.items():

@@ -1,4 +1,4 @@
-"""The place of a tokenizer where a checkpoint has none: token ids are all there is."""
+"""Substitute for the tokenizer of a checkpoint that has none: only token ids can be used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 
 class NoTokenizer(Tokenizer):
-    """A tokenizer whose tokens have no text: ids are decoded to nothing, and text is refused.
+    """Tokenizer whose tokens have no text: ids decode to nothing, and text is refused.
 
     Args:
-        vocab_size: the model's.
+        vocab_size: size of the model's vocabulary.
     """
 
     knows_text = False

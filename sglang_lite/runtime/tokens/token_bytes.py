@@ -1,4 +1,4 @@
-"""Bytes of tokens, and which tokens control, as the descriptions of tokenizers have them in whatever file."""
+"""Bytes of tokens, and recognition of control tokens, from the description of a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 @contextmanager
 def foreign(label: str) -> Iterator[None]:
-    """Turns whatever the tokenizers library makes of a damaged description into an error of ours."""
+    """Converts exceptions of the tokenizers library about a damaged description to ModelError."""
     try:
         yield
-    except BaseException as error:  # a panic of its Rust code is no Exception
+    except BaseException as error:  # a panic of its Rust code is not an Exception
         if isinstance(error, SglError) or not (
             isinstance(error, Exception) or type(error).__name__ == "PanicException"
         ):
@@ -35,8 +35,8 @@ _BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
 
 
 def is_control(token: str, template: object) -> bool:
-    """True for an added token that is special although its tokenizer does not call it so: some that begin turns are
-    not. Blanks, words and what a model says itself are text."""
+    """Returns True if an added token is a control token although its tokenizer does not mark it as special, as some
+    that begin turns. Blanks, words and marks that models write themselves are text."""
     if token in SPOKEN:
         return False
     written = isinstance(template, str) and token in template
@@ -64,7 +64,7 @@ def byte_table(backend: Backend, description: dict[str, Json], label: str) -> li
 
 @lru_cache(maxsize=1)
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
+    """Maps GPT-2's printable stand-ins to the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

@@ -1,7 +1,7 @@
-"""Text to token ids, and token ids to bytes.
+"""Encoding of text to token ids, and decoding of token ids to bytes.
 
-The `tokenizers` library encodes; decoding is a table of bytes, one entry per id, so that any split of the ids gives
-the same bytes. Knows nothing of requests or models.
+The `tokenizers` library encodes; decoding uses a table of bytes, one entry per id, so that any split of the ids gives
+the same bytes. Independent of requests and models.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ParameterError, Span
 
-# Long text is encoded in blocks, so that of a growing one only the last is encoded again. They are cut where no token
-# can span the cut: between a letter and a single blank.
-BLOCK = 512  # characters: 2 % slower than whole texts where nothing is known (256: 5 %)
+# Long text is encoded in blocks, so that only the last block of a growing text is encoded again. Blocks are cut where
+# no token can span the cut: between a letter and a single blank.
+BLOCK = 512  # characters; 2 % slower than encoding new texts as a whole (256: 5 %)
 _LONGEST_KEPT = 16_384
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
 _SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
@@ -34,20 +34,21 @@ class Tokenizer:
 
     Args:
         backend: the `tokenizers` object.
-        token_bytes: the bytes of each id; special tokens as their text.
+        token_bytes: bytes of each token, by id; special tokens as their text.
         special_ids: ids that are left out of decoded text.
-        bos_id: the id put before a prompt's first text, None for no such id.
+        bos_id: beginning-of-sequence id, put before a prompt's first text; None for no id.
+        eos_ids: ids that end a text.
         special_tokens: `bos_token`, `eos_token` … for the chat template.
         chat_template: the model's own Jinja template.
-        continuation: encodes text that continues other text, where that differs (SentencePiece adds a space to the
+        continuation: backend for text that continues other text, if that differs (SentencePiece adds a space to the
             start of a text).
-        starts_segments: text after a special token is encoded like the start of a text.
-        control: the tokens that text can name, by id, and that text of a span without `special` never becomes; None
-            for those of `special_ids`.
-        unknown_ids: those of them that stand for characters without a token.
+        starts_segments: whether text after a special token is encoded like the start of a text.
+        control: control tokens by id: text can name them, but text of a span without `special` never becomes one; None
+            for the tokens of `special_ids`.
+        unknown_ids: ids in `control` that stand for characters without a token.
 
     Attributes:
-        knows_text: False of what stands for one where there is none.
+        knows_text: False for the substitute of a missing tokenizer (NoTokenizer).
     """
 
     knows_text = True
@@ -71,7 +72,7 @@ class Tokenizer:
         for each in (backend, self.continuation):
             each.no_truncation()
             each.no_padding()
-            each.encode_special_tokens = True  # as text: where they are tokens is said here
+            each.encode_special_tokens = True  # encodes special tokens as text: this class finds them itself
         self.backend = backend
         self.token_bytes = list(token_bytes)
         self._with_byte: dict[int, NDArray[np.bool_]] = {}
@@ -93,7 +94,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of its tokens, with their ids: ids mean the same to two tokenizers with one digest."""
+        """Hash of all tokens with their ids: equal for two tokenizers only if each id means the same in both."""
         found = hashlib.sha256(repr((sorted(self.special_ids), len(self.token_bytes))).encode())
         for token in self.token_bytes:
             found.update(len(token).to_bytes(4, "big") + token)
@@ -105,26 +106,27 @@ class Tokenizer:
 
     @property
     def control_texts(self) -> list[str]:
-        """The texts that name control tokens."""
+        """Texts that name control tokens."""
         return list(self._control_id)
 
     def tokens_with(self, byte: int) -> NDArray[np.bool_]:
-        """True for each token whose bytes have `byte` among them [vocab_size]. Computed once for each byte."""
+        """Mask of the tokens whose bytes contain `byte`, bool [vocab_size]. Computed once per byte."""
         if byte not in self._with_byte:
             found = np.fromiter((byte in token for token in self.token_bytes), bool, self.vocab_size)
             self._with_byte[byte] = found
         return self._with_byte[byte]
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
-        """`encode_spans` of one text, in which special tokens can be written out."""
+        """Encodes one text that can name special tokens, as `encode_spans`."""
         return self.encode_spans((Span(text),), first=first).tolist()
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> array[int]:
-        """The ids of texts as one text.
+        """Encodes spans as one text.
 
         Args:
-            spans: whose ids are not looked at.
-            first: they start a prompt: the beginning-of-sequence id goes before them, unless they begin with it.
+            spans: spans of the text; their ids are ignored.
+            first: whether they start a prompt; then the beginning-of-sequence id is put before them, unless they begin
+                with it.
 
         Raises:
             ParameterError: a text has unpaired surrogates.
@@ -147,8 +149,8 @@ class Tokenizer:
         return ids
 
     def _parts(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
-        """Text, and the control token after it, again and again; None after the last text. A token is one that stands
-        wholly in spans that may have it."""
+        """Yields each text with the control token after it; None after the last text. A control token is recognised
+        only if it lies wholly in spans that can name special tokens."""
         text = ""
         for special, group in groupby((span for span in spans if span.text), key=lambda span: span.special):
             run = "".join([span.text for span in group])
@@ -173,23 +175,24 @@ class Tokenizer:
     def _encode_uncached(self, text: str, first: bool) -> array[int]:
         backend = self.backend if first else self.continuation
         try:
-            # A batch, as in it alone the library lets go of Python's lock: else an engine's loop would wait for it.
+            # Only the batch method releases the GIL; without it an engine's loop would wait.
             encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
-        except TypeError:  # what `tokenizers` says to text that has no UTF-8
+        except TypeError:  # raised by `tokenizers` for text that can't be encoded as UTF-8
             raise ParameterError("prompt", "is no valid Unicode: it has unpaired surrogates.") from None
         ids = array("i", encoding.ids)
         if self._never_text.isdisjoint(ids):
             return ids
-        # A vocabulary's own pieces, or an added token that the library does not call special: no part of it is it.
+        # A control token was found in plain text, as a piece of the vocabulary or an added token that the library does
+        # not treat as special: the text is cut so that no part is a control token.
         offsets = backend.encode(text, add_special_tokens=False).offsets
         cuts = [a + 1 for i, (a, b) in zip(ids, offsets) if i in self._never_text and b - a > 1]
-        if not cuts:  # one character, which can't be spelled in another way
+        if not cuts:  # a single character, which has no other spelling
             return array("i", [i for i in ids if i not in self._never_text])
         parts = [self._encode_uncached(text[a:b], first and not a) for a, b in pairwise([0, *cuts, len(text)])]
         return sum(parts, array("i"))
 
     def _can_cut(self) -> bool:
-        """Text encoded in blocks gives the ids of the whole."""
+        """Returns True if text encoded in blocks gives the same ids as the whole text."""
         if any(_SPANS_CUT.search(b) for i, b in enumerate(self.token_bytes) if i not in self._control):
             return False
         ends = [*(cut.start() for cut in _CUT.finditer(_PROBE)), len(_PROBE)]
@@ -197,19 +200,19 @@ class Tokenizer:
         return sum(blocks, array("i")) == self._encode_uncached(_PROBE, True)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Decodes ids to text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Sequence[int], *, skip_special: bool = True) -> bytes:
         table = self._text_bytes if skip_special else self.token_bytes
         try:
             return b"".join(map(table.__getitem__, ids))
-        except IndexError:  # ids that pad the vocabulary spell nothing
+        except IndexError:  # ids of the vocabulary's padding have no text
             return b"".join([table[i] for i in ids if i < len(table)])
 
 
 def _pattern(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Finds the tokens in a text, the longest where several begin."""
+    """Pattern that finds the tokens in a text, the longest first; None without tokens."""
     longest_first = sorted((token for token in tokens if token.content), key=lambda t: len(t.content), reverse=True)
     found = [rf"(?<!\w){re.escape(t.content)}(?!\w)" if t.single_word else re.escape(t.content) for t in longest_first]
     return re.compile("|".join(found)) if found else None

@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Routes of Anthropic's messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sglang_lite.server.service import Service
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """A message that is to be written."""
+    """Request to write a message."""
 
     max_tokens: int
     temperature: float | None = None
@@ -70,12 +70,12 @@ async def count_tokens(service: Service, call: HttpRequest) -> Response:
 async def _prepared(
     service: Service, call: HttpRequest, body: CountTokensRequest
 ) -> tuple[PreparedConversation, Sequence[int]]:
-    """The conversation and the ids of its prompt, for which an answer has to be told how many they are."""
+    """Rendered conversation, and the token ids of its prompt, whose number the answer begins with."""
     prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))
     return prepared, await service.prompt_ids(prepared.prompt)
 
 
-# ---------------------------------------------------------------------------------------------------- the answers
+# -------------------------------------------------------------------------------------------------------- answers
 
 
 async def _stream(
@@ -100,14 +100,18 @@ def _event(content: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class _Message:
-    """A message as it comes.
+    """Message, as far as it has arrived.
 
     Args:
-        prompt_tokens: of its prompt.
+        service: service of the server.
+        body: request of the message.
+        sample: reader of the message's sample.
+        prompt_tokens: number of tokens of the prompt.
 
     Attributes:
-        head: the message before anything has come; `whole` when all has.
-        blocks: its content.
+        head: the message without content, for the first event.
+        whole: the complete message, once `end` was called.
+        blocks: content blocks of the message.
     """
 
     service: Service
@@ -117,8 +121,8 @@ class _Message:
     blocks: list[dict[str, Any]] = field(default_factory=list, init=False)
     head: dict[str, Any] = field(init=False)
     whole: dict[str, Any] = field(init=False)
-    _open: bool = field(default=False, init=False)  # the last block may have more
-    _arguments: str = field(default="", init=False)  # of a call that is the last block
+    _open: bool = field(default=False, init=False)  # the last block is incomplete
+    _arguments: str = field(default="", init=False)  # arguments of the last block, if that is a call
 
     def __post_init__(self) -> None:
         self.head = {
@@ -133,13 +137,13 @@ class _Message:
         }
 
     def events_of(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
-        """The events of what has come."""
+        """Yields the stream's events for an event of the engine."""
         yield from self._parts(self.sample.read(each))
         if isinstance(each, Generation):
             yield from self._closed()
 
     async def end(self, generation: Generation) -> dict[str, Any]:
-        """The event of the end, when all has been told: from then on the message is whole."""
+        """Event of the message's end. Sets `whole`, after all content was read."""
         end, usage = _end(self.sample, generation, self.body.max_tokens), await self._usage(generation.usage)
         self.whole = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
@@ -177,11 +181,11 @@ class _Message:
         if not self._open:
             return
         self._open, block = False, self.blocks[-1]
-        if block["type"] == "thinking":  # nobody checks it; but clients drop thinking that has none
+        if block["type"] == "thinking":  # no server checks the signature, but clients drop thinking without one
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
-            with contextlib.suppress(msgspec.DecodeError):  # it was cut
+            with contextlib.suppress(msgspec.DecodeError):  # the call was cut
                 block["input"] = msgspec.json.decode(self._arguments)
         yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
@@ -198,12 +202,12 @@ class _Message:
         }
 
 
-# What is cached costs nothing to write.
+# The cache has no cost for writing.
 _NOT_CREATED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, Any]:
-    """Reason for the end of a message, with what matched."""
+    """Stop reason of a message, and its stop sequence."""
     reason, matched = sample.finish(generation), None
     found = "end_turn"
     if reason == "tool_calls":

@@ -1,4 +1,4 @@
-"""Requests of Anthropic's protocol: messages, tools and formats become a conversation."""
+"""Requests of Anthropic's protocol: converts messages, tools and formats to a conversation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sglang_lite.server.http.body import convert
 
 
 class _Block(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
-    cache_control: dict[str, Any] | None = None  # every prefix is cached
+    cache_control: dict[str, Any] | None = None  # ignored: every prefix is cached
 
 
 class TextBlock(_Block, tag="text"):
     text: str
-    citations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    citations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
 
 
 class TextSource(msgspec.Struct, kw_only=True, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ class SystemMessage(msgspec.Struct, kw_only=True, tag_field="role", tag="system"
 
 
 class OwnTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool of the caller's."""
+    """Tool of the caller."""
 
     name: str
     input_schema: dict[str, Any]
@@ -116,7 +116,7 @@ class OwnTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
     type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = None
-    eager_input_streaming: bool | None = None  # arguments always come at once
+    eager_input_streaming: bool | None = None  # ignored: arguments are always streamed
     allowed_callers: list[str] | None = None
     defer_loading: bool | None = None
     input_examples: list[dict[str, Any]] | None = None
@@ -144,12 +144,12 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     task_budget: None = None
 
 
-# Types of tools that Anthropic runs, or that its models were taught.
+# Types of tools that run at Anthropic, or that its models were trained for.
 HOSTED = re.compile(r"[a-z][a-z0-9_]*_20[0-9]{6}|tool_search_tool_(bm25|regex)|mcp_toolset")
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """A prompt, whose tokens can be counted."""
+    """Request to count the tokens of a prompt."""
 
     messages: list[UserMessage | AssistantMessage | SystemMessage]
     model: str | None = None
@@ -166,14 +166,14 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
 
 def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation:
-    """The conversation that is to be continued.
+    """Conversation that a request continues.
 
     Args:
-        unused: takes the names of what has no part in it.
+        unused: list to which the names of fields and blocks without effect are appended.
 
     Raises:
-        ParameterError: a message, tool or choice that makes no sense.
-        CapabilityError: a message has an image, or anything else that the model can't see.
+        ParameterError: a message, tool or choice is invalid.
+        CapabilityError: a message has an image or another part that the model can't read.
         ConstraintError: the format can't be enforced.
     """
     if not body.messages:
@@ -195,7 +195,7 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
     if body.thinking is not None:
         variables["enable_thinking"] = body.thinking.type != "disabled"
         if body.thinking.budget_tokens is not None:
-            unused.append("thinking.budget_tokens")  # nothing ends thinking but the model, or max_tokens
+            unused.append("thinking.budget_tokens")  # only the model or max_tokens ends thinking
     if body.output_config is not None and body.output_config.effort is not None:
         variables["reasoning_effort"] = body.output_config.effort
     return Conversation(
@@ -239,7 +239,7 @@ def _choice(
 
 
 def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[Tool], dict[str, str]]:
-    """The caller's tools, and the types of Anthropic's own by name: those are never called."""
+    """Tools of the caller, and the types of Anthropic's hosted tools by name, which are never called."""
     tools: list[Tool] = []
     hosted: dict[str, str] = {}
     for i, each in enumerate(given):
@@ -250,7 +250,7 @@ def _tools(given: Sequence[Mapping[str, Any]], unused: list[str]) -> tuple[list[
             continue
         tool = convert(each, OwnTool, where)
         if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-            unused.append(f"{where} {tool.name}")  # only code that Anthropic runs could call it
+            unused.append(f"{where} {tool.name}")  # callable only by code that runs at Anthropic
             continue
         unused += [f"{where}.{name}" for name in ("defer_loading", "input_examples") if getattr(tool, name)]
         tools.append(Tool(tool.name, tool.description, tool.input_schema, strict=bool(tool.strict)))
@@ -269,14 +269,14 @@ def _system(system: str | list[TextBlock] | None, unused: list[str]) -> str:
 
 
 def _is_billing(text: str) -> bool:
-    """True for a line that changes with every request: as a part of the prompt it would end every cache hit."""
+    """True for a line that changes with every request: in the prompt it would prevent every cache hit."""
     return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
 
 
 def _shown(
     message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str]
 ) -> list[dict[str, Any]]:
-    """A message as templates take it: results of tools are messages of their own."""
+    """Message in the form that templates take; each tool result becomes a message of its own."""
     if isinstance(message, AssistantMessage):
         return [_assistant(message, where, unused)]
     role = "system" if isinstance(message, SystemMessage) else "user"
@@ -309,7 +309,7 @@ def _assistant(message: AssistantMessage, where: str, unused: list[str]) -> dict
             function = {"name": block.name, "arguments": block.input}
             calls.append({"type": "function", "id": block.id, "function": function})
         else:
-            unused.append(f"{where}[{i}] redacted_thinking")  # another model's, which it alone can read
+            unused.append(f"{where}[{i}] redacted_thinking")  # thinking that only the model that wrote it can decrypt
     shown: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if thought := "\n".join(filter(None, thoughts)):
         shown["reasoning_content"] = thought

@@ -1,6 +1,6 @@
-"""Conversations: messages and tools become a prompt and a constraint, and what is generated is read back.
+"""Conversations: converts messages and tools to a prompt and a constraint, and reads the generated text.
 
-What users, tools and earlier answers say is never read as special tokens, whatever it spells.
+Text of users, tools and earlier answers is never encoded as special tokens, even if it spells them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sglang_lite.text.tool_calls import Pieces, ToolParser, call_text, calls_con
 from sglang_lite.text.tool_formats import DEFAULT, family_of
 
 _HIDDEN = re.compile("\ue000([0-9]+)\ue001")
-_CUT = "\ue002"  # where a message that is to be continued ends
+_CUT = "\ue002"  # end of a message that is to be continued
 _MARKS = ("\ue000", "\ue001", "\ue002")
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call.
+    """Function that a model may call.
 
     Attributes:
-        parameters: JSON Schema of its arguments.
-        strict: what of that can't be enforced is an error; else it is left to the caller.
+        parameters: JSON Schema of the arguments.
+        strict: True if keywords that can't be enforced are an error; False leaves them to the caller.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Tool:
 
     @property
     def shown(self) -> dict[str, Json]:
-        """The tool, as templates take it."""
+        """Tool in the form that chat templates take."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -62,18 +62,19 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """
+    """Conversation to continue, independent of a protocol.
+
     Attributes:
-        messages: as templates take them: role and content as text, calls with their arguments as objects.
-        tools: that may be called.
-        tool_choice: "auto": text and calls; "required": calls alone; "shown": no call, but the model sees the tools;
-            "none": neither.
-        allowed: the names of those that may be called, or of which one has to be; None: of all.
-        parallel: there may be several calls.
-        answer: what the text of the answer must be.
-        continue_final: the last message is continued, and not followed by another one.
-        complete: no message follows: it is read, and not answered.
-        variables: further ones for the template, as `enable_thinking`.
+        messages: messages as templates take them: role and content as text, tool calls with arguments as objects.
+        tools: tools that may be called.
+        tool_choice: "auto": text and calls; "required": calls only; "shown": no calls, but the model sees the tools;
+            "none": no calls, and the model doesn't see the tools.
+        allowed: names of the tools that may be called, or of which one must be; None for all.
+        parallel: True if there may be several calls.
+        answer: constraint on the text of the answer.
+        continue_final: True if the last message is continued, instead of being answered by another one.
+        complete: True if the conversation is only read, so that no message follows.
+        variables: further variables for the template, as `enable_thinking`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -89,13 +90,13 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:
-    """A conversation, ready to be continued.
+    """Conversation as a prompt, ready for generation.
 
     Attributes:
         prompt: the rendered messages.
-        constraint: on the whole text that is generated.
-        family, reasoning: formats of calls and reasoning to be read back; None: such text is content.
-        schemas: of the tools' arguments by name.
+        constraint: constraint on the whole generated text.
+        family, reasoning: formats by which calls and reasoning are found in the text; None if they count as content.
+        schemas: JSON Schemas of the tools' arguments by tool name.
     """
 
     prompt: Prompt
@@ -105,19 +106,19 @@ class PreparedConversation:
     schemas: Mapping[str, JsonSchema]
 
     def reader(self, *, separate: bool = True) -> AnswerReader:
-        """Reader of one sample.
+        """Reader of one sample's text.
 
         Args:
-            separate: reasoning is split off; else it is content, marks and all.
+            separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
         """
         return AnswerReader(self.family, self.reasoning if separate else None, self.schemas)
 
 
 class AnswerReader:
-    """Reads the text of a sample as it comes: reasoning, content, calls.
+    """Incremental parser of a sample's text: reasoning, content, calls.
 
     Attributes:
-        open: a call has begun and has not ended.
+        open: True while a call has begun and has not ended.
     """
 
     def __init__(self, family: str | None, reasoning: str | None, schemas: Mapping[str, JsonSchema]) -> None:
@@ -131,26 +132,26 @@ class AnswerReader:
         return self._tools is not None and self._tools.open
 
     def push(self, text: str) -> Pieces:
-        """Takes the next text."""
+        """Parses the next text, and returns the pieces that are complete."""
         if self._tools is not None:
             return self._tools.push(text)
         return Pieces("", text) if self._reasoning is None else Pieces(*self._reasoning.push(text))
 
     def flush(self) -> Pieces:
-        """Ends the text."""
+        """Ends the text, and returns the last pieces."""
         if self._tools is not None:
             return self._tools.flush()
         return Pieces("", "") if self._reasoning is None else Pieces(*self._reasoning.flush())
 
 
 class ChatFormat:
-    """Format in which a model converses.
+    """Format of a model's conversations.
 
     Args:
-        template: its chat template; None: it has none.
-        control: texts of the tokens that a prompt can name.
-        family: the format of its calls; None finds it in the template.
-        reasoning: the format of its reasoning; None finds it there.
+        template: chat template of the model, or None if it has none.
+        control: texts of the control tokens that a prompt can spell.
+        family: format of the model's tool calls; None finds it in the template.
+        reasoning: format of the model's reasoning; None finds it in the template.
     """
 
     def __init__(
@@ -166,12 +167,13 @@ class ChatFormat:
         self._control = re.compile("|".join(spelled))
 
     def prepare(self, conversation: Conversation) -> PreparedConversation:
-        """
+        """Renders a conversation, and derives the constraint on the generated text.
+
         Raises:
             CapabilityError: the model has no chat template.
-            TemplateError: it does not take these messages.
-            ParameterError: a tool's name, or a tool that is chosen and not there.
-            ConstraintError: what is asked of the answer or of arguments can't be enforced.
+            TemplateError: the template refuses the messages.
+            ParameterError: two tools have the same name, or a chosen tool doesn't exist.
+            ConstraintError: a constraint of the answer or of arguments can't be enforced.
         """
         prompt = self._prompt(conversation)
         reasoning = None if conversation.continue_final else self._reasoning_after(prompt.text)
@@ -227,7 +229,7 @@ class ChatFormat:
         return Prompt(tuple(_spans(text, hidden)))
 
     def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message as this template takes it."""
+        """Message in the form that this template takes."""
         if message["role"] == "developer" and not self._developer:
             return {**message, "role": "system"}
         calls = message.get("tool_calls")
@@ -237,7 +239,7 @@ class ChatFormat:
         return message
 
     def _with_tools(self, messages: list[Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Messages for a template that shows no tools: they are told of in the first one."""
+        """Messages for a template that doesn't render tools: the tools are described in the first message."""
         listed = "\n".join(to_json(tool) for tool in tools)
         example = call_text(self.family, "NAME", {"ARGUMENT": "VALUE"})
         told = f"You can call these functions:\n{listed}\nA call is written so:\n{example}"
@@ -247,7 +249,8 @@ class ChatFormat:
         return [{"role": "system", "content": told}, *messages]
 
     def _hide(self, value: Any, hidden: list[str]) -> Any:  # of plain data
-        """Plain data, in whose texts marks stand for what spells control tokens."""
+        """Copy of plain data, with placeholders in its texts for parts that spell control tokens; `hidden` collects
+        these parts."""
         if isinstance(value, str):
             return self._control.sub(lambda found: _hidden(found[0], hidden), value)
         if isinstance(value, Mapping):
@@ -257,7 +260,8 @@ class ChatFormat:
         return value
 
     def _reasoning_after(self, text: str) -> str | None:
-        """The format of reasoning after a prompt: its template may have opened it, or closed it already."""
+        """Format of the reasoning that follows a prompt, or None. The template may have opened the reasoning, or closed
+        it already."""
         if self.reasoning is None:
             return None
         known, end = format_of(self.reasoning), text.rstrip()
@@ -271,7 +275,7 @@ class ChatFormat:
 
 
 def _allowed(schemas: Mapping[str, JsonSchema], names: Sequence[str] | None) -> Mapping[str, JsonSchema]:
-    """Schemas of the tools that are named. Raises ParameterError: there is no such tool."""
+    """Schemas of the named tools. Raises ParameterError if a tool doesn't exist."""
     for name in names or ():
         if name not in schemas:
             raise ParameterError(

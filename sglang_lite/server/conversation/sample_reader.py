@@ -1,4 +1,4 @@
-"""Samples of an answer as they come: text becomes reasoning, content, and calls of tools with their ids."""
+"""Reader of an answer's samples: text becomes reasoning, content, and tool calls with ids, while it arrives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sglang_lite.text.tool_calls import CallPiece, Pieces
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call of a tool as it comes.
+    """Tool call, as far as it has arrived.
 
     Attributes:
-        index: among the calls of its sample.
-        custom: its tool is a custom one, and `arguments` its input.
-        id: to answer it by.
+        index: index among the calls of its sample.
+        custom: True if the tool is a custom one; `arguments` is then its input.
+        id: id that the result of the call refers to.
     """
 
     index: int
@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A new part of a call: its beginning, or further arguments."""
+    """New part of a call: its beginning, or further arguments."""
 
     call: ToolCall
     arguments: str
@@ -61,7 +61,7 @@ class Parts:
 
     @property
     def in_order(self) -> Iterator[Part]:
-        """The parts one by one: a call that has begun before has its rest before content."""
+        """Parts in the order of the text: further arguments of a call that has begun earlier come before content."""
         if self.reasoning:
             yield "reasoning", self.reasoning
         begun = next((at for at, part in enumerate(self.calls) if part.begins), len(self.calls))
@@ -74,27 +74,28 @@ class Parts:
 
 
 def logprobs_of(generation: Generation) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of a generation's tokens. Where none were asked for, those that the engine reports are of the
-    token that would follow, which OpenAI's protocols don't tell."""
+    """Log-probabilities of a generation's tokens. Without generated tokens, the engine reports those of the token that
+    would follow, which OpenAI's protocols leave out."""
     return generation.output_logprobs if generation.token_ids else ()
 
 
 @dataclass(slots=True)
 class SampleReader:
-    """
+    """Reader of one sample, from its events.
+
     Args:
-        prepared: the conversation that is continued.
-        customs: the names of its custom tools.
-        chosen: the name of the custom tool whose input is the whole text.
-        separate: reasoning is split off; else it is content, marks and all.
-        at_once: reasoning is told as it comes, else when it has ended.
-        prefix: of the calls' ids.
+        prepared: conversation that the sample continues.
+        customs: names of the custom tools.
+        chosen: name of the custom tool whose input is the whole text, or None.
+        separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
+        at_once: whether to return reasoning as it arrives; otherwise only when it has ended.
+        prefix: prefix of the ids of calls.
 
     Attributes:
-        calls: that have begun.
-        reasoning: so far.
-        logprobs: how many entries have been told.
-        length: of the text that has been read.
+        calls: calls that have begun.
+        reasoning: reasoning so far.
+        logprobs: number of log-probabilities in the deltas so far.
+        length: number of characters in the deltas so far.
     """
 
     prepared: PreparedConversation
@@ -106,8 +107,8 @@ class SampleReader:
     calls: list[ToolCall] = field(default_factory=list, init=False)
     reasoning: str = field(default="", init=False)
     logprobs: int = field(default=0, init=False)
-    _held: str = field(default="", init=False)  # reasoning that is told when it has ended
-    _inputs: dict[int, str] = field(default_factory=dict, init=False)  # of custom tools, which are told when whole
+    _held: str = field(default="", init=False)  # reasoning that is returned when it has ended
+    _inputs: dict[int, str] = field(default_factory=dict, init=False)  # custom tools' incomplete inputs
     length: int = field(default=0, init=False)
     _reader: AnswerReader = field(init=False)
 
@@ -115,7 +116,7 @@ class SampleReader:
         self._reader = self.prepared.reader(separate=self.separate)
 
     def read(self, each: Delta | Generation) -> Parts:
-        """The parts that an event of a stream has brought."""
+        """New parts in an event of a stream."""
         if isinstance(each, Delta):
             self.length += len(each.text)
             self.logprobs += len(each.logprobs)
@@ -124,7 +125,7 @@ class SampleReader:
         return first + self._parts(self._reader.flush(), ended=True)
 
     def finish(self, generation: Generation) -> Literal["stop", "length", "abort", "tool_calls"]:
-        """The reason for its end."""
+        """Finish reason of the sample, as OpenAI's protocols report it."""
         if generation.finish_reason == "stop" and self.calls and not self.cut:
             return "tool_calls"
         return generation.finish_reason
@@ -177,13 +178,13 @@ class SampleReader:
         return found
 
     def _whole_inputs(self) -> list[CallPart]:
-        """Inputs of custom tools whose calls have ended."""
+        """Complete inputs of custom tools whose calls have ended."""
         found, self._inputs = self._inputs, {}
         return [self._more(self.calls[index], input_of(arguments)) for index, arguments in found.items()]
 
 
 def entries_of(token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]) -> list[dict[str, Json]]:
-    """Log-probabilities of tokens, as OpenAI's protocols have them."""
+    """Log-probabilities of tokens in the form of OpenAI's protocols."""
 
     def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:
         spelled = list(token_bytes[token_id]) if token_id < len(token_bytes) else []

@@ -1,6 +1,6 @@
-"""Tools and reasoning as several protocols say them alike: custom tools, arguments, effort.
+"""Tools and reasoning effort in the form that several protocols share: custom tools, arguments, effort.
 
-A custom tool is called with text: as a function of one argument, or as the whole answer.
+A custom tool is called with text: as a function of one argument, or with the whole answer as its input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang_lite.protocol import CapabilityError, Constraint, Lark, ParameterErr
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.conversation.chat_format import Tool
 
-INPUT = "input"  # the argument of a custom tool that is called like a function
+INPUT = "input"  # name of the argument of a custom tool that is called like a function
 
 
 class GrammarText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -24,20 +24,20 @@ class GrammarText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def input_constraint(grammar: GrammarText | None) -> Constraint | None:
-    """The constraint of an input that is the whole answer."""
+    """Constraint of a custom tool's input that is the whole answer."""
     if grammar is None:
         return None
     return Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
 
 
 def custom_tool(name: str, description: str | None, grammar: GrammarText | None, *, forced: bool) -> Tool:
-    """A custom tool as a function.
+    """Function that stands for a custom tool.
 
     Args:
-        forced: it is to be called, so that its grammar holds for the whole answer.
+        forced: whether the tool must be called, so that its grammar applies to the whole answer.
 
     Raises:
-        CapabilityError: its grammar can't hold inside a call.
+        CapabilityError: the grammar can't be enforced inside a call.
     """
     text: dict[str, Any] = {"type": "string"}
     if grammar is not None:
@@ -54,7 +54,7 @@ def custom_tool(name: str, description: str | None, grammar: GrammarText | None,
 
 
 def input_of(arguments: str) -> str:
-    """The input of a custom tool that was called like a function; of a call that was cut, what is there."""
+    """Input of a custom tool that was called like a function; the unparsed arguments if the call was cut."""
     try:
         return str(msgspec.json.decode(arguments)[INPUT])
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -62,7 +62,7 @@ def input_of(arguments: str) -> str:
 
 
 def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
-    """The arguments of an earlier call. Raises ParameterError: they are no JSON object."""
+    """Arguments of an earlier call. Raises ParameterError if they aren't a JSON object."""
     found: Any = given
     if isinstance(given, str):
         try:
@@ -75,6 +75,6 @@ def arguments_of(given: str | dict[str, Json], name: str) -> dict[str, Json]:
 
 
 def variables_of_effort(effort: str) -> dict[str, Json]:
-    """The variables of a template for a `reasoning_effort`."""
+    """Variables of a chat template for a `reasoning_effort`."""
     thinks = {} if effort not in ("none", "minimal") else {"enable_thinking": False}
     return {"reasoning_effort": effort, **thinks}

@@ -1,1 +1,1 @@
-"""HTTP itself, which knows no protocol: bodies within limits, server-sent events, the address to listen at."""
+"""HTTP layer, independent of protocols: bodies within limits, server-sent events, sockets."""

@@ -1,4 +1,5 @@
-"""Bodies of requests: JSON within limits, then the record of a protocol, with an error that says where it is wrong."""
+"""Bodies of requests: JSON within limits, converted to the record of a protocol, with errors that name the place of a
+fault."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*?)`$")
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
-    """The body of a request.
+    """Body of a request.
 
     Raises:
-        TooLargeError: it has more than `most` bytes; what is over is not read.
-        SlowBodyError: nothing more of it comes.
+        TooLargeError: the body has more than `most` bytes; the rest is not read.
+        SlowBodyError: no further part of the body arrives for `LONGEST_WAIT_S`.
     """
     parts, size, loop = [], 0, asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(LONGEST_WAIT_S) as timer:  # it is open meanwhile, of which there is a limit
+        async with asyncio.timeout(LONGEST_WAIT_S) as timer:  # the request counts as open in the meantime
             async for part in request.stream():
                 size += len(part)
                 if size > most:
@@ -44,10 +45,10 @@ async def read_bytes(request: Request, most: int) -> bytes:
 
 
 def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
-    """A JSON object, of which no name is there twice.
+    """Parsed JSON object, in which no name may occur twice.
 
     Raises:
-        WireError: it is no JSON object, or too deep.
+        WireError: the data isn't a JSON object, or is nested too deeply.
     """
     try:
         text = data.decode("utf-8")
@@ -64,13 +65,13 @@ def parse_object(data: bytes, limits: Limits) -> dict[str, Json]:
 
 
 def convert(body: object, kind: type[T], where: str = "") -> T:
-    """A record of plain data.
+    """Record of type `kind` from plain data.
 
     Args:
-        where: it stands in the body, as `tools[0]`.
+        where: place of the data in the body, as `tools[0]`.
 
     Raises:
-        ParameterError: by the path to what is wrong, as `messages[0].role`.
+        ParameterError: the data is invalid; the error has the path to the fault, as `messages[0].role`.
     """
     try:
         return msgspec.convert(body, kind)

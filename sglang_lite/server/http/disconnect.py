@@ -1,4 +1,4 @@
-"""A client that leaves before its answer is there."""
+"""Cancellation of work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from starlette.types import Message, Receive
 
 
 async def until_disconnected(work: Coroutine[object, object, None], receive: Receive) -> None:
-    """Does work for a client, and cancels it when that leaves.
+    """Runs work for a client, and cancels it when the client disconnects.
 
     Raises:
-        Exception: the work has failed, or `receive` has, and so the work was cancelled.
+        Exception: the work has failed; or `receive` has, and so the work was cancelled.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -20,7 +20,7 @@ async def until_disconnected(work: Coroutine[object, object, None], receive: Rec
     try:
         await task
     except asyncio.CancelledError:
-        if not gone.done():  # it was the caller who is cancelled
+        if not gone.done():  # the caller itself was cancelled
             raise
         gone.result()
     finally:

@@ -1,4 +1,4 @@
-"""Events of a stream, kept while they come, so that a reader whose connection broke gets the rest."""
+"""Log of a stream's events, so that a reader whose connection broke can read the rest."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Sequence
 
 
 class EventLog:
-    """Events by their numbers, from 0 on. It belongs to one event loop.
+    """Events by number, from 0 on. Used on one event loop only.
 
     Attributes:
-        ended: nothing more comes.
-        size: of the events, in bytes.
+        ended: True if no more events follow.
+        size: size of the events in bytes.
     """
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
-        self._more = asyncio.Event()  # one for each time that something comes
+        self._more = asyncio.Event()  # set and replaced at each change
         self.ended = False
         self.size = 0
 
@@ -24,18 +24,19 @@ class EventLog:
         return len(self._events)
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Keeps further events."""
+        """Appends events."""
         self._events += events
         self.size += sum(map(len, events))
         self._wake()
 
     def end(self) -> None:
-        """Ends the streams of those who follow."""
+        """Marks the log as complete, which ends the streams of its readers."""
         self.ended = True
         self._wake()
 
     async def behind(self, number: int) -> AsyncGenerator[bytes, None]:
-        """Events after one, -1 for all; those that are still to come, too."""
+        """Yields the events after a number (-1 for all), joined, and waits for further ones until the log is
+        complete."""
         at = number + 1
         while True:
             more = self._more

@@ -1,4 +1,5 @@
-"""HTTP/1.1 as uvicorn speaks it, but for clients that leave with several requests in the line (RFC 9112, 9.3.2)."""
+"""HTTP/1.1 protocol of uvicorn, corrected for clients that disconnect with several pipelined requests (RFC 9112,
+9.3.2)."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 
 class PipelinedConnection(HttpToolsProtocol):
-    """A connection that tells all of its open requests when its client has left; uvicorn's tells the last one alone,
-    and the one that is being answered would run to its end."""
+    """Connection that notifies all of its open requests when its client disconnects. uvicorn notifies only the last
+    one, and the one being answered would run to its end."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # uvicorn's own
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # uvicorn's own arguments
         super().__init__(*arguments, **options)
         self._requests: list[RequestResponseCycle] = []
 

@@ -1,4 +1,4 @@
-"""The address that a server is reached at."""
+"""Socket that a server listens on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sglang_lite.protocol import BackendError
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that has the address. Taken before a model is loaded, so that a port in use is an error at once.
+    """Socket bound to an address. Created before a model is loaded, so that a port in use is an error at once.
 
     Raises:
-        BackendError: it is in use, or not of this machine.
+        BackendError: the address is in use, or doesn't belong to this machine.
     """
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

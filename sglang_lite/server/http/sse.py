@@ -15,24 +15,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(content: object, name: str | None = None) -> bytes:
-    """An event, as bytes.
+    """Server-sent event, as bytes.
 
     Args:
-        content: plain data or records, told as JSON.
-        name: of its kind, in protocols that have one.
+        content: plain data or records, sent as JSON.
+        name: type of the event, in protocols with typed events.
     """
     data = _encode(content)
     return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 class EventStream(Response):
-    """A response that is sent as it is made.
+    """Streamed response of server-sent events.
 
     Args:
-        parts: its bytes. They are asked for when those before have been taken, so that of what comes meanwhile a slow
-            reader gets larger ones; and closed when the reader has left.
-        source: what the parts are made of, closed with them: parts that nobody has asked for yet would not do it.
-        headers: beside those of every stream.
+        parts: generator of the body's bytes. The next part is requested once the previous one is sent, so that a slow
+            reader receives fewer, larger parts. Closed when the reader disconnects.
+        source: generator that `parts` reads, closed, too: closing `parts` before its first step would not close it.
+        headers: headers to add to those of every stream.
     """
 
     media_type = "text/event-stream"

@@ -1,1 +1,2 @@
-"""OpenAI's protocols: chat completions, completions, responses and decisions, with scores of given texts."""
+"""OpenAI's protocols: chat completions, completions, responses, decisions and embeddings; with scores, reranking and
+pooling."""

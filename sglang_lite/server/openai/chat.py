@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, with SGLang's and vLLM's further fields."""
+"""Route of OpenAI's chat completions, with the additional fields of SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was read.
+    """Request, parsed and rendered.
 
     Attributes:
-        prepared: its conversation.
-        custom: the name of the custom tool whose input is the whole text.
-        customs: the names of all custom tools.
+        prepared: rendered conversation of the request.
+        custom: name of the custom tool whose input is the whole text, or None.
+        customs: names of all custom tools.
     """
 
     body: ChatRequest
@@ -58,7 +58,7 @@ class _Asked:
     customs: frozenset[str]
 
     def sample(self) -> SampleReader:
-        """A sample that begins."""
+        """New reader for a sample."""
         separate, at_once = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
         return SampleReader(self.prepared, self.customs, self.custom, separate, at_once)
 
@@ -115,14 +115,14 @@ def _choice_of(service: Service, asked: _Asked, generation: Generation) -> dict[
 
 
 def _whole(call: ToolCall) -> dict[str, Any]:
-    """A call, as far as it has come."""
+    """Call in the form of the protocol, as far as it has arrived."""
     if call.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _delta(parts: Parts) -> dict[str, Any]:
-    """The delta with new parts."""
+    """Delta with new parts of a sample."""
     delta: dict[str, Any] = {}
     if parts.reasoning:
         delta["reasoning_content"] = parts.reasoning
@@ -143,7 +143,7 @@ def _call_delta(part: CallPart) -> dict[str, Any]:
 async def _stream(
     service: Service, asked: _Asked, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream."""
+    """Yields the chunks of a stream."""
     body, head = asked.body, asked.head("chat.completion.chunk")
     options = body.stream_options or StreamOptions()
     if options.include_usage:
@@ -187,7 +187,7 @@ async def _stream(
 
 
 def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
-    """Token counts of an answer's samples, which share their prompt."""
+    """Token counts of an answer, whose samples share their prompt."""
     prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
@@ -199,7 +199,7 @@ def usage_of(usages: Sequence[Usage], reasoning: int) -> dict[str, Json]:
 
 
 def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities of the generated tokens."""
+    """Log-probabilities of generated tokens, in the form of the protocol."""
     return {"content": entries_of(service.engine.tokenizer.token_bytes, entries), "refusal": None}
 
 

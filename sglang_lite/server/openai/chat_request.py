@@ -1,4 +1,4 @@
-"""Requests of OpenAI's chat completions: messages, tools and formats become a conversation."""
+"""Requests of OpenAI's chat completions: converts messages, tools and formats to a conversation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_field
 
 class TextPart(_Part, tag="text"):
     text: str
-    cache_control: dict[str, Any] | None = None  # every prefix is cached
+    cache_control: dict[str, Any] | None = None  # ignored: every prefix is cached
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -106,7 +106,7 @@ class AssistantMessage(_Message, tag="assistant"):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    annotations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
     audio: None = None
     function_call: None = None
 
@@ -154,7 +154,7 @@ class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """The tools of which one may, or has to be, called."""
+    """Choice of the tools of which one may, or must, be called."""
 
     allowed_tools: Allowed
 
@@ -162,11 +162,11 @@ class AllowedTools(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # pads events against who measures their sizes: the address is this machine's
+    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
 class ChatRequest(sampling.SglangSampling, kw_only=True):
-    """A chat completion."""
+    """Request for a chat completion."""
 
     messages: list[Message]
     model: str | None = None
@@ -207,16 +207,16 @@ Choice: TypeAlias = Literal["auto", "required", "shown", "none"]
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
 
 
-# --------------------------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------------------------------------ conversion
 
 
 def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
-    """The conversation that is to be continued, and the name of the custom tool whose input is the whole answer.
+    """Conversation that a request continues, and the name of the custom tool whose input is the whole answer, or None.
 
     Raises:
-        ParameterError: a message, tool or choice that makes no sense.
-        CapabilityError: a message has an image, or anything else that the model can't see.
-        ConstraintError: what is asked of the answer can't be enforced.
+        ParameterError: a message, tool or choice is invalid.
+        CapabilityError: a message has an image or another part that the model can't read.
+        ConstraintError: a constraint of the answer can't be enforced.
     """
     messages = shown_messages(body.messages)
     constraint = constraints.only(
@@ -260,11 +260,11 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages as templates take them.
+    """Messages in the form that templates take.
 
     Raises:
-        ParameterError: there are none, or one makes no sense.
-        CapabilityError: one has an image, or anything else that the model can't see.
+        ParameterError: the list is empty, or a message is invalid.
+        CapabilityError: a message has an image or another part that the model can't read.
     """
     if not messages:
         raise ParameterError("messages", "is empty.")
@@ -274,7 +274,7 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
 def _choice(
     given: str | dict[str, Any] | None, *, has_tools: bool
 ) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
-    """Mode of calling, and the names of the tools that may be called; None: of all."""
+    """Mode of tool calling, and the names of the tools that may be called; None for all."""
     if given is None or given == "auto":
         return "auto", None
     if given == "none":
@@ -304,7 +304,7 @@ def _named(given: dict[str, Any], where: str) -> str:
 
 
 def _forced(tools: Sequence[FunctionTool | CustomTool], allowed: Sequence[str] | None) -> Custom | None:
-    """The custom tool that is the only one that may be called."""
+    """Custom tool that is the only tool allowed, or None."""
     names = list(allowed or ())
     return next((t.custom for t in tools if isinstance(t, CustomTool) and [t.custom.name] == names), None)
 
@@ -319,7 +319,7 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
 
 
 def _shown(message: Message, where: str) -> dict[str, Any]:
-    """A message as templates take it."""
+    """Message in the form that templates take."""
     shown: dict[str, Any] = {"role": message.__struct_config__.tag, "content": _text(message.content, where)}
     if message.name is not None:
         shown["name"] = message.name

@@ -1,4 +1,4 @@
-"""OpenAI's completions of text, with SGLang's and vLLM's further fields."""
+"""Route of OpenAI's text completions, with the additional fields of SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from sglang_lite.server.service import Service
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Content of a stream beside its pieces."""
+    """Options of a stream."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # pads events against who measures their sizes on the way
+    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
 class CompletionRequest(sampling.SglangSampling, kw_only=True):
-    """A completion of one text or several."""
+    """Request for completions of one text or several."""
 
     prompt: str | list[str | int | list[int]]
     model: str | None = None
@@ -108,12 +108,12 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     return answer({**asked.head, "choices": choices, "usage": usage_of(usages)})
 
 
-# What gateways add where it is not said.
+# Values that gateways add to requests without these fields.
 _ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True}
 
 
 def _program(body: CompletionRequest) -> dict[str, Any]:
-    """The program of a request, whose prompt is there for gateways alone, as is `stream`."""
+    """Body of the program in a request. The request's `prompt` and `stream` are only for gateways."""
     assert body.program is not None
     for name in body.__struct_fields__:
         value = getattr(body, name)
@@ -150,7 +150,7 @@ def _requests(service: Service, body: CompletionRequest) -> list[GenerateRequest
 
 
 def _prompts(given: str | Sequence[str | int | list[int]]) -> Sequence[str | Sequence[int]]:
-    """The prompts: one text, or one list of ids, or a list of such."""
+    """Prompts of a request: one text, one list of token ids, or a list of texts or of id lists."""
     if isinstance(given, str):
         return [given]
     ids = [each for each in given if isinstance(each, int)]
@@ -173,7 +173,7 @@ def _constraint(body: CompletionRequest) -> Constraint | None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was read."""
+    """Request, checked and converted."""
 
     body: CompletionRequest
     id: str
@@ -192,12 +192,14 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Sample:
-    """A completion as it comes.
+    """Completion of one sample, as far as it has arrived.
 
     Attributes:
-        index: of its choice.
-        sent: whether the prompt was echoed, if it is to be.
-        length: of the text that was told, in characters; `told` without the prompt.
+        index: index of its choice.
+        sent: True if the echoed prompt was sent.
+        length: number of characters sent, echoed prompt included.
+        told: number of generated characters sent.
+        entries: number of log-probabilities of generated tokens sent.
     """
 
     service: Service
@@ -210,10 +212,12 @@ class _Sample:
     entries: int = 0
 
     def choice(self, text: str, entries: Sequence[TokenLogprob], generation: Generation | None) -> dict[str, Any]:
-        """A choice with further text.
+        """Choice with further text.
 
         Args:
-            generation: where it is the last one.
+            text: new text.
+            entries: log-probabilities of the new tokens.
+            generation: result of the sample if the choice is the last one, or None.
         """
         self.told += len(text)
         self.entries += len(entries)
@@ -239,7 +243,7 @@ class _Sample:
         return prompt if isinstance(prompt, str) else self.service.engine.tokenizer.decode(prompt)
 
     def _of_prompt(self, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-        """Entries of all tokens of the prompt; nothing says how likely the first one is."""
+        """Log-probabilities of all tokens of the prompt; the first token has none."""
         tokenizer, prompt = self.service.engine.tokenizer, self.request.prompt
         assert not isinstance(prompt, Prompt)
         first = (tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)[0]
@@ -290,7 +294,7 @@ async def _stream(
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
-    """Token counts of several prompts' samples."""
+    """Token counts of the samples of several prompts."""
     prompt = sum(samples[0].prompt_tokens for samples in usages)
     completion = sum(usage.completion_tokens for samples in usages for usage in samples)
     return {

@@ -1,12 +1,12 @@
-"""OpenAI's decisions: probabilities of answers that are given, without generating any.
+"""OpenAI's decisions: probabilities of given answers, without generating any.
 
-A decision's questions are forks of one prefix: what the input says is computed once, and all choices of all questions
-run together after it. Each choice is written as JSON, a text in quotation marks or `true`, and the model was told to
-answer so. No JSON text or boolean is the beginning of another one, so the sum of the log-probabilities of a choice's
-tokens is that of answering with this choice and nothing more, however long it is and whatever else it resembles: it is
-not divided by the length. A quotation mark that all choices begin with would add the same to each sum, and is left out.
-The softmax of these sums over the choices is the model's own distribution, on the condition that it answers with one of
-them. Nothing is calibrated beyond that.
+The questions of a decision are forks of one prefix: the input is computed once, and all choices of all questions are
+scored together after it. Each choice is written as JSON (a quoted text, or `true`), and the model is told to answer in
+this form. No JSON text or boolean is a prefix of another one. So the sum of the log-probabilities of a choice's tokens
+is the log-probability of answering with this choice and nothing more, whatever its length and its similarity to other
+choices; it isn't divided by the length. A quotation mark that all choices begin with would add the same value to each
+sum, and is left out. The softmax of these sums over the choices is the model's own distribution, on the condition that
+it answers with one of them. There is no further calibration.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from sglang_lite.server.service import Service
 from sglang_lite.text.reasoning import format_of
 
 MOST_QUESTIONS = 400
-MOST_ROWS = 1024  # choices that are scored together: each is a request of the engine
-_UNSCORED = (ParameterError, ConstraintError, CapabilityError)  # what is wrong with one question alone
+MOST_ROWS = 1024  # choices that are scored together, each as one request of the engine
+_UNSCORED = (ParameterError, ConstraintError, CapabilityError)  # errors that concern only one question
 _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Frame of each question: final tokens before it, text after it."""
+    """Prompt around each question: token ids before it, and text after it."""
 
     text: str
     ids: tuple[int, ...]
@@ -70,21 +70,23 @@ class _Frame:
         return Prompt((Span(self.text, self.ids),))
 
     def branch(self, asked: Options) -> tuple[Node, ...]:
-        """The nodes of a question."""
-        # A quotation mark that all choices begin with is computed with the question, once.
+        """Nodes of a question's branch."""
+        # The shared quotation mark is computed once, with the question.
         begun = '"' if all(each.startswith('"') for each in asked.written) else ""
         choice = Select(None, tuple(each[len(begun) :] for each in asked.written), method=None, special=False)
         return (Text(asked.text, special=False), *self.after, Text(begun, special=False), choice)
 
 
 def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
-    """
+    """Renders the input with a place for the questions, and tokenises the part before it.
+
     Raises:
         ParameterError: the input is too long.
+        TemplateError: the chat template changes the last message.
     """
     place = random_id()
     asked = f"{_TASK}\n\n{place}"
-    if messages[-1]["role"] == "user":  # some templates take turns only
+    if messages[-1]["role"] == "user":  # some templates require alternating roles
         messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{asked}"}]
     else:
         messages = [*messages, {"role": "user", "content": asked}]
@@ -103,7 +105,7 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
         raise TemplateError("the chat template changes the last message, so no question can be asked after it.")
     if prepared.reasoning is not None:
         known = format_of(prepared.reasoning)
-        if prepared.prompt.text.rstrip().endswith(known.start):  # the template has begun it
+        if prepared.prompt.text.rstrip().endswith(known.start):  # the template has begun the reasoning
             after.append(Text(f"\n{known.end}\n\n"))
     ids = service.engine.tokenizer.encode_spans(before, first=True)
     longest = service.engine.core.capacity.longest
@@ -123,7 +125,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     asked = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     messages = messages_of(body.input)
     frame = await asyncio.to_thread(_frame, service, messages)
-    # The input alone, first: so it is computed once, and what it found in the cache is known.
+    # The input alone, first: so it is computed only once, and the number of its cached tokens is known.
     alone = SamplingParams(max_tokens=0)
     (read,) = await service.running.results(GenerateRequest(frame.ids, alone))
     found: dict[int, Selection] = {}
@@ -134,7 +136,7 @@ async def decide(service: Service, call: HttpRequest) -> Response:
 
 
 def _waves(asked: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
-    """Questions that are asked together, with their places."""
+    """Yields groups of questions that are scored together, by index."""
     wave: dict[int, Options] = {}
     rows = 0
     for i, options in enumerate(asked):
@@ -150,10 +152,10 @@ def _waves(asked: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
 
 
 async def _selections(service: Service, frame: _Frame, wave: Mapping[int, Options]) -> dict[int, Selection]:
-    """The scores of questions by their places, but for those that can't be scored.
+    """Scores of questions by index, except for those that can't be scored.
 
     Raises:
-        SglError: the engine has ended, or has no room.
+        SglError: the engine is closed, or has no room.
     """
     places = list(wave)
     program = Program((Fork(tuple(frame.branch(wave[i]) for i in places)),))
@@ -173,7 +175,7 @@ async def _selections(service: Service, frame: _Frame, wave: Mapping[int, Option
 
 
 def _answer(question: Question, asked: Options | None, selection: Selection | None) -> dict[str, Any]:
-    """The answer to a question; a refusal where nothing could be scored."""
+    """Answer to a question; a refusal if nothing could be scored."""
     head = {"type": question.__struct_config__.tag, "name": question.name}
     logprobs = [] if selection is None else [sum(score.logprobs) for score in selection.scores]
     if asked is None or not any(map(math.isfinite, logprobs)):
@@ -197,13 +199,13 @@ def _answer(question: Question, asked: Options | None, selection: Selection | No
 
 
 def _confidence(shares: Sequence[float]) -> float:
-    """Distance of the likeliest choice from all being alike (0), up to certainty (1)."""
+    """Probability of the most likely choice, rescaled from 0 (all choices are equally likely) to 1 (certainty)."""
     even = 1 / len(shares)
     return min(max((max(shares) - even) / (1 - even), 0.0), 1.0)
 
 
 def _usage(read: Usage, found: Iterable[Selection]) -> dict[str, Any]:
-    """Token counts: each token of the input, of a question and of a choice once."""
+    """Token counts; each token of the input, of a question and of a choice counts once."""
     total = read.prompt_tokens
     for selection in found:
         choices = sum(len(score.token_ids) for score in selection.scores)

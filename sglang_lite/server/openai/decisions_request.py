@@ -1,4 +1,4 @@
-"""Requests of OpenAI's decisions: the input becomes messages, and a question what is asked after them."""
+"""Requests of OpenAI's decisions: converts the input to messages, and each question to text and choices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.server.fields import DECISIONS_NEUTRAL, Fields
 
 MOST_CHOICES = 255
-_JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # of a part of the input that is JSON
+_JSON_BYTES, _JSON_DEPTH, _JSON_VALUES = 2**18, 32, 10_000  # limits of an input part that is JSON
 
 
 class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -22,7 +22,7 @@ class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_field
 
 class InputText(_Part, tag="input_text"):
     text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None  # every prefix is cached
+    prompt_cache_breakpoint: dict[str, Any] | None = None  # ignored: every prefix is cached
 
 
 class InputImage(_Part, tag="input_image"):
@@ -37,7 +37,7 @@ class InputJson(_Part, tag="input_json"):
 
 class OutputText(_Part, tag="output_text"):
     text: str
-    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    annotations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
     logprobs: list[Any] | None = None
 
 
@@ -114,7 +114,7 @@ Question: TypeAlias = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class DecisionRequest(msgspec.Struct, kw_only=True):
-    """Questions about an input."""
+    """Request with questions about an input."""
 
     model: str
     input: str | list[dict[str, Any]]
@@ -126,12 +126,12 @@ DECISIONS: Fields[DecisionRequest] = Fields(DecisionRequest, DECISIONS_NEUTRAL, 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A question, ready to be asked.
+    """Question in the form in which the model reads it.
 
     Attributes:
-        text: of the question.
-        values: of the choices; of levels their labels.
-        written: the choices as JSON.
+        text: text of the question, with its choices.
+        values: values of the choices, or labels of the levels.
+        written: the values as JSON.
     """
 
     text: str
@@ -140,11 +140,11 @@ class Options:
 
 
 def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """The input as messages that templates take.
+    """Input as messages in the form that templates take.
 
     Raises:
-        ParameterError: an item is none, or the output of no call.
-        CapabilityError: there is an image in it.
+        ParameterError: an item is invalid, or is the output of an unknown call.
+        CapabilityError: an item has an image.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -225,17 +225,17 @@ def _json(part: InputJson, where: str) -> str:
 
 
 def _depths(value: Any, depth: int) -> Iterator[int]:  # of plain data
-    """The depth of each value: how many containers it is in, itself included."""
+    """Yields the depth of each value: the number of containers around it, itself included if it is one."""
     yield depth if isinstance(value, dict | list) else depth - 1
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _depths(each, depth + 1)
 
 
 def options_of(question: Question, where: str) -> Options | None:
-    """A question as it is asked; None: the model can't see all of it.
+    """Question in the form in which the model reads it; None if it has an image, which the model can't read.
 
     Raises:
-        ParameterError: it has too few or too many choices, or one of them twice.
+        ParameterError: the question has too few or too many choices, or a choice twice.
     """
     values, described = _values(question, where)
     written = tuple(msgspec.json.encode(value).decode() for value in values)
@@ -252,7 +252,7 @@ def options_of(question: Question, where: str) -> Options | None:
 
 
 def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Sequence[str | None]]:
-    """The values of a question's choices, and what is said of them."""
+    """Values of a question's choices, and their descriptions."""
     if isinstance(question, PredicateQuestion):
         return (True, False), (None, None)
     if isinstance(question, ChoiceQuestion):

@@ -1,4 +1,4 @@
-"""Routes of models that read texts: embeddings and reranking, as OpenAI, SGLang and vLLM spell them."""
+"""Routes of models that embed or classify texts: embeddings and reranking, in the forms of OpenAI, SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_TEXTS = 8192  # of a request
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's request of embeddings. `truncate` and `prompt_name` are ours."""
+    """OpenAI's request for embeddings. `truncate` and `prompt_name` are extensions of this server."""
 
     input: str | list[str | int | list[int]]
     model: str | None = None
@@ -37,7 +37,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class NativeTexts(msgspec.Struct, kw_only=True):
-    """Texts or token ids, as SGLang's requests have them."""
+    """Texts or token ids, in the form of SGLang's requests."""
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
@@ -45,14 +45,14 @@ class NativeTexts(msgspec.Struct, kw_only=True):
 
 
 class EncodeBody(NativeTexts, kw_only=True):
-    """SGLang's request of embeddings, or of a reward model's numbers."""
+    """SGLang's request for embeddings, or for the outputs of a reward model."""
 
     dimensions: int | None = None
     prompt_name: str | None = None
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
-    """Documents that are to be ordered by how well they answer a query."""
+    """Request to order documents by their relevance to a query."""
 
     query: str
     documents: list[str]
@@ -68,7 +68,7 @@ RERANK: Fields[RerankRequest] = Fields(RerankRequest, EMBEDDINGS_NEUTRAL, {})
 
 
 async def embeddings(service: Service, call: HttpRequest) -> Response:
-    """Gives the embeddings of texts."""
+    """Returns the embeddings of texts."""
     body = call.read(EMBEDDINGS)
     service.check_model(body.model)
     read = partial(
@@ -82,7 +82,7 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
 
 
 async def encode(service: Service, call: HttpRequest) -> Response:
-    """Gives embeddings, or the numbers of a reward model, in SGLang's shape."""
+    """Returns embeddings, or the outputs of a reward model, in SGLang's form."""
     body = call.read(ENCODE)
     if (body.text is None) == (body.input_ids is None):
         raise ParameterError(
@@ -105,7 +105,7 @@ async def native(
     body: NativeTexts,
     read: Callable[..., Any],  # a dictionary, or a list of them
 ) -> Response:
-    """Answers in SGLang's shape, by `embedding.encoded` or `rewarded`."""
+    """Response in SGLang's form, from `embedding.encoded` or `rewarded`."""
     field = "input_ids" if body.text is None else "text"
     given: Any = getattr(body, field)
     texts_of(given, field)
@@ -114,7 +114,7 @@ async def native(
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
-    """Orders documents by a query."""
+    """Orders documents by their relevance to a query."""
     body = call.read(RERANK)
     service.check_model(body.model)
     documents: list[str] = texts_of(body.documents, "documents")
@@ -134,7 +134,7 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
 
 
 def written(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
-    """Rows of numbers as an `encoding_format` has them: lists, or little-endian float32 in base64."""
+    """Rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64."""
     if form == "base64":
         return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
     lists: Sequence[Json] = rows.tolist()
@@ -142,7 +142,7 @@ def written(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
 
 
 def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
-    """The texts of a field, one or several. Raises ParameterError: too many, or none."""
+    """Texts of a field, as a list. Raises ParameterError if there are none or too many."""
     texts = [given] if isinstance(given, str) or are_ids(given) else given
     if not 1 <= len(texts) <= _MOST_TEXTS:
         raise ParameterError(field, f"has {len(texts):,} texts. Give 1 to {_MOST_TEXTS:,}.")
@@ -150,7 +150,7 @@ def texts_of(given: Any, field: str) -> list[Any]:  # each a text or token ids
 
 
 def usage_of(tokens: Sequence[int]) -> dict[str, int]:
-    """Usage of texts of so many tokens, as OpenAI has it."""
+    """Usage of texts in OpenAI's form, from their numbers of tokens."""
     return {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
 
 

@@ -1,4 +1,4 @@
-"""Routes of models that give numbers by label or vectors, of texts or of conversations: vLLM's `/classify` and
+"""Routes of models that compute vectors or numbers by label, of texts or conversations: vLLM's `/classify` and
 `/pooling`, and SGLang's `/classify`."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from sglang_lite.server.service import Service
 
 
 class ClassifyRequest(NativeTexts, kw_only=True):
-    """vLLM's request of labels: texts, token ids, or a conversation as the chat template writes it. SGLang's, of a
-    reward model's numbers: `text` or `input_ids`."""
+    """Request for labels in vLLM's form (texts, token ids, or a conversation to be rendered), or for the outputs of a
+    reward model in SGLang's form (`text` or `input_ids`)."""
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
@@ -43,7 +43,7 @@ class ClassifyRequest(NativeTexts, kw_only=True):
 
 
 class PoolingRequest(msgspec.Struct, kw_only=True):
-    """vLLM's request of whatever numbers the model gives."""
+    """vLLM's request for the outputs of the model, of either kind."""
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[Message] | None = None
@@ -62,7 +62,7 @@ POOLING: Fields[PoolingRequest] = Fields(PoolingRequest, POOLING_NEUTRAL, POOLIN
 
 
 async def classify(service: Service, call: HttpRequest) -> Response:
-    """Gives the labels of texts; in SGLang's shape, a reward model's numbers."""
+    """Returns the labels of texts; in SGLang's form, the outputs of a reward model."""
     body = call.read(CLASSIFY)
     service.check_model(body.model)
     given = [name for name in ("input", "messages", "text", "input_ids") if getattr(body, name) is not None]
@@ -84,7 +84,7 @@ async def classify(service: Service, call: HttpRequest) -> Response:
 
 
 async def pooling(service: Service, call: HttpRequest) -> Response:
-    """Gives vectors, or numbers by label: probabilities, or as the model gives them."""
+    """Returns vectors, or numbers by label, as probabilities or raw outputs."""
     body = call.read(POOLING)
     service.check_model(body.model)
     if (body.input is None) == (body.messages is None):
@@ -106,7 +106,7 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
-    """Raises ParameterError: a field is for models of the other kind."""
+    """Raises ParameterError if a field is for models of the other kind."""
     if spec.classifier is None:
         if body.task == "classify":
             raise ParameterError("task", f"'classify' is for models with labels; {model} gives vectors.")
@@ -122,7 +122,7 @@ def _check_kind(body: PoolingRequest, spec: EncoderSpec, model: str) -> None:
 async def _readable(
     service: Service, call: HttpRequest, body: ClassifyRequest | PoolingRequest
 ) -> tuple[list[Any], str]:  # each a text or token ids
-    """The texts that are to be read, and the field that they come from."""
+    """Texts or token ids to compute outputs of, and the name of the field that they come from."""
     if body.messages is None:
         _check_template(body)
         return texts_of(body.input, "input"), "input"
@@ -138,7 +138,7 @@ async def _readable(
 
 
 def _check_template(body: ClassifyRequest | PoolingRequest) -> None:
-    """Raises ParameterError: no conversation is given, but how the template is to write it."""
+    """Raises ParameterError if options of the chat template are given without a conversation."""
     for name in ("add_generation_prompt", "chat_template_kwargs"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "needs messages.")

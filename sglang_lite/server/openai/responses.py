@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""Routes of OpenAI's Responses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NAMES = {
 
 
 async def create(service: Service, call: HttpRequest) -> Response:
-    """Makes a response."""
+    """Creates a response."""
     body = call.read(RESPONSES)
     service.check_model(body.model)
     items, before_bytes = _items(service, call, body)
@@ -85,10 +85,10 @@ async def create(service: Service, call: HttpRequest) -> Response:
 
 
 def _items(service: Service, call: HttpRequest, body: ResponsesRequest) -> tuple[list[Item], int]:
-    """Items of a conversation, those of an earlier response first, and the bytes of the latter.
+    """Items of a conversation, with those of an earlier response first, and the size of the latter in bytes.
 
     Raises:
-        SglError: an item makes no sense, or there is no such response.
+        SglError: an item is invalid, or the earlier response doesn't exist.
     """
     items = items_of(body.input, lambda id: dict(service.stored.item(call.key, id)), call.unused)
     if body.previous_response_id is None:
@@ -98,7 +98,7 @@ def _items(service: Service, call: HttpRequest, body: ResponsesRequest) -> tuple
 
 
 def _ended(service: Service, key: str, id: str) -> StoredResponse:
-    """An earlier response. Raises ParameterError: it runs."""
+    """Earlier response with an id. Raises ParameterError if the response is still running."""
     try:
         found = service.stored.get(key, id)
     except NotFoundError as error:
@@ -130,10 +130,10 @@ async def _stream(
         kind = "failed" if made.content["status"] == "failed" else "incomplete"
         yield made.encoded([*new, numbered(f"response.{kind}", response=made.content)])
     finally:
-        if made.content["status"] == "in_progress":  # the reader has left
+        if made.content["status"] == "in_progress":  # the client has disconnected
             new = list(made.answer.closed("incomplete"))
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
-            made.encoded([*new, numbered("response.incomplete", response=made.content)])  # to others who follow
+            made.encoded([*new, numbered("response.incomplete", response=made.content)])  # for other readers of the log
         log.end()
         if stored is not None:
             made.service.stored.update(made.key, stored, made.content)
@@ -141,15 +141,19 @@ async def _stream(
 
 @dataclass(slots=True)
 class _Response:
-    """A response that is being made.
+    """Response that is being created.
 
     Args:
-        items: its input, with everything that came before.
-        input_bytes: of that.
+        service: service of the server.
+        key: API key of the request.
+        body: request of the response.
+        items: input of the response, with the whole conversation before it.
+        input_bytes: size of the items in bytes.
+        answer: answer to the conversation.
 
     Attributes:
-        content: the response as it is at the moment.
-        log: the events of its stream; None: it is not streamed.
+        content: the response in its present state.
+        log: events of the stream; None if the response is not streamed.
     """
 
     service: Service
@@ -196,7 +200,7 @@ class _Response:
         }
 
     def store(self) -> StoredResponse | None:
-        """The response in the store; None: it shall not be there."""
+        """Puts the response into the store; returns the entry, or None if the request disables storing."""
         if self.body.store is False:
             return None
         stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
@@ -204,14 +208,14 @@ class _Response:
         return stored
 
     def encoded(self, events: Iterable[Event]) -> bytes:
-        """Events as bytes, which its log keeps if the response is stored."""
+        """Events as bytes; also appends them to the log, if the response is stored."""
         written = [event(each, each["type"]) for each in events]
         if self.log is not None and self.body.store is not False:
             self.log.add(written)
         return b"".join(written)
 
     async def end(self, generation: Generation) -> None:
-        """Takes the end of the answer."""
+        """Completes the content with the result of the generation."""
         cut = generation.finish_reason == "length"
         self.content = {
             **self.content,
@@ -223,7 +227,7 @@ class _Response:
         }
 
     def fail(self, error: SglError) -> None:
-        """Takes an error instead."""
+        """Completes the content with an error."""
         self.content = {**self.content, "output": self.answer.items}
         if isinstance(error, RequestAbortedError):
             self.content["status"] = "cancelled"
@@ -245,7 +249,7 @@ class _Response:
 
 
 async def retrieve(service: Service, call: HttpRequest) -> Response:
-    """Gives a response; its stream again, from any event on, where it was streamed."""
+    """Returns a response; or its stream again, from a given event on, if it was streamed."""
     _check_query(call, _OF_RESPONSE)
     found = service.stored.get(call.key, call.path["id"])
     stream, after = call.query.get("stream", "false"), call.query.get("starting_after")
@@ -282,7 +286,7 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:
-    """Refuses to shorten a conversation."""
+    """Refuses to compact a conversation."""
     raise CapabilityError(
         f"{service.model_name} does not compact conversations.",
         hint="Send fewer items, or ask the model for a summary and continue from that.",
@@ -290,16 +294,16 @@ async def compact(service: Service, _: HttpRequest) -> Response:
 
 
 async def delete(service: Service, call: HttpRequest) -> Response:
-    """Forgets a response."""
+    """Deletes a response from the store."""
     removed = service.stored.remove(call.key, call.path["id"])
     return answer({"id": removed.id, "object": "response", "deleted": True})
 
 
 async def cancel(service: Service, call: HttpRequest) -> Response:
-    """Ends a response that runs."""
+    """Aborts a running response."""
     found = service.stored.get(call.key, call.path["id"])
     if found.status == "in_progress":
-        with contextlib.suppress(ParameterError):  # it has ended this moment
+        with contextlib.suppress(ParameterError):  # the response has just ended
             service.engine.abort(found.id)
         return answer({**found.content, "status": "cancelled"})
     if found.status != "cancelled":
@@ -308,7 +312,7 @@ async def cancel(service: Service, call: HttpRequest) -> Response:
 
 
 async def input_items(service: Service, call: HttpRequest) -> Response:
-    """Lists the items that a response was made of."""
+    """Lists the input items of a response."""
     _check_query(call, _OF_ITEMS)
     items = list(service.stored.get(call.key, call.path["id"]).items)
     limit, order, after = call.query.get("limit", "20"), call.query.get("order", "desc"), call.query.get("after")
@@ -331,13 +335,13 @@ async def input_items(service: Service, call: HttpRequest) -> Response:
 
 
 def _check_query(call: HttpRequest, known: Sequence[str]) -> None:
-    """Raises ParameterError: the address has a parameter that is not known."""
+    """Raises ParameterError if the address has an unknown parameter."""
     for name in call.query:
         if name not in known:
             raise ParameterError(name[:100], "is not a parameter of this request.", hint=f"It has: {', '.join(known)}.")
 
 
-# `include` names what is there already, or is of tools that are not here.
+# `include` is accepted without effect: its values name parts that are always included, or parts of hosted tools.
 _OF_RESPONSE = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 _OF_ITEMS = ("include", "include[]", "limit", "order", "after")
 _PATH = "/v1/responses/{id}"

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's Responses as they come: items, and the numbered events that tell of them."""
+"""Answers of OpenAI's Responses as they arrive: output items, and the numbered events that describe them."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _EMPTY: dict[str, dict[str, Any]] = {
 
 
 def _part(kind: str) -> dict[str, Any]:
-    """The part of an item that text comes into."""
+    """Empty content part of an item for text."""
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": ""}
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
 class TextLogprobs:
-    """Log-probabilities of the tokens that spell content, picked out of those of the whole text.
+    """Log-probabilities of the tokens that spell content, selected from those of the whole text.
 
     Args:
-        token_bytes: of the vocabulary.
+        token_bytes: bytes of each token of the vocabulary.
     """
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._text = ""
-        self._told = 0  # characters of the text, up to the end of the last part
-        self._begins = 0  # the character at which the next token begins
-        self._entries: deque[tuple[int, TokenLogprob]] = deque()  # with the character at which each begins
+        self._told = 0  # index of the character after the last part
+        self._begins = 0  # index of the character at which the next token begins
+        self._entries: deque[tuple[int, TokenLogprob]] = deque()  # with the index at which each begins
 
     def add(self, text: str, entries: Sequence[TokenLogprob]) -> None:
-        """Takes further text, and its tokens."""
+        """Adds further text and its tokens."""
         self._text += text
         for entry in entries:
             self._entries.append((self._begins, entry))
@@ -57,10 +57,11 @@ class TextLogprobs:
             self._begins += len(self._decoder.decode(self._token_bytes[entry.token_id])) if known else 0
 
     def of(self, part: str, *, last: bool) -> list[dict[str, Json]]:
-        """The entries of the next part of the text.
+        """Log-probabilities of the next part of the text.
 
         Args:
-            last: nothing that was told of the text so far comes after it.
+            part: text of the part.
+            last: whether no other part of the text so far follows this one.
         """
         find = self._text.rfind if last else self._text.find
         start = max(find(part, self._told), self._told)
@@ -75,29 +76,29 @@ class TextLogprobs:
 
 @dataclass(slots=True)
 class ResponseAnswer:
-    """An answer as it comes.
+    """Answer, as far as it has arrived.
 
     Args:
-        sample: what is read.
-        logprobs: of its text, where they are asked for.
+        sample: reader of the answer's sample.
+        logprobs: log-probabilities of its text, if requested, or None.
 
     Attributes:
-        items: its output.
+        items: output items.
     """
 
     sample: SampleReader
     logprobs: TextLogprobs | None
     items: list[dict[str, Any]] = field(default_factory=list, init=False)
     _number: int = field(default=0, init=False)
-    _open: bool = field(default=False, init=False)  # the last item may have more
+    _open: bool = field(default=False, init=False)  # the last item is incomplete
 
     def numbered(self, kind: str, **content: Json) -> Event:
-        """An event with the next number."""
+        """Event with the next sequence number."""
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **content}
 
     def events_of(self, each: Delta | Generation) -> Iterator[Event]:
-        """The events of what has come."""
+        """Yields the stream's events for an event of the engine."""
         if self.logprobs is not None:
             before, known = self.sample.length, self.sample.logprobs
             if isinstance(each, Delta):
@@ -111,7 +112,7 @@ class ResponseAnswer:
             yield from self.closed("incomplete" if each.finish_reason == "length" else "completed")
 
     def closed(self, status: str) -> Iterator[Event]:
-        """The events of the last item's end."""
+        """Yields the events that complete the last item."""
         if not self._open:
             return
         self._open, item = False, self.items[-1]

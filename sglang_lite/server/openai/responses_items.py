@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses: read, made whole, and turned into messages."""
+"""Items of OpenAI's Responses: checked, completed with ids, and converted to messages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Part(msgspec.Struct, kw_only=True, tag_field="type", forbid_unknown_field
 
 class InputText(_Part, tag="input_text"):
     text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None  # every prefix is cached
+    prompt_cache_breakpoint: dict[str, Any] | None = None  # ignored: every prefix is cached
 
 
 class OutputText(_Part, tag="output_text"):
     text: str
-    annotations: list[Any] | None = None  # an earlier answer's, sent back as they came
+    annotations: list[Any] | None = None  # of an earlier answer, returned by the client unchanged
     logprobs: list[Any] | None = None
     parsed: Any = None
 
@@ -128,20 +128,20 @@ _PREFIXES = {
 
 
 def new_id(kind: str) -> str:
-    """An id for an item of a kind."""
+    """New id for an item of a type."""
     return f"{_PREFIXES[kind]}_{random_id()}"
 
 
 def items_of(given: str | Sequence[Item] | None, known: Callable[[str], Item], unused: list[str]) -> list[Item]:
-    """The items of an input, each whole and with an id.
+    """Items of an input, each complete and with an id.
 
     Args:
-        known: the item with an id, of an earlier response.
-        unused: takes the names of what has no part in the prompt.
+        known: function that returns the item of an earlier response with an id.
+        unused: list to which the names of fields without effect are appended.
 
     Raises:
-        ParameterError: an item that makes no sense.
-        CapabilityError: one that the model can't see, or of a hosted tool.
+        ParameterError: an item is invalid.
+        CapabilityError: the model can't read an item, or an item belongs to a hosted tool.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -171,7 +171,7 @@ def _item(given: Item, where: str, known: Callable[[str], Item], unused: list[st
             return {**whole, "call_id": item.call_id, "name": item.name, "input": item.input}
         case ReasoningItem():
             if item.encrypted_content is not None and not item.content and not item.summary:
-                unused.append(f"{where}.encrypted_content")  # another model's, which it alone can read
+                unused.append(f"{where}.encrypted_content")  # reasoning that only the model that wrote it can decrypt
             return {
                 **whole,
                 "summary": [{"type": "summary_text", "text": part.text} for part in item.summary],
@@ -201,12 +201,13 @@ def _output_text(text: str) -> Item:
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
-    """Items as messages, as templates take them: calls and reasoning are the assistant's."""
+    """Items as messages in the form that templates take; calls and reasoning become parts of the assistant's
+    messages."""
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
 
     def assistant() -> dict[str, Any]:
-        """The assistant's message that is under way, or a new one."""
+        """Last message if it is the assistant's and no reasoning is pending, otherwise a new assistant's message."""
         if thoughts or not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         if thoughts:
@@ -239,7 +240,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
 
 
 def _whole(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; {} of an earlier answer's that was cut."""
+    """Arguments of a call; {} if they aren't a JSON object, as in an earlier answer that was cut."""
     try:
         return arguments_of(arguments, "arguments")
     except ParameterError:

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses: items, tools and formats become a conversation."""
+"""Requests of OpenAI's Responses: converts items, tools and formats to a conversation."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class CustomTool(msgspec.Struct, kw_only=True, tag_field="type", tag="custom", f
 
 
 class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool that is chosen, or allowed."""
+    """Tool that is chosen or allowed."""
 
     type: Literal["function", "custom"]
     name: str
 
 
 class Allowed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The tools of which one may, or has to be, called."""
+    """Choice of the tools of which one may, or must, be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -85,11 +85,11 @@ class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    include_obfuscation: bool = False  # pads events against who measures their sizes on the way
+    include_obfuscation: bool = False  # ignored: padding of events hides their sizes from eavesdroppers
 
 
 class ResponsesRequest(sampling.SglangSampling, kw_only=True):
-    """A response that is to be made."""
+    """Request to create a response."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -118,7 +118,7 @@ class ResponsesRequest(sampling.SglangSampling, kw_only=True):
 
 
 class InputTokensRequest(msgspec.Struct, kw_only=True):
-    """A prompt whose tokens are to be counted: fields of a response that its prompt is made of."""
+    """Request to count the tokens of a prompt, with the fields of a response that affect its prompt."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -133,12 +133,12 @@ class InputTokensRequest(msgspec.Struct, kw_only=True):
 
 RESPONSES = Fields(ResponsesRequest, RESPONSES_NEUTRAL, RESPONSES_REFUSED)
 INPUT_TOKENS = Fields(InputTokensRequest, GATEWAY_NEUTRAL, INPUT_TOKENS_REFUSED)
-HOSTED = re.compile(  # types of tools that OpenAI runs, or that its models were taught
+HOSTED = re.compile(  # types of tools that run at OpenAI, or that its models were trained for
     r"(web_search|file_search|computer|code_interpreter|image_generation|tool_search|(local_)?shell|mcp|apply_patch"
     r"|programmatic_tool_calling)(_use)?(_preview)?(_20[0-9_]{8})?"
 )
 LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = {  # what else can be asked for, and is of tools and models that are not here
+_INCLUDED = {  # values without effect: of tools and models that this server doesn't have
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
     "reasoning.encrypted_content",
@@ -147,12 +147,12 @@ _INCLUDED = {  # what else can be asked for, and is of tools and models that are
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """Conversation that a request asks for.
+    """Conversation of a request, with its custom tools.
 
     Attributes:
-        conversation: that is to be continued.
-        custom: the name of the custom tool whose input is the whole answer.
-        customs: the names of all custom tools.
+        conversation: conversation to continue.
+        custom: name of the custom tool whose input is the whole answer, or None.
+        customs: names of all custom tools.
     """
 
     conversation: Conversation
@@ -161,15 +161,16 @@ class ParsedRequest:
 
 
 def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> ParsedRequest:
-    """
+    """Converts a request to a conversation.
+
     Args:
         items: the whole conversation, without the instructions.
-        unused: takes the names of what has no part in the answer.
+        unused: list to which the names of fields without effect are appended.
 
     Raises:
-        ParameterError: a tool, choice or format that makes no sense.
-        CapabilityError: a tool's grammar can't hold.
-        ConstraintError: what is asked of the answer can't be enforced.
+        ParameterError: a tool, choice or format is invalid.
+        CapabilityError: a tool's grammar can't be enforced.
+        ConstraintError: a constraint of the answer can't be enforced.
     """
     if not items:
         raise ParameterError("input", "is empty.")
@@ -215,7 +216,7 @@ def _variables(reasoning: Reasoning | None, unused: list[str]) -> dict[str, Any]
     if reasoning is None:
         return {}
     if reasoning.summary is not None or reasoning.generate_summary is not None:
-        unused.append("reasoning.summary")  # reasoning is told whole
+        unused.append("reasoning.summary")  # reasoning is returned whole
     return {} if reasoning.effort is None else variables_of_effort(reasoning.effort)
 
 
@@ -230,7 +231,7 @@ def _format(format: Mapping[str, Any] | None) -> Constraint | None:
 def _tools(
     given: Sequence[Mapping[str, Any]], unused: list[str]
 ) -> tuple[dict[str, FunctionTool | CustomTool], frozenset[str]]:
-    """The caller's tools by name, and the types of hosted ones, which are never called."""
+    """Tools of the caller by name, and the types of hosted tools, which are never called."""
     tools: dict[str, FunctionTool | CustomTool] = {}
     hosted: set[str] = set()
     for i, each in enumerate(given):
@@ -245,7 +246,7 @@ def _tools(
             continue
         tool = convert(each, FunctionTool, where) if kind == "function" else convert(each, CustomTool, where)
         if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
-            unused.append(f"{where} {tool.name}")  # only hosted code could call it
+            unused.append(f"{where} {tool.name}")  # callable only by code that runs at OpenAI
             continue
         unused += [f"{where}.{name}" for name in ("async", "defer_loading", "output_schema") if each.get(name)]
         if tool.name in tools:
@@ -264,7 +265,7 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
 def _choice(
     given: str | dict[str, Any] | None, tools: Mapping[str, FunctionTool | CustomTool], hosted: frozenset[str]
 ) -> tuple[Literal["auto", "required", "none"], list[str] | None]:
-    """Mode of calling, and the names of the tools that may be called; None: of all."""
+    """Mode of tool calling, and the names of the tools that may be called; None for all."""
     if given is None or given == "auto":
         return "auto", None
     if given == "none":

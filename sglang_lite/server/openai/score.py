@@ -1,4 +1,4 @@
-"""Scores of given texts: how likely each is after a prompt."""
+"""Route that scores given texts by their probability after a prompt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
 _LONGEST_S = 600.0
-_MOST_TEXTS = 1024  # that are scored together: each is a request of the engine
+_MOST_TEXTS = 1024  # texts that are scored together, each as one request of the engine
 
 
 class ScoreRequest(msgspec.Struct, kw_only=True):
-    """Texts that are to be scored: our `continuations` of a `prompt`; labels after SGLang's `query` and `items`; or
-    vLLM's pairs of `text_1` and `text_2`, by a cross-encoder."""
+    """Request for scores: of `continuations` of a `prompt` (this server's form); of labels after SGLang's `query` and
+    `items`; or of vLLM's pairs of `text_1` and `text_2`, by a cross-encoder."""
 
     model: str | None = None
     prompt: str | None = None
@@ -61,7 +61,7 @@ async def score(service: Service, call: HttpRequest) -> Response:
 
 
 async def _pairs(service: Service, body: ScoreRequest) -> Response:
-    """Scores of pairs; one text against several, or as many against as many."""
+    """Scores of pairs: one text with several, or two lists of equal length."""
     for name in ("prompt", "continuations", "query", "items", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name) is not None:
             raise ParameterError(name, "and text_1 are both given.", hint="Give text_1 and text_2.")
@@ -104,7 +104,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
 
 
 async def _labels(service: Service, body: ScoreRequest) -> Response:
-    """Probability of each label as the next token, after the query with each item."""
+    """Probability of each label as the next token after the query and each item."""
     assert body.query is not None
     assert body.label_token_ids is not None
     items = [body.items] if isinstance(body.items, str) else body.items or []

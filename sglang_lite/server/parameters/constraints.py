@@ -1,4 +1,4 @@
-"""Constraints as requests spell them: OpenAI's `response_format`, and SGLang's and vLLM's own fields."""
+"""Constraints as requests express them: OpenAI's `response_format`, and fields of SGLang and vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JSON_OBJECT = {"type": "object"}
 
 
 def only(**given: Constraint | None) -> Constraint | None:
-    """The one constraint of a request. Raises ParameterError: it has two, by the names of both."""
+    """The only constraint of a request, or None. Raises ParameterError, with both names, if the request has two."""
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:
         first, second, *_ = found
@@ -24,11 +24,11 @@ def only(**given: Constraint | None) -> Constraint | None:
 
 
 def response_format(format: Mapping[str, Json] | None, name: str = "response_format") -> Constraint | None:
-    """The constraint of a `response_format` of chat.
+    """Constraint of the `response_format` of a chat request.
 
     Raises:
-        ParameterError: it is of no known type, or incomplete.
-        ConstraintError: a schema can't be enforced.
+        ParameterError: the format has an unknown type, or is incomplete.
+        ConstraintError: the schema can't be enforced.
     """
     if format is None:
         return None
@@ -49,7 +49,7 @@ def response_format(format: Mapping[str, Json] | None, name: str = "response_for
 
 
 def schema(inner: Mapping[str, Json], name: str) -> Constraint:
-    """The constraint of a schema with OpenAI's members around it: `name`, `description`, `schema`, `strict`."""
+    """Constraint of a schema in OpenAI's wrapper object: `name`, `description`, `schema`, `strict`."""
     for member in inner:
         if member not in ("type", "name", "description", "schema", "strict"):
             raise ParameterError(
@@ -64,7 +64,7 @@ def schema(inner: Mapping[str, Json], name: str) -> Constraint:
 
 
 def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
-    """The constraint of vLLM's `structured_outputs`. Raises as `response_format`."""
+    """Constraint of vLLM's `structured_outputs`. Raises the errors of `response_format`."""
     if given is None:
         return None
     found = {name: value for name, value in given.items() if value is not None and value is not False}
@@ -80,7 +80,7 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
 
 
 def grammar(text: str) -> Constraint:
-    """A grammar in GBNF, which writes `::=`, or in Lark's syntax."""
+    """Constraint of a grammar: in GBNF if the text has `::=`, otherwise in Lark's syntax."""
     return Ebnf(text) if "::=" in text else Lark(text)
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, by the names that its protocol has for them."""
+"""Sampling parameters of a request, from the names of its protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TABLE = {each.name: each for each in PARAMETERS}
 
 
 class SglangSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Parameters that SGLang's users set in requests of OpenAI's protocols."""
+    """Sampling parameters of SGLang that requests of OpenAI's protocols may have."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -31,14 +31,14 @@ _SGLANG = {name: name for name in SglangSampling.__struct_fields__} | {"no_stop_
 
 
 def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> SamplingParams:
-    """The parameters of a request.
+    """Sampling parameters of a request.
 
     Args:
-        names: our names by the protocol's; those of SglangSampling are known.
-        values: further ones, by our names, where the request has none.
+        names: this package's names of parameters by the protocol's; those of SglangSampling are added.
+        values: defaults by this package's names, for parameters that the request lacks.
 
     Raises:
-        ParameterError: by the protocol's name, a value that can't be honoured.
+        ParameterError: a value isn't supported; the error has the protocol's name of the parameter.
     """
     known = {**names, **(_SGLANG if isinstance(request, SglangSampling) else {})}
     table = {name: _TABLE[ours] for name, ours in known.items()}
@@ -56,7 +56,7 @@ def read(request: msgspec.Struct, names: Mapping[str, str], **values: Json) -> S
 
 
 def _check_engine(name: str, parameter: Parameter, params: SamplingParams) -> None:
-    """Raises ParameterError: the engine would refuse the value, by a name that the request may not have."""
+    """Raises ParameterError if the engine would refuse the value, with the name that the request uses."""
     try:
         parameter.check_engine(getattr(params, parameter.name))
     except ParameterError as error:

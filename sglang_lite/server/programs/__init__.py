@@ -1,1 +1,1 @@
-"""Protocol of this package: whole programs, and the rows of compiled ones."""
+"""Protocol of this package: whole programs, and rows of compiled programs."""

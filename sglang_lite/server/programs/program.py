@@ -1,4 +1,5 @@
-"""Programs: a whole one is one request, and one that grows takes further nodes until it ends. Data only."""
+"""Routes for programs: a complete program is one request; an open one is extended by further requests until it ends.
+Programs are data, and run no code of the client."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
 
-PROGRAM_ID = "x-program-id"  # header that names the program of a stream
+PROGRAM_ID = "x-program-id"  # header with the id of a streamed program
 
 
 class ProgramLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Limits that a client sets beside the server's; the lower ones hold."""
+    """Limits that a client sets for a program; the lower of these and the server's apply."""
 
     tokens: int | None = None
     nodes: int | None = None
@@ -51,7 +52,7 @@ class ProgramLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlayRequest(msgspec.Struct, kw_only=True):
-    """A program that is to be played."""
+    """Request to play a program."""
 
     version: int
     program: dict[str, Any]
@@ -73,7 +74,7 @@ class ProgramAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProgramAnswers(msgspec.Struct, kw_only=True):
-    """Nodes that come next of a program that is open."""
+    """Further nodes for branches of an open program."""
 
     version: int
     answers: list[ProgramAnswer] = []
@@ -84,15 +85,18 @@ PLAY: Fields[PlayRequest] = Fields(PlayRequest, GATEWAY_NEUTRAL, {})
 ANSWERS: Fields[ProgramAnswers] = Fields(ProgramAnswers, GATEWAY_NEUTRAL, {})
 
 
-# ---------------------------------------------------------------------------------------------------- what is asked
+# --------------------------------------------------------------------------------------------------------- requests
 
 
 @dataclass(slots=True)
 class ProgramBudget:
-    """Budget of a program, counted before anything of it starts.
+    """Budget of a program, checked before any of the program runs.
 
     Attributes:
-        vocab_size: of the model, against which parameters are checked.
+        tokens: number of tokens that generations may still produce.
+        nodes: number of nodes that may still be added.
+        branches: number of branches that may still be forked.
+        vocab_size: vocabulary size of the model, for checks of sampling parameters.
     """
 
     tokens: int
@@ -101,14 +105,15 @@ class ProgramBudget:
     vocab_size: int
 
     def take(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
-        """Budget that is left after some nodes, which this does not take yet.
+        """Budget that is left after some nodes. Doesn't change this budget.
 
         Args:
-            pointer: JSON Pointer to their list.
+            nodes: nodes to subtract, including the nodes of their branches.
+            pointer: JSON Pointer to the list of nodes.
 
         Raises:
-            ParameterError: by its pointer, the first node that is too much, or that has a bad parameter.
-            CapabilityError: an image.
+            ParameterError: a node exceeds the budget, or has an invalid parameter; the error has its JSON Pointer.
+            CapabilityError: a node is an image.
         """
         left = ProgramBudget(self.tokens, self.nodes, self.branches, self.vocab_size)
         for place, node in _walked(nodes, pointer):
@@ -116,17 +121,17 @@ class ProgramBudget:
         return left
 
     def take_program(self, program: Program, pointer: str) -> ProgramBudget:
-        """`take` of a whole program: nodes and branches of all of its parts, tokens of its longest way.
+        """Budget that is left after a complete program: nodes and branches of all parts, and tokens of the longest way.
 
         Args:
             pointer: JSON Pointer to the program.
 
         Raises:
-            ParameterError, CapabilityError: as `take`; or a decision is on parts that are not there.
+            ParameterError, CapabilityError: as `take`, or a decision names a part that doesn't exist.
         """
         check_decisions(program)
         left = self.take(program.nodes, f"{pointer}/nodes")
-        costs: dict[int, int] = {}  # tokens from each part on; decisions are on later ones
+        costs: dict[int, int] = {}  # most tokens from each part on; decisions name only later parts
         for i in reversed(range(len(program.parts))):
             part = program.parts[i]
             costs[i] = _costliest(part.decision, costs)
@@ -142,11 +147,11 @@ class ProgramBudget:
         return left
 
     def spend(self, node: Node, pointer: str, most: ProgramBudget) -> None:
-        """Takes a node off the budget.
+        """Subtracts a node from the budget.
 
         Args:
-            pointer: JSON Pointer to it.
-            most: the budget before, for errors.
+            pointer: JSON Pointer to the node.
+            most: budget before the whole list of nodes, for messages.
 
         Raises:
             ParameterError, CapabilityError: as `take`.
@@ -181,12 +186,12 @@ class ProgramBudget:
 
 
 def _costliest(decision: Decision | None, costs: Mapping[int, int]) -> int:
-    """Tokens of the costliest part that may come by a decision."""
+    """Number of tokens of the most expensive part that a decision may choose."""
     return 0 if decision is None else max(costs[part] for part in decision.parts)
 
 
 def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
-    """Nodes with their pointers, those of branches included."""
+    """Yields nodes and the nodes of their branches, with a JSON Pointer to each."""
     for i, node in enumerate(nodes):
         yield f"{pointer}/{i}", node
         if isinstance(node, Fork):
@@ -195,7 +200,7 @@ def _walked(nodes: Sequence[Node], pointer: str) -> Iterator[tuple[str, Node]]:
 
 
 def check_version(body: Mapping[str, Json], pointer: str) -> None:
-    """Raises ParameterError: a body is in another version than this one."""
+    """Raises ParameterError if the version of a body isn't supported."""
     version = body.get("version")
     if version != wire.VERSION or isinstance(version, bool):
         hint = f"This server has version {wire.VERSION}."
@@ -205,7 +210,7 @@ def check_version(body: Mapping[str, Json], pointer: str) -> None:
 
 
 def record_of(name: str, data: object, pointer: str, call: HttpRequest) -> Any:  # the record of that name
-    """A record of data. Raises WireError: by the pointer into the body, it is none."""
+    """Record decoded from data. Raises WireError if the data is invalid, with its pointer into the body."""
     message = msgspec.json.encode({"version": wire.VERSION, "type": name, "data": data})
     try:
         return wire.decode(message, form="json", limits=call.limits)
@@ -223,7 +228,7 @@ def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A program that was read."""
+    """Request to play a program, checked."""
 
     id: str
     prompt: Prompt | str
@@ -237,9 +242,10 @@ class _Asked:
 
 
 def _asked(service: Service, call: HttpRequest, given: Mapping[str, Any], pointer: str) -> _Asked:
-    """
+    """Reads and checks the body of a request.
+
     Raises:
-        ParameterError, WireError, CapabilityError: the body is not what it should be, or the program is too large.
+        ParameterError, WireError, CapabilityError: the body is invalid, or the program exceeds a limit.
     """
     check_version(given, pointer)
     body = PLAY.read(given, call.unused if call.reports else None)
@@ -263,7 +269,7 @@ def _asked(service: Service, call: HttpRequest, given: Mapping[str, Any], pointe
 
 
 def limits_of(service: Service, given: ProgramLimits | None, pointer: str) -> tuple[ProgramBudget, float]:
-    """Budget and seconds of a program: the lower of the client's limits and the server's."""
+    """Budget and time limit (seconds) of a program: the lower of the client's and the server's limits."""
     settings, own = service.settings, given or ProgramLimits()
     budget = ProgramBudget(
         int(_least("tokens", own.tokens, settings.program_max_tokens, pointer)),
@@ -282,7 +288,7 @@ def _least(name: str, given: float | None, most: float, pointer: str) -> float:
     return min(given, most)
 
 
-# -------------------------------------------------------------------------------------------------------- the answers
+# ------------------------------------------------------------------------------------------------------------ answers
 
 
 async def play(service: Service, call: HttpRequest) -> Response:
@@ -291,7 +297,7 @@ async def play(service: Service, call: HttpRequest) -> Response:
 
 
 async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], pointer: str) -> Response:
-    """The response to a program's body, which is at `pointer` in that of the request."""
+    """Response to a program. `pointer` is the JSON Pointer to `body` in the body of the request."""
     asked = _asked(service, call, body, pointer)
     if asked.open:
         events = _grown(service, call, asked)
@@ -311,7 +317,7 @@ async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], 
 
 
 def _whole(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
-    """The response with all that a program brought."""
+    """Response with all events of a program."""
     ended = events[-1]
     usages = _Usages()
     for event in events:
@@ -331,7 +337,7 @@ def _whole(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Respon
 
 
 class _Data(msgspec.Struct):
-    """Content of a message of the wire."""
+    """Content of a wire message."""
 
     data: msgspec.Raw
 
@@ -340,7 +346,7 @@ _opened = msgspec.json.Decoder(_Data).decode
 
 
 def _data(event: ProgramEvent) -> msgspec.Raw:
-    """An event as the wire has it, without its envelope."""
+    """Event in its wire encoding, without the envelope."""
     return _opened(wire.encode(event, form="json")).data
 
 
@@ -363,7 +369,7 @@ def _event(message: wire.Message) -> bytes:
 
 
 class _Usages:
-    """Usage of a program's nodes, one by one and together."""
+    """Token usage of a program's nodes, single and in total."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -371,7 +377,7 @@ class _Usages:
         self._prompts = self._cached = 0
 
     def take(self, event: ProgramEvent) -> None:
-        """Counts an event."""
+        """Adds the usage of an event."""
         if not isinstance(event, Played) or not isinstance(event.event, Generation | Selection):
             return
         usage = event.event.usage
@@ -395,16 +401,16 @@ class _Usages:
         )
 
 
-# ------------------------------------------------------------------------------------------------ programs that grow
+# ----------------------------------------------------------------------------------------------------- open programs
 
 
 @dataclass(slots=True)
 class _Growing:
-    """A program that is open.
+    """Program that is open.
 
     Attributes:
-        key: that it was opened with.
-        left: what its further nodes may be.
+        key: API key of the request that opened the program.
+        left: budget for further nodes.
     """
 
     program: OpenProgram
@@ -432,7 +438,7 @@ async def _grown(service: Service, call: HttpRequest, asked: _Asked) -> AsyncGen
 
 
 async def grow(service: Service, call: HttpRequest) -> Response:
-    """Gives an open program further nodes."""
+    """Adds nodes to an open program."""
     given, id = call.object(), call.path["id"]
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
@@ -454,7 +460,7 @@ async def grow(service: Service, call: HttpRequest) -> Response:
             left = left.take(nodes, f"{pointer}/nodes")
             changes.append(partial(growing.program.extend, path, nodes))
         else:
-            left = left.take((Mark(),), pointer)  # it costs what a node does
+            left = left.take((Mark(),), pointer)  # costs as much as a node
             changes.append(partial(growing.program.drop, path))
     growing.left, growing.closed = left, body.close
     for change in changes:

@@ -1,7 +1,7 @@
-"""A compiled program and its rows in one request: each row is played as a program, and told when it has ended: as
-events, or in frames to clients of this package.
+"""Route for a compiled program and its rows: each row is played as a program and reported when it has ended, as
+server-sent events, or in frames for clients of this package.
 
-No more rows are under way, or played and not read, than a window.
+The window limits the number of rows that are running, or have ended and not been read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sglang_lite.server.routes import HttpRequest, Route
 from sglang_lite.server.service import Service
 from sglang_lite.wire.rows import FRAMES, LAST, Row, RowEvent, frame_of
 
-MOST_WINDOW: Final = 256  # rows of a request that are under way
+MOST_WINDOW: Final = 256  # most rows of a request in the window
 
 
 class RowsRequest(msgspec.Struct, kw_only=True):
-    """A compiled program that is to be played for rows of arguments."""
+    """Request to play a compiled program for rows of arguments."""
 
     version: int
     program: dict[str, Any]
@@ -47,13 +47,13 @@ ROWS: Fields[RowsRequest] = Fields(RowsRequest, GATEWAY_NEUTRAL, {})
 
 
 def _asked(body: RowsRequest, filler: Filler, budget: ProgramBudget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
-    """Requests to the engine for each row, by its number; an error of a row is its own.
+    """Yields the number of each row, with its request to the engine or the error of this row.
 
     Args:
-        budget: of each of them.
+        budget: budget of each row.
     """
     compiled = filler.compiled
-    differ = bool(compiled.holes) or compiled.decision is not None  # so may what they cost
+    differ = bool(compiled.holes) or compiled.decision is not None  # rows with different programs have different costs
     refused = None if differ else _refusal(budget, Program(compiled.nodes))
     for number, given in enumerate(body.rows):
         error = refused
@@ -68,7 +68,7 @@ def _asked(body: RowsRequest, filler: Filler, budget: ProgramBudget) -> Iterator
 
 
 def _refusal(budget: ProgramBudget, program: Program) -> SglError | None:
-    """The error of a program that is more than a row may be."""
+    """Error of a program that exceeds the budget of a row, or None."""
     try:
         budget.take_program(program, "/program")
     except SglError as error:
@@ -84,7 +84,7 @@ async def _framed(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[
 
 
 async def _told(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
-    """An event a row."""
+    """Yields one server-sent event for each row."""
     async with contextlib.aclosing(ended):
         async for each in ended:
             yield b"".join([_event(*row) for row in each])

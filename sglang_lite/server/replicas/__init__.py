@@ -1,1 +1,1 @@
-"""Several servers of one model behind a gateway, watched, and started again when they die."""
+"""Several servers of one model behind a gateway, watched, and restarted when they die."""

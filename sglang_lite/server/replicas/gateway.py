@@ -1,7 +1,8 @@
-"""The gateway in front of several servers: a package of others, in a process of its own, told over HTTP of its workers.
+"""The gateway in front of several servers: a third-party package in a process of its own, which learns about its
+workers over HTTP.
 
-`smg` and `sglang-router`, of which it is the continuation, have the same settings and routes. Neither is asked to find
-out who is alive: whoever watches the workers tells it.
+`smg` continues `sglang-router`; both have the same settings and routes. Neither checks the health of workers here: the
+supervisor watches them, and adds and removes them.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 
 logger = logging.getLogger("sglang_lite.server")
 
-PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}  # by the name to install: the name to import
-_LOOK_S = 0.25  # between two looks at what is not yet as it should be
-_TIMEOUT_S = 5.0  # of a request to it
+PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}  # name of the distribution: name of the module
+_LOOK_S = 0.25  # between two comparisons of its workers with the wanted ones
+_TIMEOUT_S = 5.0  # of a request to the gateway
 _AGAIN_S = 5.0  # before a missing worker is registered again
 
 
 def package_of(name: str) -> str:
-    """The package of a gateway: the one named, or the first that is installed.
+    """Package of a gateway: the named one, or the first that is installed.
 
     Raises:
-        CapabilityError: it is not installed.
+        CapabilityError: the package is not installed.
     """
     wanted = list(PACKAGES) if name == "auto" else [name]
     for each in wanted:
@@ -48,15 +49,16 @@ def package_of(name: str) -> str:
 
 
 class Gateway:
-    """
+    """Gateway in a process of its own, whose list of workers a thread keeps up to date.
+
     Args:
-        host, port: to listen on.
+        host, port: address to listen on.
 
     Attributes:
-        package: that it is.
-        wanted: addresses of the workers that it should have.
-        known: of those that it has.
-        failed: it ended before it had answered once, and will not.
+        package: distribution name of the gateway's package.
+        wanted: addresses of the workers that the gateway should have.
+        known: addresses of the workers that the gateway has.
+        failed: True if the gateway ended before its first answer; it is then not restarted.
     """
 
     def __init__(self, settings: ServerSettings, replicas: ReplicaSettings, host: str, port: int) -> None:
@@ -76,16 +78,17 @@ class Gateway:
             "control_plane_api_keys": [("sglang-lite", "sglang-lite", self._admin, "admin")],
             "log_level": {"warning": "warn", "error": "error"}.get(settings.log_level, "warn"),
             "max_payload_size": int(settings.max_body_mb * 2**20),
-            "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),  # smg tries only those again
-            "max_concurrent_requests": -1,  # the workers count
-            # A known prefix saves less than it costs to wait for a server that has more than its share: by their own
-            # measure (64 more, and half as many again) one of two got 60 to 84 % of requests that begin alike.
+            "max_buffered_request_bytes": int(settings.max_body_mb * 2**20),  # smg retries only buffered requests
+            "max_concurrent_requests": -1,  # the workers limit their own
+            # A cached prefix saves less time than waiting for an overloaded server costs: with the packages' default
+            # thresholds (64 more requests, and 1.5 times as many), one of two servers got 60 to 84 % of requests that
+            # begin alike.
             "balance_abs_threshold": 8,
             "balance_rel_threshold": 1.05,
-            # `smg` gives a server whose load it has not asked for yet next to nothing while it has another's; it asks
-            # all at once, by its own measure each 10 s.
+            # `smg` sends almost nothing to a server whose load it hasn't polled yet, while it knows the load of
+            # another; by default it polls all servers every 10 s.
             "load_monitor_interval": 1,
-            # Longer than it takes to see that a worker has died, and to tell of it.
+            # The retries together take longer than it takes to notice that a worker has died, and to remove it.
             "retry_max_retries": 12,
             "retry_initial_backoff_ms": 50,
             "retry_max_backoff_ms": 500,
@@ -94,11 +97,11 @@ class Gateway:
             "prometheus_host": "127.0.0.1",
         }
         self._session = requests.Session()
-        self._session.trust_env = False  # no proxy stands in between
+        self._session.trust_env = False  # no proxy in between
         self._session.headers["authorization"] = f"Bearer {self._admin}"
         self.wanted: set[str] = set()
         self.known: set[str] = set()
-        self._told: dict[str, float] = {}  # when it was told of a worker that it has not yet
+        self._told: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
         self._changed, self._lock = threading.Condition(), threading.Lock()
         self._over = self._answered = self.failed = False
         self._process = self._started()
@@ -115,7 +118,7 @@ class Gateway:
         return self._process.pid
 
     def _started(self) -> TiedProcess:
-        with socket.socket() as free:  # for its counts; it would listen on a fixed one
+        with socket.socket() as free:  # port for metrics, which would otherwise be a fixed one
             free.bind(("127.0.0.1", 0))
             counts = free.getsockname()[1]
         content = {"package": self.package, "settings": {**self._settings, "prometheus_port": counts}}
@@ -124,19 +127,19 @@ class Gateway:
         return process
 
     def add(self, url: str) -> None:
-        """Has it give requests to a worker."""
+        """Makes the gateway send requests to a worker."""
         with self._changed:
             self.wanted.add(url)
             self._changed.notify()
 
     def remove(self, url: str) -> None:
-        """Has it give no more requests to a worker."""
+        """Stops the gateway from sending requests to a worker."""
         with self._changed:
             self.wanted.discard(url)
             self._changed.notify()
 
     def _run(self) -> None:
-        """Keeps it running, and what it has as it should be."""
+        """Restarts the gateway when it ends, and keeps its workers up to date."""
         while not self._over:
             if self._process.wait(0) is not None and not self._over:
                 self.failed = not self._answered
@@ -147,7 +150,7 @@ class Gateway:
                 self.known, self._told = set(), {}
                 try:
                     self._process = self._started()
-                except (BackendError, OSError) as error:  # no memory, no descriptors: there may be some later
+                except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
                     logger.error("the gateway can't be started: %s", error)
             try:
                 self._adjust()
@@ -179,12 +182,12 @@ class Gateway:
 
     def _ask(self, method: str, path: str, body: object = None) -> Any:
         response = self._session.request(method, self.url + path, json=body, timeout=_TIMEOUT_S)
-        if response.status_code not in (404, 409):  # it is gone already, or on its way
+        if response.status_code not in (404, 409):  # the worker is gone already, or being added
             response.raise_for_status()
         return response.json()
 
     def ask_to_end(self) -> None:
-        """Has it take no more requests, and end when those that are open have."""
+        """Makes the gateway accept no more requests, and end when the open ones have ended."""
         self._over = True
         self._process.ask_to_end()
 

@@ -1,4 +1,4 @@
-"""Several servers of one model behind a gateway: they are started, watched, and started again when they die."""
+"""Supervisor of several servers of one model behind a gateway: starts, watches and restarts them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_of
 
 logger = logging.getLogger("sglang_lite.server")
 
-_LOOK_S = 0.5  # between two looks at a worker's health
-_TIMEOUT_S = 5.0  # of such a look
-_END_S = 5.0  # for a process that has nothing left to do
-LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
-_FINE_S = 60.0  # after which one that dies did not die at once
-_MOST_DEATHS = 8  # at once, one after the other: then it is started no more
+_LOOK_S = 0.5  # between two checks of a worker's health
+_TIMEOUT_S = 5.0  # of a health check
+_END_S = 5.0  # for a process without open requests
+LONGEST_PAUSE_S = 30.0  # before a server that dies repeatedly is restarted
+_FINE_S = 60.0  # uptime after which a death doesn't count as early
+_MOST_DEATHS = 8  # early deaths in a row after which a server isn't restarted
 
 
 def serve(
@@ -40,12 +40,14 @@ def serve(
     replicas: ReplicaSettings,
     told: Callable[[str], object],
 ) -> int:
-    """Serves by several servers until SIGTERM or SIGINT; then what is open runs on, up to `drain_s`. A second signal
-    ends it at once.
+    """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
+    signal ends them at once.
 
     Args:
+        settings: settings of each server, and of the gateway's address.
         engine: keywords of each server's `Engine`.
-        told: is given one line when a server can be reached through the gateway.
+        replicas: settings of the gateway and the number of servers.
+        told: function called with one line of text when a server can be reached through the gateway.
 
     Returns:
         The exit status.
@@ -55,7 +57,7 @@ def serve(
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:
         engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
-    with bound(settings.host, settings.port) as listening:  # in use, that is an error at once
+    with bound(settings.host, settings.port) as listening:  # a port in use is an error at once
         host, port = listening.getsockname()[:2]
     gateway = Gateway(settings, replicas, host, port)
     workers: list[_Worker] = [_Remote(url, settings.health_timeout_s, gateway) for url in replicas.workers]
@@ -68,7 +70,7 @@ def serve(
 
 
 class _Supervisor:
-    """Starts the workers, and ends all in their order."""
+    """Starts the workers, and ends gateway and workers in order."""
 
     def __init__(self, gateway: Gateway, workers: list[_Worker], drain_s: float) -> None:
         self._gateway, self._workers, self._drain_s = gateway, workers, drain_s
@@ -80,7 +82,7 @@ class _Supervisor:
         self._bell.set()
 
     def run(self, told: Callable[[], object]) -> int:
-        """Runs until a signal comes. The exit status."""
+        """Runs until a signal arrives or all workers have failed; returns the exit status."""
         for worker in self._workers:
             worker.start()
         failed = False
@@ -106,7 +108,7 @@ class _Supervisor:
         return 1 if failed else 0
 
     def _waited(self, timeout_s: float, done: Callable[[], bool]) -> bool:
-        """Waits for something. False: it lasted too long, or a second signal came."""
+        """Waits until `done` returns True. Returns False if that takes too long, or a second signal arrives."""
         until = time.monotonic() + timeout_s
         while self._signals < 2 and time.monotonic() < until:
             if done():
@@ -116,12 +118,12 @@ class _Supervisor:
 
 
 class _Worker(ABC):
-    """A server behind the gateway, watched on a thread of its own.
+    """Server behind the gateway, watched on a thread of its own.
 
     Attributes:
-        over: it is to be watched no more.
-        failed: it never came to life, and will not.
-        given_up: it kept dying, and is started no more.
+        over: event that ends the watching.
+        failed: True if the server has died before it was ever ready; it is then not restarted.
+        given_up: True if the server died repeatedly and isn't restarted any more.
     """
 
     failed = given_up = False
@@ -137,22 +139,22 @@ class _Worker(ABC):
 
     @abstractmethod
     def _watch(self) -> None:
-        """Takes it out of the gateway while it is not well, until `over`."""
+        """Adds the server to the gateway while it is healthy, and removes it while it isn't, until `over`."""
 
     @abstractmethod
     def ask_to_end(self) -> None:
-        """Has it end when its open requests have, if it is ours."""
+        """Makes a server that this process has started end when its open requests have ended."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it now, if it is ours."""
+        """Kills a server that this process has started."""
 
     @property
     def ended(self) -> bool:
         return True
 
     def _answer(self, url: str, path: str) -> int:
-        """The status of an answer; 0: nobody is there, -1: there was none in time."""
+        """Status of the answer; 0 if the connection fails, -1 if no answer arrives in time."""
         try:
             return self._session.get(url + path, timeout=_TIMEOUT_S).status_code
         except requests.Timeout:
@@ -162,23 +164,23 @@ class _Worker(ABC):
 
 
 class _Remote(_Worker):
-    """A server of another machine."""
+    """Server on another machine."""
 
     def __init__(self, url: str, health_timeout_s: float, gateway: Gateway) -> None:
         super().__init__(gateway, health_timeout_s)
         self._url = url
 
     def ask_to_end(self) -> None:
-        """Leaves it: its machine's own people end it."""
+        """Does nothing: this process doesn't control the server."""
 
     def kill(self) -> None:
-        """Leaves it, too."""
+        """Does nothing: this process doesn't control the server."""
 
     def _watch(self) -> None:
         alive, heard = False, time.monotonic()
         while not self.over.wait(_LOOK_S):
             status = self._answer(self._url, "/health" if alive else "/ready")
-            if status == 404 and not alive:  # SGLang's has no such route
+            if status == 404 and not alive:  # a server of SGLang's has no such route
                 status = self._answer(self._url, "/health")
             if status == 200:
                 heard = time.monotonic()
@@ -193,10 +195,10 @@ class _Remote(_Worker):
 
 
 class _Replica(_Worker):
-    """A server of our own.
+    """Server that this process starts.
 
     Args:
-        device: the GPU that it has; None where there are none.
+        device: the server's GPU, as CUDA_VISIBLE_DEVICES; None for a CPU.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class _Replica(_Worker):
     ) -> None:
         super().__init__(gateway, settings.health_timeout_s)
         self._settings, self._device = settings, device
-        self._engine = {**engine, "restart": False}  # the whole server is started again
+        self._engine = {**engine, "restart": False}  # the whole server is restarted instead
         self._process: TiedProcess | None = None
         self._lock = threading.Lock()
         self._lived = False
@@ -217,7 +219,7 @@ class _Replica(_Worker):
                 with bound("127.0.0.1", 0) as listening:
                     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
                     process = self._started(url, listening)
-            except (BackendError, OSError) as error:  # no memory, no descriptors: there may be some later
+            except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
                 reason = f"did not start: {error}"
             else:
                 if process is None:
@@ -247,7 +249,7 @@ class _Replica(_Worker):
         environment = {} if self._device is None else {"CUDA_VISIBLE_DEVICES": self._device}
         settings = dataclasses.asdict(dataclasses.replace(self._settings, host="127.0.0.1", port=0))
         content = {"descriptor": listening.fileno(), "settings": settings, "engine": dict(self._engine)}
-        with self._lock:  # or `kill` could miss it
+        with self._lock:  # otherwise `kill` could miss the process
             if self.over.is_set():
                 return None
             self._process = TiedProcess(
@@ -257,7 +259,7 @@ class _Replica(_Worker):
             return self._process
 
     def _until_ready(self, process: TiedProcess, url: str) -> str:
-        """Waits until it has made a token. Why it never will, else ""."""
+        """Waits until the server has generated a token. Returns "", or the reason why it never will."""
         while not self.over.is_set():
             status = process.wait(_LOOK_S / 2)
             if status is not None:
@@ -267,7 +269,7 @@ class _Replica(_Worker):
         return "is not needed"
 
     def _until_ill(self, process: TiedProcess, url: str) -> str:
-        """Waits until it has died, and says how."""
+        """Waits until the server has died, and returns how."""
         heard = time.monotonic()
         while not self.over.is_set():
             status = process.wait(_LOOK_S)
@@ -322,10 +324,10 @@ def _ended(status: int) -> str:
 
 
 def _devices(device: str, count: int) -> list[str] | None:
-    """The GPU of each server, as CUDA_VISIBLE_DEVICES has it; None where there are none.
+    """GPU of each server, as CUDA_VISIBLE_DEVICES; None without GPUs.
 
     Raises:
-        ParameterError: there are too few.
+        ParameterError: there are fewer GPUs than servers.
     """
     if device == "cpu" or not count:
         return None

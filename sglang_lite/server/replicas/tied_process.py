@@ -1,8 +1,9 @@
-"""A Python process of our own that ends with this one, however this one ends.
+"""A child process that ends with this one, however this one ends.
 
-It is started afresh by its own command line, which tells nothing: what it is to do comes over its standard input, whose
-other end this process holds for as long as it lives. A copy of it, made before anything else is loaded, waits there for
-the end: the process itself may be busy in code that lets no thread of Python run.
+The process is started by its own command line, which has no settings in it. Its task arrives on its standard input,
+whose other end this process holds open as long as it lives. A forked copy of the child, made before anything else is
+loaded, waits for the end of that input and then kills the child, which may be busy in code that lets no Python thread
+run.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from collections.abc import Mapping, Sequence
 from sglang_lite.protocol import BackendError
 from sglang_lite.protocol.anything import Json
 
-_LOOK_S = 1.0  # between two looks whether the process itself has ended
+_LOOK_S = 1.0  # between two checks that the process itself still runs
 _MOST_DESCRIPTORS = 1 << 16
 
 
 class TiedProcess:
-    """
+    """Child process that is killed when this process ends.
+
     Args:
-        function: that it runs, as `module:name`; it is given the content and returns the exit status.
+        function: function to run, as `module:name`; called with the content, it returns the exit status.
         content: plain data.
-        environment: beside this process's own.
-        descriptors: of this process that it has, too.
+        environment: variables to add to this process's environment.
+        descriptors: file descriptors of this process to inherit.
 
     Raises:
-        BackendError: it can't be started.
+        BackendError: the process can't be started.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class TiedProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=descriptors,
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # Ctrl-C is this process's, which ends the others in their order
+                start_new_session=True,  # the parent handles Ctrl-C, and ends the others in order
             )  # fmt: skip
         except OSError as error:
             raise BackendError(
@@ -58,12 +60,12 @@ class TiedProcess:
             ) from error
         self.pid = self._process.pid
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and whoever waits for it hears of that
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and `wait` reports that
             self._process.stdin.write(json.dumps({"function": function, "content": content}).encode() + b"\n")
             self._process.stdin.flush()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits for its end. The exit status, or None: it runs."""
+        """Waits for the end of the process; returns the exit status, or None if it is still running."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -73,7 +75,7 @@ class TiedProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it now."""
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -82,12 +84,12 @@ class TiedProcess:
 
 
 def _paths() -> list[str]:
-    """The paths of this process, absolute."""
+    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory."""
     return [path or os.getcwd() for path in sys.path]
 
 
 def main() -> None:
-    """Runs the process."""
+    """Runs the task that arrives on standard input. Entry point of the child process."""
     line = b""
     while not line.endswith(b"\n"):
         more = os.read(0, 1 << 16)
@@ -106,7 +108,7 @@ def _tie() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.closerange(1, _MOST_DESCRIPTORS)  # pipes and ports are the process's alone
+    os.closerange(1, _MOST_DESCRIPTORS)  # the copy must not keep pipes and ports open
     while os.getppid() == process:
         if select.select([0], [], [], _LOOK_S)[0] and os.getppid() == process:
             os.kill(process, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Torch twins of Triton kernels: `reference/NAME.py` has the functions of `kernels/NAME.py`, with their parameters.
+"""Torch twins of Triton kernels: `reference/NAME.py` has the functions of `kernels/NAME.py`, with the same parameters.
 
-Written to be read; the tests compare kernels with them. `attention.py` and `kv_copy.py` are also what the CPU runs, and
-need no Triton.
+They are written for readability, and tests compare the kernels with them. The CPU runs `attention.py` and `kv_copy.py`,
+which need no Triton.
 """

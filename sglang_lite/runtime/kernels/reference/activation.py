@@ -31,7 +31,7 @@ def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> tor
 
 
 def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """The activation "silu", "gelu", "gelu_tanh" or "relu2" of x."""
+    """Applies the activation "silu", "gelu", "gelu_tanh" or "relu2" to x."""
     if kind == "silu":
         return F.silu(x)
     if kind == "relu2":

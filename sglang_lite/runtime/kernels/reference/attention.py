@@ -1,4 +1,4 @@
-"""Attention over a KV cache, and the store before it, for a plan of the CPU's. The CPU runs these."""
+"""Attention over a KV cache, and the store before it, for an `AttentionPlan`. The CPU runs these functions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
 
-_FEW = 8  # new tokens of a row, up to which the heads of a group are one product
-_MANY = 1 << 16  # pairs of a new token and a position, from which on plain products are taken where they are faster
-_ROWS = 384  # of such a product: tokens, times the heads of a group
-_SCORES = 1 << 22  # of such a product, at most: few enough for the processor's caches
+_FEW = 8  # most new tokens of a row for which the heads of a group are one product
+_MANY = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
+_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
+_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Rules by which a layer's attention weighs positions; attributes as `attention` takes them."""
+    """Rules by which a layer's attention weighs positions. Attributes are the arguments of `attention` with these
+    names."""
 
     scale: float
     window: int | None = None
@@ -28,15 +29,16 @@ class Scoring:
 
     @property
     def plain(self) -> bool:
-        """True where each token sees all before it, by scores as they are."""
+        """True if each token sees all tokens before it, with unmodified scores."""
         return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
     def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
-        """Weights of scores [kv_heads, …, positions] that are scaled, but for those that are hidden.
+        """Returns the weights of scaled scores [kv_heads, …, positions].
 
         Args:
-            scores: overwritten.
-            heads: shape of the scores with 1 for what is not heads.
+            scores: scaled scores; overwritten.
+            hidden: mask, True for positions that a token doesn't see; None if it sees all.
+            heads: shape of the scores, with 1 for all dimensions that are not heads.
         """
         if self.softcap is not None or self.sinks is not None:
             scores = scores.float()
@@ -53,10 +55,11 @@ class Scoring:
 def store_kv(
     cache: KVCache, layer: int, store_at: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their slots.
+    """Writes the new tokens' keys and values [T, kv_heads, head_dim] to their token slots, scaled if the cache has
+    scales.
 
     Returns:
-        The queries q [T, heads, head_dim] as attention takes them.
+        Queries q [T, heads, head_dim] for attention, scaled if the cache has scales.
     """
     if cache.scales is not None:
         k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
@@ -81,12 +84,16 @@ def attention(
     """Attention of new tokens over their sequences.
 
     Args:
-        q: [T, heads, head_dim], as `store_kv` returns them.
-        window: each token sees only the last `window` positions, itself included.
-        softcap: scores become softcap * tanh(scores / softcap).
-        sinks: float32 [heads], a score more of each head, whose weight goes to no value.
-        causal: each token sees what is before it alone; else sequences are whole in the batch, and each token sees all
-            of its own, within `window` in both directions.
+        q: queries [T, heads, head_dim], as `store_kv` returns them.
+        cache: KV cache, with the keys and values of the new tokens.
+        layer: index of the layer.
+        plan: plan of the step.
+        scale: factor of the scores.
+        window: if given, each token sees only the last `window` positions, itself included.
+        softcap: if given, scores become softcap * tanh(scores / softcap).
+        sinks: float32 [heads], an additional score of each head whose weight goes to no value; or None.
+        causal: whether each token sees only itself and the tokens before it. Otherwise sequences must be complete in
+            the batch, and each token sees all of its sequence, within `window` in both directions.
 
     Returns:
         [T, heads, size of a value].
@@ -101,7 +108,7 @@ def attention(
 
 
 def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, how: Scoring) -> torch.Tensor:
-    """Attention of a batch of several rows, which the plan has in parts."""
+    """Attention of a batch with several rows, group by group."""
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
         out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
@@ -127,11 +134,11 @@ def attend_rows(
     rows: DecodeRows | ExtendRow,
     how: Scoring,
 ) -> torch.Tensor:
-    """Attention of the tokens of `rows` alone, q [tokens, heads, head_dim], computed in the format of keys and values;
-    where that has 8 bits, in that of q.
+    """Attention of the tokens of `rows` only, q [tokens, heads, head_dim], computed in the data type of keys and
+    values, or in that of q if they have 8 bits.
 
     Returns:
-        [tokens, heads, size of a value] in the format of q.
+        [tokens, heads, size of a value] in the data type of q.
     """
     queries = q if k.dtype.itemsize == 1 else q.to(k.dtype)
     if isinstance(rows, DecodeRows):
@@ -142,16 +149,16 @@ def attend_rows(
 def _extend_together(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
 ) -> torch.Tensor:
-    """Attention of a group's tokens, q [T, heads, head_dim]: over what its rows share as one product, over the rest of
-    each as another, with one softmax over both.
+    """Attention of a group's tokens, q [T, heads, head_dim]: one product over the shared tokens, another one over the
+    rest of each row, and one softmax over both.
 
     Returns:
-        [T, heads, size of a value], in the format of q.
+        [T, heads, size of a value], in the data type of q.
     """
     dtype = q.dtype if k.dtype.itemsize == 1 else k.dtype
     count, heads, dim = q.shape
     kv_heads = k.shape[0]
-    alike = heads // kv_heads  # heads of queries that read the same keys
+    alike = heads // kv_heads  # query heads that read the same keys
     queries = q.to(dtype).view(count, kv_heads, alike, dim).permute(1, 2, 0, 3)
     rows = _OwnParts(group, alike)
     keys = gather(k, group.own.view(-1), dtype)
@@ -176,27 +183,29 @@ def _extend_together(
 
 @dataclass(frozen=True, slots=True)
 class _OwnParts:
-    """Shapes of a group's tensors: flat, a token after the other; padded, a batch of matrices, one a row and head of
-    the keys.
+    """Conversion between two shapes of a group's tensors. Flat tensors hold one token after the other; padded tensors
+    are a batch of matrices, one for each row and KV head.
 
     Attributes:
-        alike: heads of queries that read the same keys.
+        group: rows that share a prefix.
+        alike: number of query heads that read the same keys.
     """
 
     group: ExtendGroup
     alike: int
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """[kv_heads, alike, T, N] as [kv_heads * rows, alike * most, N]."""
+        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * most, N]."""
         rows, most = self.group.padded.shape
         found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, most, -1)
         return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * most, -1)
 
     def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
-        """[kv_heads * rows, alike * most, N] as [kv_heads, alike, T, N].
+        """Reshapes [kv_heads * rows, alike * most, N] to [kv_heads, alike, T, N].
 
         Args:
-            hides: they are scores, of which those of positions that a token does not see become -inf.
+            padded: tensor to reshape; overwritten with `hides`.
+            hides: whether they are scores, in which positions that a token doesn't see become -inf.
         """
         rows, most = self.group.padded.shape
         found = padded.view(-1, rows, self.alike, most, padded.shape[2])
@@ -205,7 +214,7 @@ class _OwnParts:
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
 
     def by_row(self, own: torch.Tensor) -> torch.Tensor:
-        """Keys or values [kv_heads, rows * longest, N] as [kv_heads * rows, longest, N]."""
+        """Reshapes keys or values [kv_heads, rows * longest, N] to [kv_heads * rows, longest, N]."""
         return own.view(-1, self.group.own.shape[1], own.shape[2])
 
 
@@ -236,7 +245,7 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     new, heads, dim = q.shape
     scale, window = how.scale, how.window
     explicit = how.softcap is not None or how.sinks is not None
-    first = 0 if window is None else max(0, row.length - new - window + 1)  # what none of the new tokens sees
+    first = 0 if window is None else max(0, row.length - new - window + 1)  # first position in any window
     keys = row.read(k, first, q.dtype)
     values = keys if v is k else row.read(v, first, q.dtype)
     kv_heads, length, _ = keys.shape
@@ -244,9 +253,9 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
         window = None
     group = heads // kv_heads
     if new == 1 and window is None and not explicit:
-        # The heads of a group as rows of one product.
+        # Computes the heads of a group as rows of one product.
         out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, dim), keys[None], values[None], scale=scale)
-        return out.reshape(1, heads, -1)  # on a GPU it lies as q does
+        return out.reshape(1, heads, -1)  # on a GPU, it has the strides of q
     # [kv_heads, group, …]: the heads of a group share keys and values without a copy.
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
@@ -264,7 +273,7 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
             out = how.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
-        elif new <= _FEW:  # the heads of a group as rows of one product, of the same bits
+        elif new <= _FEW:  # the heads of a group as rows of one product, with the same bits as separately
             queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
@@ -275,15 +284,16 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
 
 
 def products_are_faster(q: torch.Tensor) -> bool:
-    """True where products in bfloat16 with a softmax between them take less time than torch's flash attention: about
-    half, on a CPU that has instructions for bfloat16 but no AMX. With AMX flash attention has others, not measured."""
-    fast, amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported  # noqa: SLF001 # torch has no other names for them
+    """True if products in bfloat16 with a softmax between them are faster than torch's flash attention. They take about
+    half the time on a CPU with bfloat16 instructions but no AMX; with AMX, flash attention has other kernels, which
+    were not measured."""
+    fast, amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported  # noqa: SLF001 # torch has no public names for them
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and fast() and not amx()
 
 
 def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal attention of the last positions' queries [kv_heads, group, tokens, head_dim] over keys and values
-    [kv_heads, positions, head_dim]: some tokens of a group at a time, over what its last one sees.
+    [kv_heads, positions, head_dim]: a few tokens of a group at a time, over the positions that the last of them sees.
 
     Returns:
         [kv_heads, group, tokens, size of a value].
@@ -306,6 +316,7 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
-    """Scores [kv_heads, tokens, positions] of queries [kv_heads, tokens, head_dim], scaled before they are rounded."""
+    """Returns scores [kv_heads, tokens, positions] of queries [kv_heads, tokens, head_dim], scaled before they are
+    rounded."""
     scores = queries.new_empty((*queries.shape[:2], keys.shape[1]))
     return torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=scale, out=scores)

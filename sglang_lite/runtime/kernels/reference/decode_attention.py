@@ -33,7 +33,7 @@ def split_work(
         half = chunk - 1 if up else chunk // 2
         count = max((end - start + half) // chunk, 1)
         share = -(-(end - start) // count)
-        step = -(-share // 64) * 64  # of whole blocks of 64 tokens
+        step = -(-share // 64) * 64  # a multiple of 64 tokens
         pieces = [(row, at, min(at + step, end), slot) for at in range(start, end, step)]
         row_work[row] = torch.tensor([len(items), len(pieces)])
         items += pieces

@@ -47,13 +47,13 @@ def _product(
     scales: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """rows [P, K] times the matrices of experts [P], in float32: [P, N]."""
+    """Returns rows [P, K] times the matrices of experts [P], in float32: [P, N]."""
     y = torch.stack([decoded(weight, scales, int(e)) @ row for e, row in zip(experts, rows, strict=True)])
     return y if bias is None else y + bias.float()[experts]
 
 
 def decoded(weight: torch.Tensor, scales: torch.Tensor | None, expert: int) -> torch.Tensor:
-    """float32 [N, K]: an expert's matrix."""
+    """Returns an expert's matrix as float32 [N, K]."""
     matrix = weight[expert].float()
     if scales is None:
         return matrix

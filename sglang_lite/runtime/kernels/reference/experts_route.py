@@ -17,7 +17,7 @@ def experts_route(
     normalise: bool = True,
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = logits.sum(0) if logits.dim() == 3 else logits  # parts
+    logits = logits.sum(0) if logits.dim() == 3 else logits  # sum of parts
     score = logits.float().sigmoid() if scoring == "sigmoid" else logits.float().softmax(-1)
     choice = score if correction is None else score + correction.float()
     bad = choice.isnan().any(-1, keepdim=True)

@@ -61,14 +61,14 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
 
 
 def _decoded_rows(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.dtype]:
-    """x in float32, and the format of its products."""
+    """Returns x in float32, and the data type of its products."""
     if isinstance(x, Fp8Rows):
         return x.values[: x.rows].float() * x.scales[: x.rows].unsqueeze(-1), torch.bfloat16
     return x.float(), x.dtype
 
 
 def _rows(blocks: ExpertBlocks, count: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Of each block that is used: its rows that have a pair, the pairs, and the expert."""
+    """Returns, for each used block, its rows that have a pair, these pairs, and the expert."""
     found = []
     for i, expert in enumerate(blocks.experts.tolist()):
         if expert >= 0:

@@ -17,6 +17,6 @@ def quantise_rows(x: torch.Tensor) -> Fp8Rows:
 
 
 def scaled(x: torch.Tensor, scales: Scales | None) -> torch.Tensor:
-    """x [M, N] times its scales, in float32."""
+    """Returns x [M, N] times its scales, in float32."""
     x = x.float()
     return x if scales is None else x * scales.rows[: len(x)].unsqueeze(1) * scales.columns

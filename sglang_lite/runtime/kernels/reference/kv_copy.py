@@ -1,4 +1,4 @@
-"""Torch twin of `kernels.kv_copy`; `copy_kv` is what the CPU runs."""
+"""Torch twin of `kernels.kv_copy`. The CPU runs `copy_kv`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable
 
 
 def copy_kv(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies keys and values of all layers between token slots, int64 [N] each; all are read before one is written."""
+    """Copies keys and values of all layers between token slots, int64 [N] each. All are read before any is written."""
     for layer in map(indexable, cache.planes):
         layer.index_copy_(1, target, layer.index_select(1, source))
 

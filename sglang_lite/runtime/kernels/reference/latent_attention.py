@@ -69,7 +69,7 @@ def latent_prefill(
 def _unscaled(
     q: torch.Tensor, cache: KVCache, layer: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
-    """Queries as they meet latents without scales, those latents, and what results are to be multiplied with."""
+    """Returns queries scaled for products with the stored latents, the stored latents, and the factor of results."""
     plane = cache.k[layer]
     if cache.scales is None:
         return q, plane, 1.0

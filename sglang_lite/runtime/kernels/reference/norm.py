@@ -36,7 +36,7 @@ def add_norm_fp8(
 
 
 def _add(x: torch.Tensor, residual: torch.Tensor, scales: Scales | None) -> None:
-    x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # parts
+    x = x.sum(0).to(residual.dtype) if x.dim() == 3 else x  # sum of parts
     residual.copy_(scaled(x, scales) + residual.float())
 
 

@@ -12,6 +12,6 @@ def update_pages(table: torch.Tensor, at: torch.Tensor, values: torch.Tensor) ->
 
 
 def token_slots(plan: DevicePlan, slots: torch.Tensor | int, positions: torch.Tensor) -> torch.Tensor:
-    """Token slots of positions [N] of a slot, or each of its own slot [N]: int64 [N]."""
+    """Returns the token slots, int64 [N], of positions [N] of one slot, or of one slot for each position [N]."""
     size = plan.page_size
     return plan.page_table[slots, positions // size].long() * size + positions % size

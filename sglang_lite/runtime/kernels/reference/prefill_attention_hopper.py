@@ -29,6 +29,6 @@ def fresh_attention_hopper(
     rest = rests[:, keys.shape[2] - q.shape[2] :].expand(len(keys), -1, -1)
     whole = torch.cat((keys, rest), 2)
     for first, count, _, position in plan.blocks.tolist():
-        start = first - position - plan.decoding  # of the row
+        start = first - position - plan.decoding  # first token of the row
         row = ExtendRow(0, count, slice(start, start + position + count))
         out[first : first + count] = attend_rows(q[first : first + count], whole, values, row, Scoring(scale))

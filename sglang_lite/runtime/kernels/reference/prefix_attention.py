@@ -32,6 +32,6 @@ def prefix_attention(
 
 
 def part_of_prefix(partials: Partials, index: int, heads: int) -> Part:
-    """Room for one row's attention over one piece of a prefix."""
+    """Returns the buffers for one row's attention over one piece of a prefix."""
     here = slice(index * heads, (index + 1) * heads)
     return Part(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])

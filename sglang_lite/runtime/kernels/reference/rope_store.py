@@ -37,7 +37,8 @@ def rope_store(
 
 
 def turned_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Heads x [T, heads, head_dim] turned by tables [T, 1, dim]; beyond dim they pass unchanged."""
+    """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements beyond dim are
+    unchanged."""
     turned, rest = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
     first, second = turned.chunk(2, -1)
     return torch.cat((turned * cos + torch.cat((second, first), -1) * sin, rest), -1).to(x.dtype)

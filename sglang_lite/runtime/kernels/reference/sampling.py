@@ -1,4 +1,4 @@
-"""Torch twin of `kernels.sampling`: the same random numbers, and so the same tokens."""
+"""Torch twin of `kernels.sampling`, with the same random numbers and thus the same tokens."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -
 
 
 def _filtered(x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Logits x [V], -inf for tokens that a filter drops: each filter looks at all tokens."""
+    """Returns logits x [V] with -inf for tokens that a filter drops. Each filter is applied to all tokens."""
     weights = torch.exp((x - x.max()) / temperature)
     kept = weights >= min_p
     if top_k > 0 or top_p < 1:
         ordered, order = x.sort(descending=True)
-        above = torch.searchsorted(-ordered, -x)  # how many are larger
-        before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]  # and their mass
+        above = torch.searchsorted(-ordered, -x)  # number of larger logits
+        before = torch.nn.functional.pad(weights[order].cumsum(0), (1, 0))[above]  # mass of larger logits
         kept &= before <= top_p * weights.sum()
         if top_k > 0:
             kept &= above < top_k
@@ -60,7 +60,7 @@ def _filtered(x: torch.Tensor, temperature: float, top_k: int, top_p: float, min
 
 
 def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
-    """Exponential variables of each token, float32 [V]. Four tokens, a quarter of a block apart, share one counter."""
+    """Exponential variables of all tokens, float32 [V]. Four tokens, a quarter of a block apart, share one counter."""
     token, quarter = torch.arange(len(like), device=like.device), BLOCK // 4
     counter = token // BLOCK * quarter + token % quarter
     numbers = torch.stack(_philox(seed, counter, position))
@@ -70,7 +70,7 @@ def _exponentials(seed: int, position: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tensor, ...]:
-    """Four random numbers of 32 bits for each counter, int64 [N] (Philox4x32-10: Salmon et al., SC 2011)."""
+    """Four 32-bit random numbers for each counter, int64 [N] (Philox4x32-10: Salmon et al., SC 2011)."""
     mask, a, b = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57
     k0, k1 = seed & mask, seed >> 32 & mask
     c0, c1, c2, c3 = counter, torch.full_like(counter, position), counter * 0, counter * 0
@@ -81,5 +81,5 @@ def _philox(seed: int, counter: torch.Tensor, position: int) -> tuple[torch.Tens
 
 
 def _high(a: int, b: torch.Tensor) -> torch.Tensor:
-    """The upper 32 bits of products of 32-bit numbers."""
+    """Upper 32 bits of products of 32-bit numbers."""
     return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16

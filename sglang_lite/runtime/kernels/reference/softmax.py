@@ -1,4 +1,4 @@
-"""Torch twin of `kernels.softmax`: attention over parts of a sequence, and the sum of parts. Scores are in base 2."""
+"""Torch twin of `kernels.softmax`: attention over parts of a sequence, and merging of parts. Scores are in base 2."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sglang_lite.runtime.kernels.kv_cache import gather
 
 
 class Part(NamedTuple):
-    """Attention over some tokens of a sequence, before it is divided by the sum of all weights.
+    """Attention over some tokens of a sequence, not yet divided by the sum of weights.
 
     Attributes:
-        acc: float32 [heads, head_dim]: weighted values.
-        highest: float32 [heads]: highest score.
-        total: float32 [heads]: sum of weights, which are powers of 2 of scores less the highest one.
+        acc: float32 [heads, head_dim], weighted values.
+        highest: float32 [heads], highest score.
+        total: float32 [heads], sum of weights; a weight is 2 to the power of its score less the highest one.
     """
 
     acc: torch.Tensor
@@ -31,10 +31,10 @@ def attend_tokens(
     """Attention of one token over others, all of which it sees.
 
     Args:
-        q: [heads, head_dim].
-        k, v: of a layer [kv_heads, slots, head_dim].
-        at: token slots of the others, int64 [N].
-        scale, softcap: as `reference.attention.attention`.
+        q: query [heads, head_dim].
+        k, v: keys and values of a layer [kv_heads, slots, head_dim].
+        at: int64 [N], token slots of the other tokens.
+        scale, softcap: as for `reference.attention.attention`.
     """
     keys, values = (gather(x, at, torch.float32).repeat_interleave(len(q) // len(k), 0) for x in (k, v))
     scores = torch.einsum("hd, hnd -> hn", q.float(), keys) * scale
@@ -47,7 +47,7 @@ def attend_tokens(
 
 
 def merged(parts: Sequence[Part]) -> torch.Tensor:
-    """Attention over all parts of a sequence: float32 [heads, head_dim]."""
+    """Merges the attention over all parts of a sequence: float32 [heads, head_dim]."""
     acc, highest, total = (torch.stack(each) for each in zip(*parts))
     weights = torch.exp2(highest - highest.amax(0))
     return (acc * weights.unsqueeze(2)).sum(0) / (total * weights).sum(0).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Activations of feed-forwards, on a CPU."""
+"""Activations of feed-forwards on a CPU."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 
 def activated(gate_up: torch.Tensor, spec: DenseSpec | ExpertsSpec, *, exact: bool) -> torch.Tensor:
-    """act(gate) * up of rows [T, 2 size], gates first; without a gate act(up) of rows [T, size].
+    """Returns act(gate) * up for rows [T, 2 * size] with gates first; without a gate, act(up) for rows [T, size].
 
     Args:
-        exact: a row's bits don't depend on its neighbours: in 16 bits, torch computes the last elements of a thread's
-            share differently.
+        gate_up: output of the first product.
+        spec: specification of the feed-forward.
+        exact: whether a row's bits must not depend on its neighbours: in 16 bits, torch computes the last elements of a
+            thread's share differently.
     """
     if isinstance(spec, DenseSpec) and not spec.gated:
         return _plain(gate_up.float() if exact else gate_up, spec.activation).to(gate_up.dtype)

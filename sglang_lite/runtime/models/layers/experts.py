@@ -1,4 +1,4 @@
-"""Feed-forwards of which a router chooses some for each token (mixture of experts), on a CPU."""
+"""Feed-forwards and mixtures of experts on a CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward.
+    """Dense feed-forward.
 
     Attributes:
-        gate_up: gates, then ups; without a gate ups alone.
-        exact: as `activated` takes it.
+        gate_up: product that gives gates, then ups; without a gate, ups only.
+        down: product back to the hidden size.
+        spec: specification of the feed-forward.
+        exact: whether a row's bits must not depend on its neighbours, as in `activated`.
     """
 
     gate_up: Linear
@@ -32,12 +34,15 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Experts of a layer, each multiplied with the rows that chose it.
+    """Mixture of experts of a layer. Each expert runs on the rows that chose it.
 
     Attributes:
-        router: logits of rows.
-        correction: [count], of scores, for the choice.
-        shared: what every row takes besides; `shared_gate` gives a logit of how much.
+        spec: specification of the experts.
+        router: product that gives logits of the experts.
+        correction: float32 [count], added to scores for the choice of experts, or None.
+        experts: feed-forward of each expert.
+        shared: shared expert that every row passes through, or None.
+        shared_gate: product that gives the logit of the shared expert's weight, or None for a weight of 1.
     """
 
     spec: ExpertsSpec
@@ -51,7 +56,7 @@ class Experts:
         chosen, weights = routed(self.router(x), self.spec, self.correction)
         out = torch.zeros(x.shape)
         flat = chosen.flatten()
-        order = flat.argsort(stable=True)  # pairs of a row and an expert, by expert
+        order = flat.argsort(stable=True)  # (row, expert) pairs, sorted by expert
         counts = flat.bincount(minlength=len(self.experts)).tolist()
         for expert, pairs in zip(self.experts, order.split_with_sizes(counts)):
             if len(pairs):
@@ -66,10 +71,12 @@ class Experts:
 def routed(
     logits: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of rows, int64 [T, top_k], and their weights, float32 [T, top_k].
+    """Chooses experts for rows: indices int64 [T, top_k] and weights float32 [T, top_k].
 
     Args:
-        logits: of the router [T, count].
+        logits: logits of the router [T, count].
+        spec: specification of the experts.
+        correction: float32 [count], added to scores for the choice, or None.
     """
     chosen, weights = experts_route(
         logits, spec.top_k, scoring=spec.scoring, correction=correction, groups=spec.groups,

@@ -1,4 +1,4 @@
-"""Mixture of experts on a GPU: routing and products as kernels, with no number read by the host."""
+"""Mixture of experts on a GPU: routing and products as kernels, without synchronisation with the host."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from sglang_lite.runtime.models.spec import ExpertsSpec
 
 @dataclass(frozen=True, slots=True)
 class GpuExperts:
-    """Experts of a layer.
+    """Mixture of experts of a layer.
 
     Attributes:
-        router, correction, shared, shared_gate: as `experts.Experts` has them.
-        matrices: of the experts.
+        spec: specification of the experts.
+        router, correction, shared, shared_gate: as in `experts.Experts`.
+        matrices: matrices of all experts.
     """
 
     spec: ExpertsSpec
@@ -33,11 +34,16 @@ class GpuExperts:
 
     @property
     def takes_fp8(self) -> bool:
-        """Rows in 8 bits are welcome to it, if they are there as they were before, too."""
+        """True if 8-bit input rows are of use; the router needs the 16-bit rows, too."""
         return self.matrices.gate_up_scales is not None
 
     def __call__(self, rows: torch.Tensor | Fp8Rows, *, parts: bool = False) -> torch.Tensor:
-        """The layer's output [T, H]; with `parts` maybe [P, T, H], which add up to it."""
+        """Returns the layer's output [T, H].
+
+        Args:
+            rows: input rows; 8-bit rows must include the 16-bit ones.
+            parts: whether the output may be split into parts [P, T, H] whose sum it is.
+        """
         x, eight = (rows.wide, rows) if isinstance(rows, Fp8Rows) else (rows, None)
         assert x is not None, "the router takes them so"
         spec, base = self.spec, None

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU: our own kernels for few rows, cuBLAS for many."""
+"""Linear layers on a GPU: our own kernels for few rows, cuBLAS for many."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from sglang_lite.runtime.models.weights.source import Weight
 
 
 class GpuLinear:
-    """Products with one matrix, by the kernel that is fastest for the number of rows.
+    """Linear layer that uses the fastest kernel for the number of rows.
 
     Args:
-        weight: [N, K] on the device.
-        bias: [N] or None.
-        few: for products of a few rows.
+        weight: weight [N, K] on the device.
+        bias: bias [N], or None.
+        few: kernel for products of a few rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: FewRows) -> None:
         self.weight, self.bias = weight, bias
         self._few = few
         outputs, inputs = weight.shape
-        # Rows that are multiplied by tiles: from, to.
+        # Numbers of rows for which the tiled kernel is used.
         self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MOST_ROWS + 1, tiled.MOST_ROWS + 1)
         if not tiled.can_tile(weight):
             self._tiled = range(0)
@@ -38,7 +38,7 @@ class GpuLinear:
 
     @property
     def takes_fp8(self) -> bool:
-        """Rows in 8 bits are as good to it."""
+        """True if the layer takes input rows in 8 bits."""
         return False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class GpuLinear:
         return linear_one(x, self.weight, self.bias)[0]
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """The product, written into `out`, without a copy where those are large."""
+        """Writes the product into `out` and returns it; products of many rows need no copy."""
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias, out=out)
         if len(x) <= MOST_ROWS or self.takes_fp8:
@@ -61,22 +61,23 @@ class GpuLinear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def unscaled(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """The product, and what it has yet to be multiplied with."""
+        """Returns the product, and the scales that it has yet to be multiplied with, or None."""
         assert isinstance(x, torch.Tensor)
         return self(x), None
 
     def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
-        """`unscaled`, for `add_norm`: parts [P, M, N] of it, where those are faster."""
+        """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
             return tiled.linear_parts(x, self.weight, self._parts), None
         return self.unscaled(x)
 
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
-        """act(gate) * up, where this matrix is a gated pair, gates first.
+        """Returns act(gate) * up, if this matrix stacks gates and ups, gates first.
 
         Args:
+            x: input rows.
             activation: "silu", "gelu" or "gelu_tanh".
-            eight: in 8 bits.
+            eight: whether to return 8-bit rows.
         """
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and not eight:
             return tiled.linear_tiled(x, self.weight, self.bias, activation)
@@ -84,32 +85,37 @@ class GpuLinear:
         return (gated_fp8 if eight else gated)(y, activation, scales)
 
     def ungated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
-        """act(up). Takes the arguments of `gated`, and "relu2"."""
+        """Returns act(up). Takes the arguments of `gated`; the activation may also be "relu2"."""
         y, scales = self.unscaled(x)
         return (ungated_fp8 if eight else ungated)(y, activation, scales)
 
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of a single row with what comes before and after; see `kernels.gemv.linear_one`."""
+        """Product of a single row, fused with the preceding residual sum and norm and the following gate.
+
+        The arguments are those of `kernels.gemv.linear_one`.
+        """
         return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 
 class Fp8Linear(GpuLinear):
-    """Weights in 8-bit floating point with a scale an output. Rows are multiplied in 8 bits, each with a scale found at
-    run time; a single one as it is, as only reading the weights takes time.
+    """Linear layer with weights in 8-bit floating point and one scale per output.
 
-    The scales are left to whoever reads the product: cuBLAS takes up to twice as long to apply them to less than a few
-    hundred rows as it takes for the product.
+    Several rows are multiplied in 8 bits, each with a scale found at run time. A single row is multiplied as it is, as
+    its time is that of reading the weights.
 
-    8-bit matrices of a checkpoint stay as they are where a scale belongs to a row or to the whole. Where scales are by
-    blocks, the matrix is quantised anew, which changes a number by up to 1/16 (it keeps 3 bits after the leading one).
+    The reader of a product applies the scales: for less than a few hundred rows, cuBLAS takes up to twice as long to
+    apply them as for the product itself.
+
+    8-bit matrices of a checkpoint are kept if their scales are per row or per matrix. Matrices with block scales are
+    quantised again, which changes an element by up to 1/16 (3 bits after the leading one are kept).
 
     Args:
-        parts: matrices [N_i, K] that are stacked along N; N and K are multiples of 16.
-        bias: [N] or None.
-        few: for products of a few rows.
-        device: of the weights.
+        parts: matrices [N_i, K] to be stacked along N; N and K are multiples of 16.
+        bias: bias [N], or None.
+        few: kernel for products of a few rows.
+        device: device of the weights.
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, few: FewRows, device: torch.device) -> None:

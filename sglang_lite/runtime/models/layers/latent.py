@@ -1,14 +1,14 @@
-"""Latent attention (DeepSeek-V2, arXiv:2405.04434) and its matrices; the CPU's computation.
+"""Latent attention (DeepSeek-V2, arXiv:2405.04434): its matrices, and its computation on a CPU.
 
-    latent = norm(x A)                       of a token: cached, beside turned, a part of its key that all heads share
-    key_h, value_h = (latent K_h, turned), latent V_h                           of head h
+    latent = norm(x A)                     cached per token, with `turned`, a rotated key part that all heads share
+    key_h, value_h = (latent K_h, turned), latent V_h                           for head h
     score = q_h · key_h = (q_nope_h K_h^T) · latent + q_rope_h · turned
 
-Two ways give the same. Absorbed: queries are multiplied into the latent, and what latents, weighed, add up to is
-multiplied by V_h: attention over one key-value head, whose values are the first numbers of its keys. Expanded: keys and
-values of all heads are made of the latents that are seen. A pair of tokens then takes fewer products (320 a head where
-absorbed it is 1,088, in DeepSeek's models), but every token that is seen takes products of its own, so that rows of
-few new tokens are absorbed.
+Two computations give the same result. Absorbed: queries are multiplied into the latent space, and the weighted sum of
+latents is multiplied by V_h. This is attention over one key-value head whose values are the first elements of its keys.
+Expanded: keys and values of all heads are computed from the latents that are read. A pair of tokens then takes fewer
+products (320 per head instead of 1,088 in DeepSeek's models), but each token that is read must be expanded first, so
+rows of few new tokens are absorbed.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
 
-AT_ONCE = 1 << 24  # numbers of expanded keys and values
+AT_ONCE = 1 << 24  # most elements of expanded keys and values in memory
 
 
 class HeadProduct:
-    """A product of each head's numbers with a matrix of its own.
+    """Product of each head's vectors with that head's own matrix.
 
     Args:
-        weight: [heads, inputs, outputs].
-        one_path: a row is computed by itself, so that it does not depend on others.
+        weight: matrices [heads, inputs, outputs].
+        one_path: whether to compute each row separately, so that its bits don't depend on other rows.
     """
 
     def __init__(self, weight: torch.Tensor, *, one_path: bool) -> None:
         self.weight, self._one_path = weight, one_path
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, heads, outputs] of x [T, heads, inputs]."""
+        """Returns the products [T, heads, outputs] of x [T, heads, inputs]."""
         if self._one_path and len(x) > 1:
             return torch.cat([self(x[i : i + 1]) for i in range(len(x))])
         return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes the product of x to out [T, heads, outputs]."""
+        """Writes the products of x [T, heads, inputs] to out [T, heads, outputs]."""
         torch.bmm(x.transpose(0, 1), self.weight, out=out.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class LatentMatrices:
-    """Weights of a layer's latent attention, but for its first product and its last.
+    """Weights of a layer's latent attention, except its first and its last product.
 
     Attributes:
-        query_norm, queries: of the vector that queries are made of; None where the first product gives queries.
-        norm: of the latent [rank].
-        keys: of queries with the latent, [heads, nope_size, rank].
-        values: of latents, [heads, rank, value_size].
+        query_norm, queries: norm of the low-rank query vector, and the product that makes queries of it; None if the
+            first product gives queries.
+        norm: weight [rank] of the latent's norm.
+        keys: product of queries with the latent space, [heads, nope_size, rank].
+        values: product that makes values of latents, [heads, rank, value_size].
     """
 
     query_norm: torch.Tensor | None
@@ -69,7 +70,7 @@ class LatentMatrices:
 
 
 def made_queries(spec: LatentSpec, matrices: LatentMatrices, first: torch.Tensor) -> torch.Tensor:
-    """Queries [T, heads, nope_size + rope_size] of the first product's [T, …]."""
+    """Queries [T, heads, nope_size + rope_size], computed from the query columns [T, …] of the first product."""
     if matrices.queries is not None:
         assert matrices.query_norm is not None
         first = matrices.queries(F.rms_norm(first, matrices.query_norm.shape, matrices.query_norm, spec.norm_eps))
@@ -86,11 +87,17 @@ def latent_attention(
     cache: KVCache,
     layer: int,
 ) -> torch.Tensor:
-    """Stores the new tokens' latents, and attends to all that they see.
+    """Stores the new tokens' latents in the cache and attends to all tokens that they see.
 
     Args:
-        product: [T, …]: queries or what they are made of, the latent, and the turned part before it is turned.
-        cos, sin: of the tokens' positions, as `rotate` takes them.
+        spec: specification of the attention.
+        matrices: weights of the attention.
+        product: output [T, …] of the first product: queries or low-rank query vectors, latents, and the rotated key
+            part before rotation.
+        cos, sin: rotary tables at the tokens' positions, as `rotate` takes them.
+        plan: attention plan of the step.
+        cache: KV cache.
+        layer: index of the layer.
 
     Returns:
         Outputs of the heads [T, heads, value_size].
@@ -123,7 +130,7 @@ def latent_attention(
 
 
 def expands(spec: LatentSpec, row: ExtendRow) -> bool:
-    """True for a row that takes fewer products if keys and values are made of its latents."""
+    """True if a row takes fewer products with keys and values expanded from its latents."""
     new = row.end - row.start
     pairs = new * (row.length - (new - 1) / 2)
     a_token = spec.heads * spec.rank * (spec.nope_size + spec.value_size)
@@ -131,7 +138,7 @@ def expands(spec: LatentSpec, row: ExtendRow) -> bool:
 
 
 def _others(expanded: list[ExtendRow], tokens: int) -> torch.Tensor | slice:
-    """Tokens of the batch, but for those of some rows."""
+    """Indices of the batch's tokens outside the expanded rows; a full slice if no row is expanded."""
     if not expanded:
         return slice(None)
     others = torch.ones(tokens, dtype=torch.bool)
@@ -151,18 +158,22 @@ def _without_expanded(spec: LatentSpec, plan: AttentionPlan) -> AttentionPlan:
 def _expanded(
     spec: LatentSpec, matrices: LatentMatrices, q: torch.Tensor, stored: torch.Tensor, row: ExtendRow
 ) -> torch.Tensor:
-    """Attention of a row's new tokens, q [tokens, heads, query_size], some heads at a time.
+    """Attention of a row's new tokens over expanded keys and values, a few heads at a time to bound memory.
 
     Args:
-        stored: [length, key_size]: latents and turned parts of all its tokens.
+        spec: specification of the attention.
+        matrices: weights of the attention.
+        q: queries [tokens, heads, query_size].
+        stored: latents and rotated key parts [length, key_size] of all tokens of the row.
+        row: tokens that the row reads.
 
     Returns:
-        [tokens, heads, value_size].
+        Outputs [tokens, heads, value_size].
     """
     keys, values = matrices.keys.weight, matrices.values.weight
     latents, turned = stored.to(keys.dtype).split_with_sizes((spec.rank, spec.rope_size), 1)
     own = ExtendRow(0, len(q), slice(0, row.length))
-    wide = max(spec.query_size, spec.value_size)  # torch is fast where keys and values have one size
+    wide = max(spec.query_size, spec.value_size)  # torch's attention is fast only if keys and values have one size
     step = max(1, AT_ONCE // (2 * wide * row.length))
     parts = []
     for heads in (slice(first, first + step) for first in range(0, spec.heads, step)):

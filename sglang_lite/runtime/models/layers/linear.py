@@ -1,6 +1,6 @@
-"""Matrix products with weights, in the numeric format that is fastest where they run.
+"""Linear layers in the numeric format that is fastest on the machine.
 
-Every class answers `linear(x)`: x [M, K] to [M, N]. Weights are packed once, at load.
+Every class is called as `linear(x)` with x [M, K] and returns [M, N]. Weights are packed once, when they are loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DenseLinear:
-    """Weights as they are, through torch; activations and results are in their format."""
+    """Linear layer of torch with unpacked weights; activations and results have the dtype of the weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -33,14 +33,17 @@ class DenseLinear:
 
 
 class Bf16Linear:
-    """bf16 weights in oneDNN's own layout: torch's plain linear re-orders them at every call, which costs three times
-    the product at M = 1. For few rows, where a product only waits for weights, the checkpoint's own blocks are read
-    instead, where it has them: the same values, a quarter or half of the bytes.
+    """Linear layer with bf16 weights in oneDNN's own layout.
+
+    torch's plain linear reorders weights at every call, which costs three times the product at M = 1. A product of few
+    rows is bound by reading weights, so it reads the checkpoint's blocks instead if it has any: the same values in a
+    quarter to half of the bytes.
 
     Args:
-        parts: matrices [N_i, K] that are stacked along N.
-        bias: [N] or None.
-        blocks: for few rows; without, a row is computed the same way at every M.
+        parts: matrices [N_i, K] to be stacked along N.
+        bias: bias [N], or None.
+        blocks: whether to use the checkpoint's blocks for few rows; if False, a row is computed the same way at every
+            M.
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, *, blocks: bool = False) -> None:
@@ -55,17 +58,17 @@ class Bf16Linear:
 
 
 class TorchBlocks:
-    """4-bit blocks through torch, of bf16 activations; for where there is no compiler.
+    """Linear layer with 4-bit blocks and bf16 activations through torch, used if no compiler is installed.
 
     Args:
-        blocks: of `KIND`, stacked along N.
-        bias: [N] or None.
+        blocks: matrices of the kind `KIND`, stacked along N.
+        bias: bias [N], or None.
     """
 
     KIND = (4, 32, True)
 
     def __init__(self, blocks: Sequence[Blocks], bias: torch.Tensor | None) -> None:
-        # torch's layout stores value = (q - 8) * scale + zero; ours is q * scale + minimum.
+        # torch's layout stands for (q - 8) * scale + zero; ours for q * scale + minimum.
         scale = torch.cat([b.scale for b in blocks])
         zero = torch.cat([b.minimum for b in blocks if b.minimum is not None]) + 8 * scale
         self.q = torch._convert_weight_to_int4pack_for_cpu(torch.cat([b.q for b in blocks]).int(), 1)  # noqa: SLF001 # torch has no other name for it
@@ -78,12 +81,13 @@ class TorchBlocks:
 
 
 class Float32Linear:
-    """float32 weights through oneDNN, of activations in any format. Unlike MKL's, its products give a row the same bits
-    beside any number of others.
+    """Linear layer with float32 weights through oneDNN, for activations of any dtype.
+
+    Unlike MKL's, its products give a row the same bits whatever the number of rows.
 
     Args:
-        parts: matrices [N_i, K] that are stacked along N.
-        bias: [N] or None.
+        parts: matrices [N_i, K] to be stacked along N.
+        bias: bias [N], or None.
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
@@ -95,11 +99,12 @@ class Float32Linear:
 
 
 class Float16Linear:
-    """float16 weights, of activations in any format; sums and results are float32. Through FBGEMM, which reads as few
-    bytes as 16-bit products do. Weights lie between -65,504 and 65,504.
+    """Linear layer with float16 weights through FBGEMM, for activations of any dtype; sums and results are float32.
+
+    It reads as few bytes as 16-bit products do. Weights must lie between -65,504 and 65,504.
 
     Args:
-        parts: matrices [N_i, K] that are stacked along N.
+        parts: matrices [N_i, K] to be stacked along N.
     """
 
     def __init__(self, parts: Sequence[Weight]) -> None:
@@ -110,7 +115,7 @@ class Float16Linear:
 
 
 class PairedLinear:
-    """A product that always has two rows at least: for a single one oneDNN has a kernel that adds in another order."""
+    """Linear layer that always multiplies at least two rows: oneDNN's kernel for a single row adds in another order."""
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -120,12 +125,13 @@ class PairedLinear:
 
 
 class Int8Linear:
-    """8-bit weights (one scale an output) times 8-bit activations (one scale a row, found at run time), accumulated
-    exactly in 32 bits by oneDNN. A row's result does not depend on the other rows.
+    """Linear layer with 8-bit weights (a scale per output) and 8-bit activations (a scale per row, found at run time).
+
+    oneDNN accumulates exactly in 32 bits, so a row's result does not depend on the other rows.
 
     Args:
-        parts: matrices [N_i, K] that are stacked along N.
-        bias: [N] or None.
+        parts: matrices [N_i, K] to be stacked along N.
+        bias: bias [N], or None.
     """
 
     def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None) -> None:
@@ -139,7 +145,7 @@ class Int8Linear:
         self.zero = torch.zeros(len(self.scale), dtype=torch.int32)
         self.bias = bias
         self._tiny = torch.tensor(1e-12)
-        self._middle = torch.tensor(128.5)  # the zero point, and a half so that truncation rounds
+        self._middle = torch.tensor(128.5)  # the zero point, plus a half so that truncation rounds
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         row_scale = torch.add(self._tiny, torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True), alpha=1 / 127)
@@ -162,11 +168,11 @@ class Int8Linear:
         return y if self.bias is None else y.add_(self.bias)
 
 
-CONVERTED_AT_ONCE = 1 << 19  # elements
+CONVERTED_AT_ONCE = 1 << 19  # most elements that are converted to float32 together
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Matrices [N_i, K] as one [N, K]. A single one that is like that already is not copied."""
+    """Matrices [N_i, K] stacked to one [N, K]. A single tensor that already has the dtype and device is not copied."""
     if len(parts) == 1 and isinstance(parts[0], torch.Tensor) and parts[0].dtype == dtype:
         return parts[0].to(device)
     whole = torch.empty(stacked_shape(parts), dtype=dtype, device=device)
@@ -180,7 +186,7 @@ def stacked_shape(parts: Sequence[Weight]) -> tuple[int, int]:
 
 
 def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows as float32, some at a time so that converting takes little memory, with the index of the first."""
+    """Yields the rows of all parts as float32, each chunk with its first index; chunks keep conversion memory small."""
     at, step = 0, max(1, CONVERTED_AT_ONCE // parts[0].shape[1])
     for part in parts:
         for start in range(0, part.shape[0], step):
@@ -191,12 +197,12 @@ def stacked_rows(parts: Sequence[Weight]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def block_library() -> ctypes.CDLL | None:
-    """Compiled products with blocks; None where the processor or a compiler is missing."""
+    """Compiled library of products with blocks, or None without processor support or a compiler."""
     return cpu_library(SOURCE, cache_folder() / "compiled") if is_supported() else None
 
 
 def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear | None:
-    """The product with matrices as a checkpoint has them, in blocks; None for others, and without `block_library`."""
+    """Linear layer over a checkpoint's blocks without decoding, or None if one of the matrices doesn't allow it."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
     alike = [list(run) for _, run in itertools.groupby(blocks, key=lambda part: part.kind)]
     if len(blocks) < len(parts) or not all(fits(*stacked_shape(run)) for run in alike):
@@ -217,7 +223,7 @@ def block_product(parts: Sequence[Weight], bias: torch.Tensor | None) -> Linear 
 
 @dataclass(frozen=True, slots=True)
 class StackedProducts:
-    """Products along the outputs of one linear layer, in blocks of different kinds."""
+    """Linear layer whose outputs are split among products with blocks of different kinds."""
 
     products: tuple[BlockProduct, ...]
 
@@ -226,8 +232,7 @@ class StackedProducts:
 
 
 def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
-    """The products with blocks that a linear layer is, or has for few rows, along its outputs; none where it has
-    others."""
+    """Products with blocks that make up a linear layer, or its path for few rows, in output order; may be empty."""
     if isinstance(linear, Bf16Linear) and linear.few is not None:
         return products_of(linear.few)
     if isinstance(linear, BlockProduct):
@@ -236,13 +241,14 @@ def products_of(linear: Linear) -> tuple[BlockProduct, ...]:
 
 
 def block_head(weight: Weight) -> Linear | None:
-    """The product that gives float32 logits, with a matrix in blocks; None as `block_product`."""
+    """Linear layer over blocks that gives float32 logits, or None if `block_product` returns None."""
     product = block_product([weight], None)
     return None if product is None else lambda x: product(x.float())
 
 
 def _few_rows(parts: Sequence[Weight], bias: torch.Tensor | None) -> tuple[Linear | None, int]:
-    """A product with blocks, and up to how many rows it is faster than oneDNN's with bf16 weights."""
+    """Linear layer over blocks, and the most rows for which it beats oneDNN with bf16 weights; (None, 0) if none
+    exists."""
     product = block_product(parts, bias)
     if product is not None:
         return product, 8 if torch.cpu._is_amx_tile_supported() else 16  # noqa: SLF001 # torch has no other name for it
@@ -260,15 +266,15 @@ def make_linear(
     one_path: bool = False,
     blocks: bool = False,
 ) -> Linear:
-    """The best linear layer for where it runs.
+    """Returns the best linear layer for the formats and the device.
 
     Args:
-        parts: matrices [N_i, K], stacked along N.
-        bias: [N] or None.
-        quantise: 8-bit weights and activations (CPU).
-        dtype, device: of the weights otherwise.
-        one_path: one numeric path for every M.
-        blocks: the checkpoint's own may be used as they are.
+        parts: matrices [N_i, K] to be stacked along N.
+        bias: bias [N], or None.
+        quantise: whether to use 8-bit weights and activations (CPU).
+        dtype, device: dtype and device of the weights if they are not quantised.
+        one_path: whether rows must be computed the same way at every M.
+        blocks: whether the checkpoint's blocks may be multiplied without decoding.
     """
     if one_path and not quantise:  # 8-bit products are exact
         return PairedLinear(_dense_linear(parts, bias, dtype, device, one_path=True, blocks=False))
@@ -278,11 +284,14 @@ def make_linear(
 
 
 def make_head(parts: Sequence[Weight], *, one_path: bool) -> Linear:
-    """The product that gives the logits of a model in 16 bits on a CPU. Its sums and results are float32: logits of 16
-    bits lie so far apart (0.125 between 16 and 32) that the largest ones are often equal.
+    """Returns the linear layer that computes the logits of a 16-bit model on a CPU.
+
+    Its sums and results are float32: 16-bit logits are so coarse (steps of 0.125 between 16 and 32) that the largest
+    ones are often equal.
 
     Args:
-        parts, one_path: as `make_linear`.
+        parts: matrices [N_i, K] to be stacked along N.
+        one_path: whether rows must be computed the same way at every M.
     """
     if one_path:
         return PairedLinear(Float32Linear(parts, None))
@@ -311,7 +320,7 @@ def _dense_linear(
 
 
 class RowByRow:
-    """A product that is computed for one row at a time: slow, and the same everywhere."""
+    """Linear layer that computes one row at a time: slow, but a row's bits never depend on other rows."""
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -321,16 +330,17 @@ class RowByRow:
 
 
 def has_one_path(linear: Linear, inputs: int, dtype: torch.dtype) -> bool:
-    """Sees for itself whether a row's product has the same bits beside any other rows on this machine.
+    """Returns True if a trial shows that a row's bits don't depend on the number of rows on this machine.
 
     Args:
-        inputs: K.
-        dtype: of activations.
+        linear: linear layer to test.
+        inputs: number of inputs, K.
+        dtype: dtype of activations.
     """
     x = torch.randn(257, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
     whole = linear(x)
     for rows in (1, 2, 3, 5, 8, 17, 64):
-        # In 16 bits few outputs show a difference: enough of them are looked at.
+        # In 16 bits few outputs show a difference, so many rows are compared.
         for start in range(0, min(64, 1 + 50_000 // whole.shape[1]), rows):
             if not torch.equal(linear(x[start : start + rows]), whole[start : start + rows]):
                 return False

@@ -1,4 +1,4 @@
-"""Norms as torch operations."""
+"""RMS norm and layer norm as torch operations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch.nn.functional as F
 
 
 def normalised(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: Literal["rms", "layer"]) -> torch.Tensor:
-    """Rows x [..., size], normalised.
+    """Returns x [..., size], normalised over its last axis.
 
     Args:
-        weight: as `Layer` has it.
-        kind: as `ModelSpec.norm`.
+        x: values to normalise.
+        weight: weight, with the bias of a layer norm, in the form described in `Layer`.
+        eps: epsilon.
+        kind: kind of norm, as in `ModelSpec.norm`.
     """
     size = (x.shape[-1],)
     if kind == "rms":
         return F.rms_norm(x, size, weight, eps)
     if weight.dim() == 2:
         return F.layer_norm(x, size, weight[0], weight[1], eps)
-    return (F.layer_norm(x.float(), size, eps=eps) * weight[0] + weight[1]).to(x.dtype)  # each head has its own
+    return (F.layer_norm(x.float(), size, eps=eps) * weight[0] + weight[1]).to(x.dtype)  # each head has its own weights

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., arXiv:2104.09864) and the ways its frequencies are stretched."""
+"""Rotary position embedding (Su et al., arXiv:2104.09864) with scaled frequencies."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sglang_lite.runtime.models.spec import AttentionSpec, LatentSpec, RopeSpec
 
 
 class RotaryTable:
-    """cos and sin of every position, ready for `x * cos + swap_halves(x) * sin`.
+    """Table of cos and sin for every position, used as `x * cos + swap_halves(x) * sin`.
 
-    A longrope table of more positions than the model was first trained on has the long factors from position 0 on:
-    keys are kept for other requests, so all sequences are turned alike, however short.
+    A longrope table for more positions than the original training length uses the long factors from position 0 on:
+    cached keys are shared between requests, so all sequences must be rotated alike, however short they are.
 
     Args:
-        spec: the embedding.
-        head_dim: used where the spec turns the whole head.
-        positions: how many to tabulate.
-        dtype, device: of the table.
-        divisors: [dim / 2], what the frequencies are divided by, where the checkpoint carries that (GGUF).
+        spec: specification of the embedding.
+        head_dim: number of rotated elements if the spec rotates the whole head.
+        positions: number of positions in the table.
+        dtype, device: dtype and device of the table.
+        divisors: divisors of the frequencies [dim / 2], if the checkpoint has them (GGUF), or None.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class RotaryTable:
 
     @property
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every position [positions, dim]."""
+        """cos and sin of every position, [positions, dim] each."""
         return self._cos, self._sin
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, 1, dim] for positions [T]."""
+        """Returns cos and sin, [T, 1, dim] each, at positions [T]."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns heads x [T, H, D] by tables [T, 1, dim]; beyond dim they pass unchanged."""
+    """Rotates the first dim elements of heads x [T, H, D] by tables [T, 1, dim]; the rest pass unchanged."""
     dim = cos.shape[-1]
     if dim == x.shape[-1]:
         return torch.addcmul(x * cos, x.roll(dim // 2, -1), sin)
@@ -62,8 +62,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
-    """The order of the outputs of a layer's first product that brings the halves of what turns apart, as `rotate`
-    takes them; None where they are."""
+    """Permutation of the outputs of a layer's first product that moves rotary pairs from adjacent places to two halves.
+
+    `rotate` expects the first elements of all pairs before the second ones. Returns None if they are stored so already.
+    """
     if not spec.rope.interleaved:
         return None
     if isinstance(spec, LatentSpec):
@@ -77,7 +79,7 @@ def halves_apart(spec: AttentionSpec | LatentSpec) -> torch.Tensor | None:
 
 
 def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
-    """`halves_apart` of the numbers of one query or key."""
+    """Permutation like `halves_apart` of the elements of one query or key, or None."""
     if not spec.rope.interleaved:
         return None
     turned = spec.rope.rotary_dim or spec.key_size
@@ -85,7 +87,7 @@ def head_halves_apart(spec: AttentionSpec) -> torch.Tensor | None:
 
 
 def latent_queries_apart(spec: LatentSpec) -> torch.Tensor | None:
-    """`halves_apart` of the queries, whose last numbers turn."""
+    """Permutation like `halves_apart` of latent attention's queries, with rotated elements last in a head, or None."""
     if not spec.rope.interleaved:
         return None
     head = torch.cat((torch.arange(spec.nope_size), _halves(spec.rope_size) + spec.nope_size))
@@ -101,7 +103,7 @@ def _of_heads(heads: int, size: int, head: torch.Tensor) -> torch.Tensor:
 
 
 def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor, float]:
-    """Radians per position [dim / 2], and what cos and sin are multiplied with."""
+    """Radians per position [dim / 2], and the factor of cos and sin."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse = 1.0 / spec.theta**exponents
     p = spec.params
@@ -125,14 +127,14 @@ def _frequencies(spec: RopeSpec, dim: int, positions: int) -> tuple[torch.Tensor
 
 
 def _llama3(inverse: torch.Tensor, factor: float, low: float, high: float, original: int) -> torch.Tensor:
-    """Llama 3.1: short wavelengths stay, long ones are divided by `factor`, those between are blended."""
+    """Frequencies of Llama 3.1: keeps short wavelengths, divides long ones by `factor`, blends the range between."""
     wavelengths = 2 * math.pi / inverse
     blend = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
     return inverse * (blend + (1 - blend) / factor)
 
 
 def _yarn(spec: RopeSpec, dim: int, inverse: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """YaRN (arXiv:2309.00071)."""
+    """Frequencies and amplitude of YaRN (arXiv:2309.00071)."""
     p = spec.params
     factor, original = p["factor"], p["original_max_position_embeddings"]
 

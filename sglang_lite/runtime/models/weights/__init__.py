@@ -1,1 +1,1 @@
-"""Sources of weights: one class per format, all answering `take(name)` in Hugging Face's names."""
+"""Sources of weights: one class per file format, with a method `take(name)` that uses Hugging Face tensor names."""

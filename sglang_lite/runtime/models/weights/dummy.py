@@ -1,4 +1,4 @@
-"""Random weights of any shape, for speed measurements and tests. Logits stay finite."""
+"""Source of random weights of any shape, for benchmarks and tests. Logits stay finite."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 
 class DummySource(WeightSource):
-    """Answers every name with a normal tensor of deviation 0.02, norms with ones; the same for the same seed."""
+    """Source that returns normal random tensors with standard deviation 0.02 for any name, and ones for norms.
+
+    The tensors depend only on the seed, the device and the order of calls.
+
+    Args:
+        device: device that random numbers are drawn on; on a CPU, billions take a minute.
+        seed: seed of the generator.
+    """
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         super().__init__("dummy weights", {})
-        self._device = device  # where they are drawn: billions take a minute on a CPU
+        self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

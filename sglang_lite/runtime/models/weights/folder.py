@@ -1,6 +1,6 @@
 """Weights of a Hugging Face folder: safetensors or PyTorch `.bin`, in one file or sharded.
 
-Everything is read through a memory map of its own: what was touched counts as memory until the whole map is closed.
+Each tensor is read through its own memory map: touched pages count as memory until the whole map is closed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, Wei
 
 
 def open_folder(folder: Path, block: tuple[int, int] | None = None) -> WeightSource:
-    """The weights in `folder`, safetensors before `.bin`.
+    """Opens the weights in `folder`; safetensors take precedence over `.bin`.
 
     Args:
-        block: rows and columns of an 8-bit matrix that have a scale in common, where scales are by blocks.
+        folder: folder of the model.
+        block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
 
     Raises:
-        ModelError: no weights, a shard that is missing, or a file that is damaged.
+        ModelError: the folder has no weights, a shard is missing, or a file is damaged.
     """
     kind, files = weight_files(folder)
     return (SafetensorsSource if kind == "safetensors" else TorchSource)(folder, files, block)
 
 
 def weight_files(folder: Path) -> tuple[str, set[Path]]:
-    """The format of the weights, "safetensors" or "bin", and their files. Raises ModelError as `open_folder`."""
+    """Returns the format of the weights, "safetensors" or "bin", and their files. Raises as `open_folder`."""
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         index = folder / f"{stem}.{suffix}.index.json"
         single = folder / f"{stem}.{suffix}"
@@ -66,17 +67,18 @@ def _shards(index: Path) -> set[Path]:
 
 
 def _regular(file: Path) -> Path:
-    if not file.is_file():  # opening a pipe would wait for ever
+    if not file.is_file():  # opening a pipe would block for ever
         raise ModelError(f"{file}: no regular file.")
     return file
 
 
 class _FolderSource(WeightSource):
-    """
+    """Base of the sources that read several files.
+
     Args:
-        folder: for messages.
-        files: the files to read.
-        block: as in `open_folder`.
+        folder: folder of the model, for messages.
+        files: files to read.
+        block: rows and columns of the blocks of an 8-bit matrix, as in `open_folder`.
     """
 
     def __init__(self, folder: Path, files: set[Path], block: tuple[int, int] | None) -> None:
@@ -144,7 +146,7 @@ class _SafetensorsRows(EncodedMatrix):
         return self.read(start, end).float()
 
     def read(self, start: int, end: int) -> torch.Tensor:
-        """Rows as they are stored."""
+        """Returns rows start … end-1 as stored."""
         from safetensors import safe_open
 
         with safe_open(self._file, framework="pt") as handle:
@@ -153,7 +155,7 @@ class _SafetensorsRows(EncodedMatrix):
 
 
 class TorchSource(_FolderSource):
-    """Reads pickled tensors with `weights_only=True`: no code of the file is run."""
+    """Source of pickled tensors. Reads with `weights_only=True`, so no code of the file is run."""
 
     def _names(self, file: Path) -> list[str]:
         return list(pickled_tensors(file))
@@ -163,17 +165,18 @@ class TorchSource(_FolderSource):
 
 
 def pickled_tensors(file: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """The tensors of a `.bin` file.
+    """Returns the tensors of a `.bin` file by name.
 
     Args:
-        device: "meta" for tensors without numbers, of which none is read.
+        file: file to read.
+        device: device of the tensors; "meta" for tensors without values, in which case no values are read.
 
     Raises:
-        ModelError: it has something else, or is damaged.
+        ModelError: the file is damaged, or holds anything but a dict of tensors.
     """
     try:
         content = torch.load(file, map_location=device, weights_only=True, mmap=True)
-    except Exception as error:  # torch raises many types for a file that is no checkpoint
+    except Exception as error:  # torch raises many types for a file that is not a checkpoint
         raise ModelError(f"{file}: can't be read as tensors: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise ModelError(f"{file}: can't be read as tensors: it is no dict of tensors.")

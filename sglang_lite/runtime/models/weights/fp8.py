@@ -1,9 +1,9 @@
-"""Checkpoints whose matrices are in 8-bit floating point (e4m3), in the ways that they are published.
+"""Matrices in 8-bit floating point (e4m3), in the forms in which checkpoints publish them.
 
-Each is `weight` with a `weight_scale` (one number, or one an output) or a `weight_scale_inv` (one a block, mostly of
-128 by 128; DeepSeek, Qwen); whatever the name, the value is their product. Which matrices are in 8 bits, each tensor
-says for itself. Scales of activations that a checkpoint brings (`input_scale`) are not used: activations are scaled row
-by row as they come.
+A matrix is a `weight` with a `weight_scale` (one number, or one per output) or a `weight_scale_inv` (one per block,
+usually 128 by 128; DeepSeek, Qwen). Whatever the name, a value is number * scale. The dtype of each tensor shows which
+matrices are in 8 bits. A checkpoint's scales of activations (`input_scale`) are not used: activations are scaled row by
+row at run time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight
 
-BLOCK = 128  # rows and columns of experts' matrices that have a scale in common
+BLOCK = 128  # rows and columns of a block of experts' matrices, which share a scale
 
 
 class ScaledRows(EncodedMatrix):
-    """A matrix of 8-bit numbers: value = scale * number.
+    """Matrix of 8-bit numbers: value = scale * number.
 
     Args:
         shape: (rows, columns).
-        read: the numbers of rows from one to another, as they are stored.
-        scales: of the whole matrix, of each row, or of each block.
-        block: rows and columns of a block, where the checkpoint has such.
+        read: function that returns the numbers of rows start … end-1 as stored.
+        scales: scale of the whole matrix, or of each row or block.
+        block: rows and columns of a block, or None if the checkpoint has no block scales.
 
     Raises:
-        ValueError: the scales are none of that.
+        ValueError: the shape of the scales fits neither the matrix, its rows nor its blocks.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class ScaledRows(EncodedMatrix):
 
     @property
     def row_scales(self) -> torch.Tensor | None:
-        """float32 [rows], where each row has one scale."""
+        """Scales float32 [rows], or None if a row has several scales."""
         return self._of_rows(0, self.shape[0])[:, 0] if self._scales.shape[1] == 1 else None
 
     @property
     def block_scales(self) -> torch.Tensor | None:
-        """float32 [rows / BLOCK, columns / BLOCK], where scales are by such blocks."""
+        """Scales float32 [rows / BLOCK, columns / BLOCK], or None if the scales are not per block of that size."""
         return self._scales if self._block == (BLOCK, BLOCK) else None
 
     def decode(self, start: int, end: int) -> torch.Tensor:
@@ -72,10 +72,10 @@ class ScaledRows(EncodedMatrix):
 
 
 def in_blocks(weight: Weight) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix in 8 bits with a scale for each BLOCK by BLOCK of its numbers: as a checkpoint has it, else quantised.
+    """Returns a matrix in 8 bits with a scale per block of BLOCK by BLOCK, as stored or else quantised here.
 
     Args:
-        weight: of multiples of BLOCK rows and columns.
+        weight: matrix whose numbers of rows and columns are multiples of BLOCK.
 
     Returns:
         e4m3 [rows, columns] and float32 [rows / BLOCK, columns / BLOCK].

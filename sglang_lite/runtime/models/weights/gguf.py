@@ -1,4 +1,4 @@
-"""Weights of a GGUF file (gguf_file.py) as tensors, by Hugging Face's names."""
+"""Weights of a GGUF file (gguf_file.py) as tensors with Hugging Face names."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sglang_lite.runtime.models.weights.gguf_blocks import READERS
 from sglang_lite.runtime.models.weights.gguf_file import GgufFile, GgufTensor
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
 
-_FREQUENCIES = "rope_freqs.weight"  # what rotary frequencies are divided by, for all layers
+_FREQUENCIES = "rope_freqs.weight"  # divisors of the rotary frequencies, for all layers
 
 
 class GgufSource(WeightSource):
-    """The tensors of a GGUF file by Hugging Face name.
+    """Source of the tensors of a GGUF file, by Hugging Face name.
 
-    llama.cpp stores the rows of q and k of `llama` models for interleaved rotary pairs; they are put back into the
-    halves-apart order that the decoder uses. Of queries, keys and values that a family has head by head in one matrix,
-    it stores all queries first; they are put back, too.
+    llama.cpp orders the rows of q and k of `llama` models for adjacent rotary pairs; they are moved back to the order
+    of two halves that the decoder uses. If a family groups queries, keys and values by head in one matrix, llama.cpp
+    stores all queries first; they are grouped again.
 
     Args:
-        file: the opened file.
-        spec: of its model.
+        file: opened file.
+        spec: specification of the file's model.
 
     Raises:
-        ModelError: a tensor is none of the model's.
+        ModelError: the file has a tensor that the model does not have.
     """
 
     def __init__(self, file: GgufFile, spec: ModelSpec) -> None:
@@ -65,11 +65,11 @@ class GgufSource(WeightSource):
 
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
-    """The matrix that makes keys and values of latents, which lies in two stacks, a matrix a head.
+    """Matrix that projects latents to keys and values, stored as two stacks with one matrix per head.
 
     Attributes:
-        keys: of shape (heads, rank, size of a key).
-        values: of shape (heads, size of a value, rank).
+        keys: stack of shape (heads, rank, key size).
+        values: stack of shape (heads, value size, rank).
     """
 
     keys: GgufTensor
@@ -88,7 +88,7 @@ class LatentHeads:
         return self.keys.size + self.values.size
 
     def matrix(self) -> torch.Tensor:
-        """float32 of `shape`: a head's keys, then its values."""
+        """Matrix of `shape` in float32; each head's keys precede its values."""
         parts = []
         for head in range(self.keys.shape[0]):
             keys, values = self.keys.part(head), self.values.part(head)
@@ -98,11 +98,12 @@ class LatentHeads:
 
 
 def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | LatentHeads]:
-    """The tensors of a file by the names that `parameters` has for them; experts, and norms of one head each, which lie
-    in stacks, one by one.
+    """Returns the tensors of a file by the names in `parameters`.
+
+    Stacks of experts, or of one norm per head, are split into their parts.
 
     Raises:
-        ModelError: a tensor is none of the model's.
+        ModelError: the file has a tensor that the model does not have, or a stack of the wrong size.
     """
     from gguf.constants import MODEL_ARCH_NAMES
     from gguf.tensor_mapping import get_tensor_name_map
@@ -136,21 +137,22 @@ def named_tensors(file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor | Lat
 
 
 def _in_stack(parameter: Parameter) -> int | None:
-    """Index of a parameter in the stack that a file has of an expert's, or of a head's norms; None: it lies by
-    itself."""
+    """Index of a parameter in the file's stack of experts or head norms; None for separate parameters."""
     head = parameter.role.partition(".")[2]
     return int(head) if head else parameter.expert
 
 
 def _stack_sizes(spec: ModelSpec) -> Counter[tuple[int | None, str]]:
-    """Parameters in a stack, by layer and role."""
+    """Number of parameters in each stack, by layer and role."""
     stacked = (each for each in parameters(spec) if _in_stack(each) is not None)
     return Counter((each.layer, each.role.partition(".")[0]) for each in stacked)
 
 
 def _converted_names(parameter: Parameter) -> list[str]:
-    """Names by which a converter looks up where it writes a parameter: of latents' keys and values two, of what lies in
-    a stack that of the stack."""
+    """Names under which llama.cpp's converter looks up the tensors of a parameter.
+
+    Latent attention's keys and values have two; a parameter in a stack has the name of the stack.
+    """
     name = parameter.places[0].name
     if parameter.role == "kv_b":
         return [name.replace("kv_b_proj", part) for part in ("k_b_proj", "v_b_proj")]
@@ -163,7 +165,7 @@ def _converted_names(parameter: Parameter) -> list[str]:
 
 
 def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> LatentHeads:
-    """Raises ModelError: the shapes don't fit each other."""
+    """Joins two stacks. Raises ModelError if their shapes don't match."""
     shapes = keys.shape, values.shape
     if (
         len(keys.shape) != 3
@@ -175,7 +177,7 @@ def _latent_heads(keys: GgufTensor, values: GgufTensor, file: GgufFile) -> Laten
 
 
 class _Rows(EncodedMatrix):
-    """Rows of bytes of any kind."""
+    """Matrix in bytes of any GGUF type, decoded by gguf's own code if it is quantised."""
 
     def __init__(self, data: np.ndarray[Any, Any], tensor: GgufTensor) -> None:
         super().__init__(tensor.shape)
@@ -194,11 +196,12 @@ class _Rows(EncodedMatrix):
 
 @dataclass(frozen=True, slots=True)
 class _ByHead:
-    """Way in which a file has the rows of heads in another order.
+    """Order in which a file stores the rows of heads, if it differs from the model's.
 
     Attributes:
-        parts: of a head, which lie apart in the model: halves, or query, key and value.
-        outer: the file has [heads, rows of a part, parts]; else [parts, heads, rows of a part].
+        heads: number of heads.
+        parts: number of parts of a head that are separate in the model: two halves, or query, key and value.
+        outer: True if the file has [heads, rows of a part, parts], False if it has [parts, heads, rows of a part].
     """
 
     heads: int
@@ -206,8 +209,8 @@ class _ByHead:
     outer: bool
 
     def order(self, rows: int) -> np.ndarray[Any, np.dtype[np.intp]] | slice:
-        """Order that brings rows to [heads, parts, rows of a part]."""
-        if rows % (self.parts * self.heads):  # take() refuses the shape
+        """Permutation that brings the rows to [heads, parts, rows of a part]."""
+        if rows % (self.parts * self.heads):  # a wrong shape, which take() refuses
             return slice(None)
         if self.outer:
             return np.arange(rows).reshape(self.heads, -1, self.parts).swapaxes(1, 2).reshape(-1)

@@ -1,4 +1,4 @@
-"""Header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): metadata, and where tensors are.
+"""Header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): metadata and places of tensors.
 
 Needs no torch.
 """
@@ -24,21 +24,21 @@ SUPPORTED_TYPES = (
 
 
 class GgufFile:
-    """An opened GGUF file: metadata, and tensors through a memory map for each.
+    """Opened GGUF file: its metadata, and its tensors, each read through its own memory map.
 
-    (gguf's own reader takes two seconds to index a 49k vocabulary; this one 0.1, and checks every bound.)
+    (gguf's own reader takes two seconds to index a 49k vocabulary; this one takes 0.1 and checks every bound.)
 
     Args:
-        path: the file.
+        path: file to open.
 
     Raises:
-        ModelError: not GGUF, truncated, or with a quantisation that is not supported.
+        ModelError: the file is not GGUF, is truncated, or has a quantisation that is not supported.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not path.is_file():  # opening a pipe would wait for ever
+            if not path.is_file():  # opening a pipe would block for ever
                 raise ModelError(f"{path}: no regular file.")
             content = np.memmap(path, mode="r")
         except (OSError, ValueError) as error:
@@ -50,7 +50,15 @@ class GgufFile:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Place of a tensor: `shape` in PyTorch's order, `kind` such as "Q4_1", `offset` and `size` in bytes."""
+    """Place of a tensor in a file.
+
+    Attributes:
+        path: file that holds the tensor.
+        name: name of the tensor in the file.
+        shape: shape in PyTorch's order.
+        kind: type of the numbers, such as "Q4_1".
+        offset, size: place in the file, in bytes.
+    """
 
     path: Path
     name: str
@@ -60,18 +68,18 @@ class GgufTensor:
     size: int
 
     def part(self, index: int) -> GgufTensor:
-        """Matrix of a stack."""
+        """Matrix `index` of a stack."""
         size = self.size // self.shape[0]
         return replace(self, shape=self.shape[1:], offset=self.offset + index * size, size=size)
 
     def data(self) -> np.ndarray[Foreign, Foreign]:
-        """The tensor as stored: uint8 [rows, bytes per row], one row for a vector."""
+        """Bytes of the tensor as stored: uint8 [rows, bytes per row]; one row for a vector."""
         rows = self.shape[0] if len(self.shape) > 1 else 1
         return np.memmap(self.path, np.uint8, "r", self.offset, (rows, self.size // rows))
 
 
 class _Header:
-    """Reads the header from its start; every read is checked against the end of the file."""
+    """Parser of a file's header. Every read is checked against the end of the file."""
 
     _SCALARS: ClassVar = {
         0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",

@@ -21,7 +21,7 @@ from sglang_lite.runtime.models.weights.source import Weight, WeightSource, cano
 if TYPE_CHECKING:
     from huggingface_hub import SafetensorsRepoMetadata
 
-# Of safetensors files. A format that is not here has no numbers that the engine could take.
+# Formats of safetensors files. The engine can't use numbers of other formats.
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
@@ -31,12 +31,14 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A stored tensor.
+    """Header of a stored tensor.
 
     Attributes:
-        format: as its file names it.
-        dtype: of its numbers; None for one that torch has not.
-        size: bytes.
+        shape: shape of the tensor.
+        format: name of the number format in the file.
+        dtype: torch's dtype of the numbers, or None if torch has none.
+        size: size in bytes.
+        file: file that holds the tensor.
     """
 
     shape: tuple[int, ...]
@@ -46,14 +48,14 @@ class Header:
     file: Path
 
 
-Headers: TypeAlias = Mapping[str, Header]  # by the names that tensors go by here
+Headers: TypeAlias = Mapping[str, Header]  # by canonical tensor name
 
 
 def read_headers(path: Path) -> Headers:
-    """The tensors of the GGUF file or folder at `path`.
+    """Returns the headers of all tensors of the GGUF file or folder at `path`.
 
     Raises:
-        ModelError: no weights, or a file that is damaged.
+        ModelError: no weights are found, or a file is damaged.
     """
     if path.is_file():
         return _of_gguf(GgufFile(path))
@@ -63,10 +65,11 @@ def read_headers(path: Path) -> Headers:
 
 
 def headers_of_hub(repository: SafetensorsRepoMetadata, folder: Path) -> Headers:
-    """The tensors that the hub says a repository has.
+    """Headers of all tensors in a repository, from the metadata that the hub provides.
 
     Args:
-        folder: that stands for it in messages.
+        repository: metadata of the repository's safetensors files.
+        folder: path that stands for the repository in messages.
     """
     return {
         canonical(name): _header(each.shape, each.dtype, each.data_offsets, folder / file)
@@ -80,7 +83,7 @@ def _of_gguf(file: GgufFile) -> Headers:
         tensors: Mapping[str, GgufTensor | LatentHeads] = named_tensors(
             file, spec_from_gguf(file.metadata, frozenset(file.tensors), str(file.path))
         )
-    except ModelError:  # of which reading the model tells
+    except ModelError:  # reported when the model itself is read
         tensors = file.tensors
     return {name: Header(each.shape, each.kind, torch.float32, each.size, file.path) for name, each in tensors.items()}
 
@@ -117,11 +120,11 @@ def _of_pickle(file: Path) -> Headers:
 
 
 class HeaderSource(WeightSource):
-    """A checkpoint whose tensors have no numbers, to see whether a model would find all of them.
+    """Source of tensors without values, used to check that a checkpoint has all tensors that a model needs.
 
     Attributes:
-        numbers: of the tensors that were taken.
-        in_8_bits: of those, the ones that are stored in 8-bit floating point.
+        numbers: number of elements of all tensors taken so far.
+        in_8_bits: number of these elements that are stored in 8-bit floating point.
     """
 
     def __init__(self, label: str, headers: Headers) -> None:

@@ -1,6 +1,6 @@
-"""`quantization_config` of a folder: which formats of matrices are read, in the words of each tool that writes them.
+"""Reader of `quantization_config`: recognises the supported formats of matrices, as each quantisation tool writes them.
 
-Knows no tensor: fp8.py reads those.
+It reads no tensors; fp8.py does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """Format of a folder's matrices, as its files say.
+    """Format of a folder's matrices, as declared by its files.
 
     Attributes:
-        source: the file that says it, for messages.
-        block: rows and columns of a matrix that have a scale in common, where scales are by blocks.
-        scales: matrices have them.
+        source: file that declares the format, for messages.
+        block: rows and columns of the blocks of a matrix if each block has a scale, or None.
+        scales: whether matrices are declared to have scales.
     """
 
     source: str
@@ -29,7 +29,7 @@ class Quantisation:
     scales: bool
 
     def check(self, source: WeightSource) -> None:
-        """Raises ModelError: there are no scales, although there should be."""
+        """Raises ModelError if scales are declared but the checkpoint has none."""
         if self.scales and not source.has_scales:
             raise ModelError(
                 f"{self.source}: quantization_config says that the weights are in 8 bits, but no tensor has a scale.",
@@ -38,10 +38,10 @@ class Quantisation:
 
 
 def read_quantisation(folder: Path) -> Quantisation:
-    """Reads `config.json`, and `hf_quant_config.json` of a folder that Model Optimizer wrote.
+    """Reads the declaration in `config.json`, or in the `hf_quant_config.json` that Model Optimizer writes.
 
     Raises:
-        ModelError: as `scale_block`.
+        ModelError: a file is not valid JSON, or the quantisation is not supported.
     """
     file = folder / "config.json"
     content = read_json(file)
@@ -56,14 +56,14 @@ def read_quantisation(folder: Path) -> Quantisation:
 
 
 def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | None:
-    """Rows and columns of a matrix that have a scale in common, where a config says that scales are by blocks.
+    """Rows and columns of a block if a config declares that each block of a matrix has a scale; None if it does not.
 
     Args:
-        config: the parsed `config.json`.
-        source: the file's name, for messages.
+        config: parsed `config.json`.
+        source: name of the file, for messages.
 
     Raises:
-        ModelError: matrices are quantised in a way that is not supported.
+        ModelError: matrices are quantised in a way that is not supported, or the declaration is malformed.
     """
     given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not given:
@@ -81,7 +81,7 @@ def scale_block(config: Mapping[str, Json], source: str) -> tuple[int, int] | No
 
 
 def claims_scales(config: Mapping[str, Json]) -> bool:
-    """A config, which `scale_block` understands, says that matrices are in 8 bits (and not keys and values alone)."""
+    """True if a config, accepted by `scale_block`, declares that matrices (not only keys and values) are in 8 bits."""
     given = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
     match given.get("quant_method"):
         case "modelopt":

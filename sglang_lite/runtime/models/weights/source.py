@@ -1,4 +1,4 @@
-"""The interface of checkpoints, as the decoder sees them, with the bookkeeping that leaves no tensor over unnoticed."""
+"""Interface of weight sources, and the bookkeeping that reports tensors which the model has not used."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 
 logger = logging.getLogger("sglang_lite")
 
-# A model computes these for itself: frequencies, positions, masks, and scales of activations.
+# Suffixes of tensors that are not used, as the model computes them: frequencies, positions, masks, activation scales.
 _IGNORABLE = (
     "rotary_emb.inv_freq", "embeddings.position_ids", ".attention.bias", ".attention.masked_bias", ".input_scale",
     ".q_scale", ".prob_scale",
 )  # fmt: skip
-# What keys and values are divided by before they are stored in 8 bits; without a meaning where they are not. As
-# compressed-tensors, Quark and Model Optimizer name them, and vLLM reads them.
+# Scales that keys and values are divided by before they are stored in 8 bits; meaningless for other caches. The names
+# are those of compressed-tensors, Quark and Model Optimizer, as vLLM reads them.
 _KV_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:.*\.)?(?:(k|v|kv)_scale|([kv])_proj\.output_scale)")
-# The parts of a vision-language model that see.
+# Prefixes of a vision-language model's image parts.
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-# Of a decoder that was saved without its head: its names lack what stands before them in a whole model.
+# Prefixes of a decoder that was saved without its head, whose names lack `model.` in front.
 _WITHOUT_HEAD = ("embed_tokens.", "layers.", "norm.", "final_layernorm.")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class EncodedMatrix(ABC):
-    """A matrix in a checkpoint's own encoding.
+    """Matrix in a checkpoint's own encoding.
 
     Args:
         shape: (rows, columns).
-        dtype: of the values, where they are stored one by one.
+        dtype: dtype of the values if they are stored one by one; float32 for other encodings.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
@@ -44,16 +44,16 @@ class EncodedMatrix(ABC):
 
     @abstractmethod
     def decode(self, start: int, end: int) -> torch.Tensor:
-        """Rows start to end, or as many of them as there are, as float32."""
+        """Returns rows start … end-1, or as many of them as exist, as float32."""
 
 
 class Blocks(EncodedMatrix):
-    """A matrix in blocks of 32 or 16 along its rows: value = scale * q + minimum.
+    """Matrix in blocks of 32 or 16 columns: value = scale * q + minimum.
 
     Args:
-        q: [rows, columns] of uint8 0 … 15, which take 4 bits; or of int8.
+        q: integers [rows, columns]: uint8 in 0 … 15, which take 4 bits, or int8.
         scale: float32 [rows, blocks].
-        minimum: float32 [rows, blocks], or None: 0.
+        minimum: float32 [rows, blocks], or None for 0.
     """
 
     def __init__(self, q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None = None) -> None:
@@ -62,12 +62,12 @@ class Blocks(EncodedMatrix):
 
     @property
     def kind(self) -> tuple[int, int, bool]:
-        """Bits of q, columns of a block, and whether it has a minimum."""
+        """Bits of q, columns of a block, and True if blocks have a minimum."""
         bits = 4 if self.q.dtype == torch.uint8 else 8
         return bits, self.shape[1] // self.scale.shape[1], self.minimum is not None
 
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
-        """Rows [N, columns], by their indices, as float32."""
+        """Returns rows [N, columns] by index, as float32."""
         q, scale = self.q[rows], self.scale[rows].unsqueeze(-1)
         blocks = q.view(*scale.shape[:2], self.kind[1]).float()
         if self.minimum is None:
@@ -82,18 +82,21 @@ Weight: TypeAlias = torch.Tensor | EncodedMatrix
 
 
 def canonical(name: str) -> str:
-    """The name that a tensor of a folder goes by here. Vision-language models keep the decoder's under
-    `language_model.` or `model.language_model.`; a decoder without a head has no `model.` before its names."""
+    """Canonical name of a folder's tensor.
+
+    Vision-language models prefix the decoder's names with `language_model.` or `model.language_model.`, and a decoder
+    saved without its head lacks `model.` in front.
+    """
     name = name.replace("language_model.", "", 1)
     return f"model.{name}" if name.startswith(_WITHOUT_HEAD) else name
 
 
 class WeightSource(ABC):
-    """A checkpoint, read one tensor at a time.
+    """Checkpoint that is read one tensor at a time.
 
     Args:
-        label: the file or folder, for messages.
-        files: the file that each tensor is in, by Hugging Face name.
+        label: file or folder, for messages.
+        files: file of each tensor, by Hugging Face name.
     """
 
     def __init__(self, label: str, files: Mapping[str, Path]) -> None:
@@ -105,14 +108,14 @@ class WeightSource(ABC):
 
     @property
     def has_scales(self) -> bool:
-        """True where some matrix has scales of its own."""
+        """True if a matrix that has not been taken yet has a scale tensor."""
         return any(name.endswith(("weight_scale", "weight_scale_inv")) for name in self._left)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """The tensor, once: float of any precision, in memory that is the caller's; or a matrix as the file has it.
+        """Returns a tensor, which can be taken only once: floats in memory that the caller owns, or an encoded matrix.
 
         Raises:
-            ModelError: missing, truncated, of another shape, or not float.
+            ModelError: the tensor is missing, truncated, has another shape, or is not floating point.
         """
         if name not in self._left:
             raise ModelError(f"{self.label}: the tensor {name!r} is missing.")
@@ -128,15 +131,16 @@ class WeightSource(ABC):
         return weight
 
     def leave_out(self, name: str) -> None:
-        """Counts a tensor as taken that the model has no use for, where there is one of that name."""
+        """Marks a tensor as used without reading it; does nothing if the checkpoint has no tensor of that name."""
         self._left.pop(name, None)
 
     def kv_scales(self, layout: KVLayout) -> dict[tuple[int, str], torch.Tensor]:
-        """Divisors of keys and values in 8 bits: float32 [kv_heads] by layer and "k" or "v", of those for
-        which the checkpoint says it.
+        """Returns the scales of 8-bit keys and values in the checkpoint: float32 [kv_heads] by layer and "k" or "v".
+
+        Layers and sides for which the checkpoint has no scale are left out.
 
         Raises:
-            ModelError: a scale is no number above 0, or belongs to something else than a layer or its KV heads.
+            ModelError: a scale is not a finite number above 0, or fits neither a layer nor its KV heads.
         """
         scales = {}
         heads = dict(enumerate(planes[0].heads for planes in layout.layers))
@@ -156,13 +160,13 @@ class WeightSource(ABC):
         return scales
 
     def finish(self, left_out: tuple[str, ...] = ()) -> None:
-        """Says that all was taken but what `kv_scales` reads.
+        """Checks that every tensor has been used, apart from ignorable ones, image parts and scales of keys and values.
 
         Args:
-            left_out: beginnings of the names of tensors that may be there and are not used.
+            left_out: prefixes of further tensors that may be unused.
 
         Raises:
-            ModelError: tensors are left that the model does not know.
+            ModelError: the model has no place for some tensors.
         """
         if unseen := sum(name.startswith(_VISION) for name in self._left):
             logger.info("%s: %d tensors that see images are left out; only text is supported.", self.label, unseen)
