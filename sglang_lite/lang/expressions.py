@@ -265,7 +265,7 @@ class BaseProgram(ABC):
 
     @abstractmethod
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """`run` for coroutines."""
+        """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
     def run_again(self, called: Any, backend: Any, settings: Any) -> UserValue:  # types of modules that import this one

@@ -308,7 +308,7 @@ class ProgramState(TellsFunctions):
         self._wait(self.branch.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
-        """`sync` for coroutines."""
+        """Waits like `sync`, for coroutines."""
         await self._await(self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:

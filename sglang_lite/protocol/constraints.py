@@ -152,7 +152,7 @@ class Number(Variant, frozen=True):
 
 
 class Choices(Variant, frozen=True):
-    """Exactly one of `options`, which may be given as any sequence."""
+    """Text that is exactly one of `options`, which may be given as any iterable of strings."""
 
     options: tuple[str, ...]
 

@@ -52,8 +52,8 @@ class SavedVariable(Record, frozen=True):
         value: value as plain data, in which objects are stored with the names of their types.
         result: result of the node that made it, or None.
         error: error that the node failed with, if it has no value.
-        behind: numbers of pieces and finished turns after the node, and the open turn (role and first piece) or None;
-            None if no node made the variable.
+        behind: place after the node, as the numbers of pieces and finished turns up to there, and the open turn (role
+            and index of its first piece) or None; None if no node made the variable.
     """
 
     name: str

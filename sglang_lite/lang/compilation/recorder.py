@@ -87,7 +87,7 @@ class Recorder:
         self._count = 0
         self._cuts: list[_Cut] = []
 
-    def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # another of its type
+    def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # any node; returns the same type
         """Records a node, and returns it in its recorded form.
 
         Args:
