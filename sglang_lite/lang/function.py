@@ -72,20 +72,17 @@ class SglFunction(BaseProgram):
 
     Args:
         func: function or coroutine function whose first parameter is the state.
-        num_api_spec_tokens: number of tokens that a call may generate ahead on a backend that is requested generation
-            by generation over an API, for the generations that the same statement adds to the same turn
-            (docs/backends.md). None for no speculation.
+        num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further generations that the
+            same statement adds to the same turn (docs/backends.md); None for no speculation.
         bind_arguments: arguments given in advance; arguments of a call override them.
 
     Attributes:
-        name: name of the function.
         compiled: compiled form of the program, or None if its body is run.
         arg_names: names of the positional parameters, without the state.
         arg_defaults: defaults of the last of these parameters.
         is_async: whether the body is a coroutine function.
         options: names of the parameters of `run` that are not also parameters of the program.
-        speculation: results of the speculation on API calls in all runs so far: generations found and missed, tokens
-            saved and thrown away.
+        speculation: results of the speculation on API calls so far: found, missed, and tokens saved and thrown away.
 
     Raises:
         ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number above 0.
@@ -137,9 +134,8 @@ class SglFunction(BaseProgram):
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs the program, as `run` does. Inside another program's body, returns an expression instead:
-        `s += program(…)` continues that state's text, and reading from the expression (`program(…)["x"]`) runs the
-        program by itself. Inside a TracingScope, traces the program."""
+        """Runs the program. Inside another program's body, returns an expression instead: `s += program(…)` continues
+        that state's text, and reading from it (`program(…)["x"]`) runs the program by itself."""
         from sglang_lite.lang.tracer import TracingScope
 
         if current_run.get() is not None:
@@ -184,23 +180,19 @@ class SglFunction(BaseProgram):
         """Runs the program.
 
         Args:
-            *args, **kwargs: arguments of the program. A keyword that is both a parameter of the program and an option
-                of `run` is the program's.
-            max_new_tokens … return_text_in_logprobs: defaults of the generations, with the meaning that they have in
-                `gen`.
+            *args, **kwargs: arguments of the program, which have priority over options of the same name.
+            max_new_tokens … return_text_in_logprobs: defaults of the program's generations, as in `gen`.
             stream: whether to return at once, so that `text_iter` can follow the text to the end of the program.
                 (`text`, `messages` and `sync` then cover what the body has added so far.)
             backend: backend of the run; None for the backend of the enclosing program, or else the default one.
-            use_thread: whether to return as soon as the body has returned (True), or only when everything has been
-                executed (False).
+            use_thread: whether to return as soon as the body has returned; False waits until all nodes are executed.
             seed: seed of the run. Each generation, and each program that the body runs by itself, derives its own seed
                 from it, by its place in the program.
             timeout: seconds for the whole run, including programs inside it. Nodes that are not finished by then fail
                 with RequestTimeoutError.
             retries: number of attempts after the first if the backend fails in a generation or selection.
             push_down: whether to hand the run to the backend as one program, if the backend plays programs (the engine
-                does). False requests it node by node, which gives the same results more slowly: for debugging and
-                measuring.
+                does). False requests it node by node: slower, with the same results, for debugging and measuring.
             priority: priority of the run at an engine whose policy is "priority"; higher values are admitted first. It
                 also applies to programs that the body runs by themselves on the same backend.
             max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, that the run
@@ -231,9 +223,8 @@ class SglFunction(BaseProgram):
 
     @with_signature_of(run)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
-        """Runs the program, for coroutines; arguments as in `run`. Returns when everything has been executed, or with
-        stream=True at once, while a coroutine body continues as a task of this event loop. A plain body runs in a
-        thread."""
+        """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
+        coroutine body continues as a task of this event loop. A plain body runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
         own, options = self._split_options(args, own, {**_RUN_DEFAULTS, **kwargs})
         call = self.prepared(args, own, options)
@@ -293,14 +284,12 @@ class SglFunction(BaseProgram):
             max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, push_down, priority: as for
                 `run`, for each item.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: maximum number of programs that run at the same time; "auto" for 96, or 16 per CPU if that is
-                more.
+            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.
             progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.
             generator_style: whether to return an iterator of states. It starts num_threads programs, and more as states
                 are consumed. Leaving it before its end stops the running programs, as an interrupt (Ctrl-C) does.
             on_error: result of a failed program. "raise": BatchError after all programs have finished (an iterator
-                raises the program's error, in its turn). "return": the exception itself. "skip": none, the item is left
-                out.
+                raises the program's error, in its turn). "return": its exception. "skip": none.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
             checkpoint: file that keeps finished items: if the batch is run again, it continues where it was stopped.
                 The file is refused if anything has changed that results depend on: arguments, settings, the backend,
@@ -308,8 +297,7 @@ class SglFunction(BaseProgram):
                 another version of Python counts as a change). Only one run can have it open.
             version: version of the program, which is compared instead of the code and the values that it uses, for code
                 that can't be compared or whose changes don't affect results.
-            skip_damaged: whether to run the items of damaged lines of the checkpoint again, instead of refusing the
-                file.
+            skip_damaged: whether to run items of damaged checkpoint lines again, instead of refusing the file.
             cluster: engines on other machines that run the items instead of a backend, as
                 `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would keep.
 
@@ -330,8 +318,7 @@ class SglFunction(BaseProgram):
 
     @with_signature_of(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
-        """Runs the program once for each item, for coroutines; arguments as in `run_batch`. With generator_style=True
-        or ordered=False, returns an async iterator."""
+        """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise no_such_argument("arun_batch", name, _BATCH_DEFAULTS)
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
@@ -342,8 +329,7 @@ class SglFunction(BaseProgram):
             return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
 
     def run_again(self, called: Calling, backend: BaseBackend, settings: RunSettings) -> ProgramState:
-        """Runs the program again with the arguments of an earlier call, on another backend. The run does not stream,
-        and its budget, if it has one, starts anew."""
+        """Runs the program again with the arguments of an earlier call, on another backend and with a fresh budget."""
         budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
             settings = replace(settings, stream=False, budget=budget)
@@ -369,10 +355,8 @@ class SglFunction(BaseProgram):
         Args:
             backend: backend whose chat template and capabilities apply; None for the ChatML template and no limits.
             explore: maximum number of ways through the body to follow. If the body asks whether a symbol is true, or
-                equal to, less than or greater than a value, both answers are followed; the value of a selection takes
-                each of its choices. Other questions, such as its length, remain errors. None follows one way, in which
-                each question is an error.
-            **kwargs: arguments of the program.
+                compares it with a value, both answers are followed; the value of a selection takes each of its choices.
+                Other questions, such as its length, remain errors. None follows one way; all questions are errors.
 
         Returns:
             A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`, `.variables`,
@@ -404,8 +388,7 @@ class SglFunction(BaseProgram):
             The compiled program; its `.compiled.program` is the program as data.
 
         Raises:
-            CompileError: the body uses a value that only a run knows, in a way that can't be compiled; the error names
-                the line.
+            CompileError: the body uses a value of a run in a way that can't be compiled; the error names the line.
             ProgramError: `saved` differs from the program; the error names the first difference.
         """
         from sglang_lite.lang.compilation.compiled import Compiled
@@ -434,16 +417,8 @@ class SglFunction(BaseProgram):
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
     ) -> BodyRun | CompiledCall | HeldRow:
-        """Run of the program that has not started yet.
-
-        Args:
-            args, kwargs: arguments of the program; arguments from `bind` are added.
-            options: values of all options of `run`.
-            settings: settings that result from the options, or None to determine them here.
-
-        Raises:
-            ParameterError: an argument does not fit the program, or an option has an invalid value.
-        """
+        """Run of the program that has not started yet. `settings` are those of the options, or None to determine them
+        here. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
             if self.compiled is not None:
@@ -461,14 +436,8 @@ class SglFunction(BaseProgram):
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
-        """Keyword arguments of a call, including arguments given with `bind`.
-
-        Args:
-            what: name of the call, for errors.
-
-        Raises:
-            ParameterError: the arguments don't fit the program.
-        """
+        """Keyword arguments of a call, including arguments given with `bind`. Raises ParameterError, in which the call
+        is named `what`, if the arguments don't fit the program."""
         if self.bind_arguments:
             given = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]}
             kwargs = {**given, **kwargs}
@@ -482,8 +451,7 @@ class SglFunction(BaseProgram):
     def _split_options(
         self, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Splits the keywords of a call into arguments of the program and options of the run. A name that both have is
-        the program's."""
+        """Splits keywords into the program's arguments and the run's options; the program has priority."""
         options = {name: given[name] for name in _RUN_DEFAULTS}
         own = kwargs
         if self._shadowed:

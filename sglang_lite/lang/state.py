@@ -105,18 +105,16 @@ class ProgramState(TellsFunctions):
         )
 
     def system(self, expr: str | Expression | None = None) -> UserValue:
-        """Adds a system turn with `expr` as its content. Without `expr`, returns a context manager whose block adds the
-        content: `with s.system():`."""
+        """Adds a system turn with the content `expr`; without it, returns a context manager: `with s.system():`."""
         return self._turn("system", expr)
 
     def user(self, expr: str | Expression | None = None) -> UserValue:
-        """Adds a user turn with `expr` as its content. Without `expr`, returns a context manager whose block adds the
-        content: `with s.user():`."""
+        """Adds a user turn with the content `expr`; without it, returns a context manager: `with s.user():`."""
         return self._turn("user", expr)
 
     def assistant(self, expr: str | Expression | None = None) -> UserValue:
-        """Adds an assistant turn with `expr` as its content. Without `expr`, returns a context manager whose block adds
-        the content: `with s.assistant():`."""
+        """Adds an assistant turn with the content `expr`; without it, returns a context manager: `with
+        s.assistant():`."""
         return self._turn("assistant", expr)
 
     def _turn(self, role: str, expr: str | Expression | None) -> Any:
@@ -133,20 +131,17 @@ class ProgramState(TellsFunctions):
         return Scope(self, ScopeBegin(name), ScopeEnd(name))
 
     def grammar(self, constraint: ConstraintLike) -> Scope:
-        """Context manager for a constraint over several nodes: in `with s.grammar(G):`, all text added inside,
-        generated or not, together is in the language of G.
+        """Context manager that constrains several nodes: all text added inside `with s.grammar(G):` is together in G.
 
         A generation continues in G and completes it, unless it ends earlier: by `stop`, by `max_tokens`, or by its own
         constraint, which applies in addition to G. A selection takes no choice that G does not allow. Turns, images and
-        further grammars are not possible inside; branches forked inside continue in G, but only this state has to
-        complete it.
+        further grammars can't be inside; branches forked inside continue in G, but only this state has to complete it.
 
         Args:
             constraint: constraint, of the kinds that `gen(constraint=…)` accepts.
 
         Raises:
-            ConstraintError: the constraint is invalid, text added inside is not allowed by G, or the text is incomplete
-                at the end.
+            ConstraintError: the constraint is invalid, G does not allow a text inside, or the text is incomplete.
             CapabilityError: the backend only supports constraints on single generations.
         """
         return Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
@@ -208,17 +203,13 @@ class ProgramState(TellsFunctions):
         return await self._await(await afind_variable(self.branch.player, name, user_location()))
 
     def raw(self, name: str) -> UserValue:
-        """Text from which the value of a typed variable was read; a list of texts for several samples. Values that were
-        not read from text are returned unchanged."""
+        """Text from which a typed variable was read, or a list for several samples; returns other values unchanged."""
         value = self[name]
         return _text_of(find_variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
-        """Probability of each choice of a `select`: the softmax of the choices' summed log-probabilities.
-
-        The decision need not be the choice with the largest probability: the default method,
-        token_length_normalized, compares means per token.
-        """
+        """Probability of each choice of a `select`: the softmax of the choices' summed log-probabilities. The decision
+        may be another than the largest: the default method, token_length_normalized, compares means per token."""
         return probabilities(self.selection(name))
 
     def selection(self, name: str) -> Selection:
@@ -230,10 +221,9 @@ class ProgramState(TellsFunctions):
         return found
 
     def usage(self, name: str | None = None) -> Usage:
-        """Tokens and times of the node that made a variable (tokens summed over samples and branches), or without a
-        name of the whole run, including forks; `total_s` is then the time from the start of the run to the end of its
-        last node. While the body runs, only played nodes are counted; afterwards, waits for all branches, also those
-        that were never read."""
+        """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the
+        whole run, including forks; `total_s` is then the time from the start of the run to the end of its last node.
+        While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread ones."""
         if name is None:
             self.sync()
             self._wait_for_branches()
@@ -298,8 +288,7 @@ class ProgramState(TellsFunctions):
         return text
 
     def messages(self) -> list[dict[str, Json]]:
-        """Finished turns in the form of chat APIs, as a new list; waits until everything added so far has been
-        executed."""
+        """Finished turns in the form of chat APIs, as a new list; waits like `text`."""
         messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
         return messages
 
@@ -360,9 +349,8 @@ class ProgramState(TellsFunctions):
         return text_streams.apieces(self, var_name, with_meta=return_meta_data)
 
     def partial_iter(self, var_name: str) -> Iterator[UserValue]:
-        """Yields the partial values of a typed variable while its text is generated: a value each time that the text
-        gives a new one, without the parts that are still missing (None in a model or dataclass), and finally the whole
-        value. Needs stream=True."""
+        """Yields the values of a typed variable while its text is generated, without parts that are still missing (None
+        in a model or dataclass), and finally the whole value. Needs stream=True."""
         return text_streams.values(self, var_name)
 
     def partial_async_iter(self, var_name: str) -> AsyncIterator[UserValue]:
@@ -376,7 +364,6 @@ class ProgramState(TellsFunctions):
         """Group of `size` states that continue from here, in parallel.
 
         Args:
-            size: number of states, at least 1.
             position_ids_offset: unused, as in SGLang; only None is accepted.
         """
         check_whole("size", size, 1, user_location())
@@ -393,9 +380,8 @@ class ProgramState(TellsFunctions):
     # ------------------------------------------------------------------------------------------- again
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the state to a file from which `sgl.load` can restore it, in this or another process: the text with
-        its tokens, turns, variables, the body's return value, and the answers of all nodes. Waits until everything has
-        been played.
+        """Writes the state to a file from which `sgl.load` restores it, also in another process: text with its tokens,
+        turns, variables, return value, and the answers of all nodes. Waits until everything has been played.
 
         Raises:
             ParameterError: the file can't be written.
@@ -406,9 +392,8 @@ class ProgramState(TellsFunctions):
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
         """Runs the program again with a different answer of one node. Nodes whose prompt, parameters and constraint are
-        unchanged keep their answers; the backend is asked for the others, including those that had failed. (The whole
-        body runs again. Nodes with their own `backend=`, and programs that the body runs by themselves, are executed
-        again, too.)
+        unchanged keep their answers; others are requested again, as are failed nodes. (The whole body runs again,
+        including nodes with their own `backend=` and programs that it runs by themselves.)
 
         Args:
             at: variable of the node.
@@ -439,12 +424,8 @@ class ProgramState(TellsFunctions):
         return state
 
     def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
-        """Group of `size` states that continue from the place where a variable was set, with the text and variables up
-        to there and on the same backend. Each state is a separate run.
-
-        Args:
-            at: variable whose node is the last one that the states keep.
-            size: number of states, at least 1.
+        """Group of `size` states that continue after the node that set the variable `at`, with the text and variables
+        up to there and on the same backend. Each state is a separate run.
 
         Raises:
             ParameterError: no node in the state's text set the variable.
@@ -460,8 +441,7 @@ class ProgramState(TellsFunctions):
         return saved_run(self.branch, self.ret_value)
 
     def _wait_for_branches(self) -> None:
-        """Waits for all branches, also those that were never read, unless the body is still running and could fork
-        more."""
+        """Waits for all branches, even unread ones, once the body has ended and can't fork more."""
         if not self.branch.run.body_open:
             finished(self.branch.player).wait()
 
