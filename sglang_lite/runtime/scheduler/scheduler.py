@@ -206,8 +206,8 @@ class Scheduler:
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
-        """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
-        common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
+        """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that
+        would change shared pages, the other one waits for admission."""
         table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
         assert holding is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
