@@ -452,7 +452,7 @@ class SglFunction(BaseProgram):
         return kwargs
 
     def _split_options(self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of the program: `kwargs`, and options whose names its parameters have, which get defaults."""
+        """Arguments of the program: `kwargs`, and options that have its parameters' names and get their defaults."""
         own = kwargs
         if self._shadowed:
             own = dict(kwargs)

@@ -182,12 +182,11 @@ class Player:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
     def go_back(self, mark: BranchMark, where: Location | None) -> None:
-        """Goes back to a mark. A branch that has failed since the mark works again, unless it was stopped from outside
-        or its deadline has passed.
+        """Goes back to a mark; a branch that has failed since works again.
 
         Raises:
             ProgramError: the run is streamed.
-            SglError: the branch was stopped or its deadline has passed; the error is the branch's failure.
+            SglError: the branch was stopped from outside or its deadline has passed; the error is its failure.
         """
         if self.log is not None:
             raise ProgramError(
