@@ -173,8 +173,8 @@ class CoreClient:
         entry = OpenEntry(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
-            number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace, request.priority,
-            processor, output.tobytes(),
+            number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace,
+            request.priority, processor, output.tobytes(),
         )  # fmt: skip
         self._begin(message, entry, lambda: self._requests.counted(sink, params.n, request.rid, ticket))
         return ticket
