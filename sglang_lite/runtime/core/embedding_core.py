@@ -80,10 +80,8 @@ class EmbeddingCore:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise generates_no_text(self.model_name)
 
-    submit = submit_select = open_program = run_program = compile_grammar = validated_prompt_ids = submit_when_room = (
-        _refuse
-    )
-    wait_for_room = leave = abort = _refuse
+    submit = submit_select = open_program = run_program = compile_grammar = validated_prompt_ids = _refuse
+    wait_for_room = cancel_wait = submit_when_room = abort = _refuse
 
     def _refuse_here(self, *_: object, **__: object) -> NoReturn:
         raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
