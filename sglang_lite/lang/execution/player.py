@@ -270,7 +270,7 @@ class Player:
             executor().post(self._start, op)
 
     def _advance(self, op: Op) -> Op | None:
-        """Plays `op`, the current operation, and the queue up to the first operation that has to wait, which it returns.
+        """Plays `op`, the current operation, and the queue up to the first one that has to wait, which it returns.
         Returns None if the caller no longer owns the branch: nothing is left to play, or it was stopped."""
         while True:
             try:

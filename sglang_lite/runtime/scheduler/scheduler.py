@@ -329,7 +329,7 @@ class Scheduler:
         return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
 
     def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves pages up to `end`, if need be by retracting later requests. Returns False if the request has to wait."""
+        """Reserves pages up to `end`, also by retracting later requests. Returns False if the request has to wait."""
         while not self.store.reserve(request.slot, end):
             if self.store.frees(request.slot, end):
                 return False
