@@ -70,8 +70,7 @@ class Player:
         log: text log of the branch, or None if the run is not streamed.
         children: branches forked from it.
         gate: gate before its first generation, or None if it waits for no other branch.
-        played: operations that are done, in order, including those that have failed or were rolled back; traces are
-            made of it. Owned by the thread that plays the branch.
+        played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
     """
 
