@@ -12,7 +12,7 @@ from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
 from sglang_lite.constraints.formal.grammars import users
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
 from sglang_lite.constraints.json_schema.normal_form import normalise
-from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
@@ -55,7 +55,7 @@ def _is_kept(constraint: JsonSchema, text: str) -> bool:
         if normalise(constraint).watched:
             parse_json(constraint, text)
         else:
-            json.loads(text, object_pairs_hook=distinct_names)
+            json.loads(text, object_pairs_hook=refuse_duplicate_names)
     except (ValueError, RecursionError, ValueValidationError):
         return False
     return True

@@ -40,7 +40,7 @@ def parse(text: str) -> Constraint:
             Pointer.
     """
     try:
-        found = json.loads(text, parse_constant=wellformed.no_number)
+        found = json.loads(text, parse_constant=wellformed.refuse_non_finite)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"structural_tag: not JSON: {error}") from error
     if isinstance(found, dict) and "structures" in found:

@@ -296,7 +296,7 @@ class TaggedArguments:
             said = said.removeprefix("\n")
         if value.after.startswith("\n"):
             said = said.removesuffix("\n")
-        return self._ended(end + len(value.close), value.allowed.json(said, bare=_STRING in value.types))
+        return self._ended(end + len(value.close), value.allowed.json(said, unquoted=_STRING in value.types))
 
     def _ended(self, length: int, text: str) -> tuple[int, str]:
         self._value = None

@@ -22,7 +22,7 @@ class Style:
         any_order: True if members may come in any order.
         decimals: True if whole numbers may have a fraction of zeros.
         separators: one fixed text each for comma and colon, used to write a given value.
-        inside: one fixed text for `gap`, likewise.
+        gap_text: one fixed text for `gap`, likewise.
     """
 
     gap: Node
@@ -31,7 +31,7 @@ class Style:
     any_order: bool = False
     decimals: bool = False
     separators: tuple[str, str] = (", ", ": ")
-    inside: str = ""
+    gap_text: str = ""
 
 
 def style_of(constraint: JsonSchema) -> Style:
@@ -46,10 +46,10 @@ def style_of(constraint: JsonSchema) -> Style:
         comma, colon = map(literal, separators)
         return Style(EMPTY, comma, colon, any_order, decimals, separators)
     gap = _blanks(constraint.whitespace)
-    inside = "" if accepts(gap, "") else shortest(gap)
-    after = inside or (" " if accepts(gap, " ") else "")
+    gap_text = "" if accepts(gap, "") else shortest(gap)
+    after = gap_text or (" " if accepts(gap, " ") else "")
     comma, colon = (concat(gap, literal(sign), gap) for sign in ",:")
-    return Style(gap, comma, colon, any_order, decimals, (f"{inside},{after}", f"{inside}:{after}"), inside)
+    return Style(gap, comma, colon, any_order, decimals, (f"{gap_text},{after}", f"{gap_text}:{after}"), gap_text)
 
 
 def _blanks(pattern: str) -> Node:

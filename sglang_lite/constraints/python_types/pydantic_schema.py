@@ -27,8 +27,8 @@ from sglang_lite.protocol.anything import UserValue
 Json = dict[str, Any]
 CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
 
-# Marks inside generated schemas, removed again by _marks_taken, which collects their pointers.
-_UNSAID = "x-checked-when-read"
+# Marks inside generated schemas, removed again by _without_marks, which collects their pointers.
+_NOT_EXPRESSED = "x-checked-when-read"
 _SET = "x-set"
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
 _STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
@@ -57,12 +57,12 @@ class SchemaOfType:
 
     Attributes:
         schema: JSON schema as a dict.
-        unsaid: requirements that the schema does not express, as (JSON Pointer into it, reason).
+        not_expressed: requirements that the schema does not express, as (JSON Pointer into it, reason).
         sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
     """
 
     schema: Json
-    unsaid: tuple[tuple[str, str], ...]
+    not_expressed: tuple[tuple[str, str], ...]
     sets: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
             f"type: {name} has no JSON schema: {error.message}.",
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
         ) from error
-    return _marks_taken(schema)
+    return _without_marks(schema)
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
@@ -103,30 +103,32 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
         found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # a list's type is invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
-    by_name = {name: _marks_taken(schema).schema for (name, _), schema in found.items()}
-    return {str(name): schema for name, schema in by_name.items()}, _marks_taken(shared).schema
+    by_name = {name: _without_marks(schema).schema for (name, _), schema in found.items()}
+    return {str(name): schema for name, schema in by_name.items()}, _without_marks(shared).schema
 
 
-def _marks_taken(schema: Json) -> SchemaOfType:
+def _without_marks(schema: Json) -> SchemaOfType:
     """Schema without the internal marks, and the pointers of the marks."""
-    unsaid: list[tuple[str, str]] = []
+    not_expressed: list[tuple[str, str]] = []
     sets: list[str] = []
     queue = [("", schema)]
     for pointer, each in queue:
         if isinstance(each, dict):
-            if _UNSAID in each:
-                unsaid.append((pointer, each.pop(_UNSAID)))
+            if _NOT_EXPRESSED in each:
+                not_expressed.append((pointer, each.pop(_NOT_EXPRESSED)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
                     each.update(each.pop("allOf")[0])  # undo the wrapper that _marked puts around alternatives
             if each.pop(_SET, False):
                 sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
     reference = schema.get("$ref", "")
-    if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # a $ref to the marked definition
+    if (
+        not_expressed and not_expressed[0][0] == "" and schema.keys() == {"$ref", "$defs"}
+    ):  # a $ref to the marked definition
         name = reference.removeprefix("#/$defs/")
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
         sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
-    return SchemaOfType(schema, tuple(unsaid), tuple(sets))
+    return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
 
 
 class TypeSchema(GenerateJsonSchema):
@@ -453,9 +455,9 @@ def _nested(members: dict[Any, Any]) -> Json:
 
 
 def _marked(found: Json, why: str) -> Json:
-    if _UNSAID in found:
-        return {**found, _UNSAID: f"{found[_UNSAID]}; {why}"}
-    return {"allOf": [found], _UNSAID: why} if "anyOf" in found else {**found, _UNSAID: why}
+    if _NOT_EXPRESSED in found:
+        return {**found, _NOT_EXPRESSED: f"{found[_NOT_EXPRESSED]}; {why}"}
+    return {"allOf": [found], _NOT_EXPRESSED: why} if "anyOf" in found else {**found, _NOT_EXPRESSED: why}
 
 
 def _all_patterns(found: Json, more: list[str]) -> Json:

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from sglang_lite.constraints.free_numbers import ENDS, PATTERNS
 from sglang_lite.constraints.json_schema.formats import DATE
-from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
@@ -94,7 +94,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
     constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
-    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.unsaid)
+    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.not_expressed)
 
 
 def number_text(number: Number) -> ValueType:
@@ -187,7 +187,7 @@ def for_pydantic(annotation: Any) -> Any:  # any annotation
     return annotation
 
 
-_load = partial(json.loads, object_pairs_hook=distinct_names)
+_load = partial(json.loads, object_pairs_hook=refuse_duplicate_names)
 
 
 def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:
