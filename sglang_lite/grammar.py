@@ -206,7 +206,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
         matcher = ByteMatcher(known)
         matcher.push(text)
         watched = _watching_matcher(known)
-        return matcher.ahead() if watched is None else ahead(watched, text)
+        return matcher.completion() if watched is None else ahead(watched, text)
 
 
 def describe(constraint: ConstraintLike) -> str:

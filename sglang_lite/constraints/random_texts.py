@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
-from sglang_lite.constraints.formal.grammars import users
+from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
 from sglang_lite.constraints.json_schema.normal_form import normalise
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
@@ -111,12 +111,12 @@ class _Sampler:
 def _heights(language: Language) -> dict[str, float]:
     """Least depth of nested rules that a text of each rule needs, by the rule's name."""
     heights = dict.fromkeys(language.rules, float("inf"))
-    using = users(language.rules)
+    referring = referring_rules(language.rules)
     for name in (queue := list(language.rules)):
         height = 1 + _height(language.rules[name], heights)
         if height < heights[name]:
             heights[name] = height
-            queue += using[name]
+            queue += referring[name]
     return heights
 
 
@@ -144,10 +144,10 @@ def _through(machine: Automaton, random: Random) -> str:
         if not live:
             break
         steps_left -= len(live) > 1
-        printable = [step for step in live if _printable(machine.characters(step[0]))]
+        printable = [step for step in live if _printable(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
-        text += _character(machine.characters(symbol), random)
-    return text + "".join(_character(machine.characters(c), random) for c in machine.way_out(state))
+        text += _character(machine.class_characters(symbol), random)
+    return text + "".join(_character(machine.class_characters(c), random) for c in machine.shortest_accepted(state))
 
 
 def _is_wide(node: Node) -> bool:

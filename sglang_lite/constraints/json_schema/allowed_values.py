@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.nodes import NOTHING, texts_of
+from sglang_lite.constraints.formal.nodes import NOTHING, literal_texts
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
 from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
@@ -62,7 +62,7 @@ class AllowedValues:
     @property
     def choices(self) -> bool:
         """True if the strings are a finite list."""
-        return texts_of(self._values.strings) is not None
+        return literal_texts(self._values.strings) is not None
 
     @property
     def only_strings(self) -> bool:

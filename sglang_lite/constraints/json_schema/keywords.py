@@ -38,7 +38,7 @@ from sglang_lite.constraints.json_schema.values import (
     ValueSet,
     both_strings,
 )
-from sglang_lite.constraints.syntax.regex import in_a_line, parse_schema_pattern
+from sglang_lite.constraints.syntax.regex import one_line_message, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
 MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
@@ -89,7 +89,7 @@ def errors_at(place: Place, keyword: str) -> Iterator[None]:
     except ConstraintError as error:
         if error.pointer is not None:
             raise
-        message = in_a_line(error.message)
+        message = one_line_message(error.message)
         message = message if message.startswith("json_schema") else f"json_schema: {message}"
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sglang_lite.constraints.formal.automaton import accepts, is_empty, shortest
 from sglang_lite.constraints.formal.nodes import EMPTY, Node, complement, concat, intersection, literal
-from sglang_lite.constraints.syntax.regex import in_a_line, parse
+from sglang_lite.constraints.syntax.regex import one_line_message, parse
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANKS = r"[ \t\r\n]*"  # RFC 8259, 2
@@ -58,7 +58,7 @@ def _blanks(pattern: str) -> Node:
     try:
         gap = parse(pattern)
     except ConstraintError as error:
-        raise ConstraintError(f"json_schema: whitespace: {in_a_line(error.message)}", hint=error.hint) from error
+        raise ConstraintError(f"json_schema: whitespace: {one_line_message(error.message)}", hint=error.hint) from error
     if is_empty(gap):
         raise ConstraintError(f"json_schema: whitespace: the pattern {pattern!r} allows no text.")
     if is_empty(intersection(gap, complement(EMPTY))):

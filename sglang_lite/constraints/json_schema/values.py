@@ -26,7 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
     complement,
     intersection,
     literal,
-    texts_of,
+    literal_texts,
 )
 from sglang_lite.constraints.json_schema import numbers
 from sglang_lite.constraints.json_schema.formulas import AllOf, Formula, all_of, not_
@@ -75,7 +75,7 @@ class ObjectShape:
 
     def listed(self) -> ObjectShape:
         """Equal shape in which the `others` with finitely many names are moved to the members."""
-        listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
+        listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
         known = {member.name for member in self.members}
         members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
         gone = {names for names, _, _ in listed}
@@ -377,7 +377,7 @@ def both_strings(a: Node, b: Node) -> Node:
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
     """Strings in both languages, and the work spent."""
     for finite, other in ((a, b), (b, a)):
-        texts = texts_of(finite)
+        texts = literal_texts(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
             common = alternation(option for option, text in zip(options, texts) if accepts(other, text))
@@ -394,7 +394,7 @@ def _unless_empty(node: Node) -> tuple[Node, int]:
     """Node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
-    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # other strings remain
+    if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:  # other strings remain
         return node, len(texts)
     empty, work = emptiness(node)
     return NOTHING if empty else node, _STATE * work

@@ -20,8 +20,8 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    literal_texts,
     repeat,
-    texts_of,
 )
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
@@ -60,7 +60,7 @@ def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
 
 
 def _count(names: Node) -> int | None:
-    if isinstance(names, Complement) and texts_of(names.node) is not None:  # the usual case of open objects
+    if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
         return None
     return counted(names).count
 

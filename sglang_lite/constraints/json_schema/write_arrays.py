@@ -22,9 +22,9 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    literal_texts,
     optional,
     repeat,
-    texts_of,
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
@@ -144,7 +144,7 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
 
 def _scalars(values: ValueSet) -> Node:
     """Texts of the scalars of a set, with one spelling for each value."""
-    listed = texts_of(values.strings)
+    listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
         raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} values of unique items.", hint=_ADVICE)
     return alternation([
@@ -205,7 +205,7 @@ def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
 
 def _scalar_values(values: ValueSet) -> list[Formula] | None:
     """Values of a set, each as a formula, or None if they are not just a few scalars."""
-    strings = texts_of(values.strings)
+    strings = literal_texts(values.strings)
     if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
         return None
     counted = [piece.members() for piece in values.numbers]

@@ -26,8 +26,8 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     intersection,
     literal,
-    text_of,
-    texts_of,
+    literal_text,
+    literal_texts,
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
@@ -115,7 +115,7 @@ class TaggedWriter:
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """Texts of a value with its tags, for one name or a language of names."""
         with errors_at_formula(formula):
-            name = text_of(names)
+            name = literal_text(names)
             if names != EMPTY and both_strings(names, _names()) != names and name is not None:
                 raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
             lead: Node = EMPTY
@@ -160,7 +160,7 @@ class TaggedWriter:
         without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:
             return NOTHING
-        if texts_of(without) is not None:
+        if literal_texts(without) is not None:
             return between(literal(before), without, literal(after), lambda node: node)
         # The exclusion covers the whole text, so that an automaton sees that nothing can follow the tag: the mark must
         # not be followed by more characters than in the tag.

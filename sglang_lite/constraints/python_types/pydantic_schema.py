@@ -187,22 +187,22 @@ class TypeSchema(GenerateJsonSchema):
     def str_schema(self, schema: CoreNode) -> Json:
         found: Json = super().str_schema(schema)
         config = self._config
-        for keyword, said in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
-            if said:
-                found.setdefault(keyword, said)
+        for keyword, limit in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
+            if limit:
+                found.setdefault(keyword, limit)
         more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
         more += [_ASCII_ONLY] if schema.get("ascii_only") else []
         return _all_patterns(found, more)
 
     def bytes_schema(self, schema: CoreNode) -> Json:
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
-        said = {keyword: value for keyword, value in limits.items() if value is not None}
+        given_limits = {keyword: value for keyword, value in limits.items() if value is not None}
         coded = getattr(self._config, "val_json_bytes", "utf8")
         if coded == "utf8":  # lengths count bytes: each ASCII character is one byte
-            return {"type": "string", **said, **({"pattern": _ASCII_ONLY} if said else {})}
+            return {"type": "string", **given_limits, **({"pattern": _ASCII_ONLY} if given_limits else {})}
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
-        return _marked(found, "the length of the decoded bytes") if said else found
+        return _marked(found, "the length of the decoded bytes") if given_limits else found
 
     def uuid_schema(self, schema: CoreNode) -> Json:
         version = schema.get("version")
@@ -300,12 +300,12 @@ class TypeSchema(GenerateJsonSchema):
         found: Json = {"type": "array", "items": items}
         found |= {"minItems": least} if least else {}
         found |= {"maxItems": most} if most is not None else {}
-        known = self.resolve_ref_schema(items)
-        if not known:
+        item_schema = self.resolve_ref_schema(items)
+        if not item_schema:
             found["items"] = {"type": _SCALARS}
-        elif known.get("type") in ("array", "object"):
+        elif item_schema.get("type") in ("array", "object"):
             found = _marked(found, "that items are hashable")
-        if known.get("type") == "boolean" or len(known.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
+        if item_schema.get("type") == "boolean" or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
             found["uniqueItems"] = True
             return found
         if least > 1:
@@ -337,31 +337,31 @@ class TypeSchema(GenerateJsonSchema):
 
     def _names(self, keys: Json) -> Json:
         """Schema of the member names that are read as keys."""
-        known = self.resolve_ref_schema(keys)
-        if known.keys() & {"anyOf", "allOf"}:
-            word = "anyOf" if "anyOf" in known else "allOf"
-            options = [self._names(each) for each in known[word] if each.get("type") != "null"]
-            return {**known, word: options}
-        if "enum" in known or "const" in known:
-            values = known.get("enum", [known.get("const")])
-            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, known)]
-            if texts == values and "enum" in known:
+        resolved = self.resolve_ref_schema(keys)
+        if resolved.keys() & {"anyOf", "allOf"}:
+            word = "anyOf" if "anyOf" in resolved else "allOf"
+            options = [self._names(each) for each in resolved[word] if each.get("type") != "null"]
+            return {**resolved, word: options}
+        if "enum" in resolved or "const" in resolved:
+            values = resolved.get("enum", [resolved.get("const")])
+            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, resolved)]
+            if texts == values and "enum" in resolved:
                 return keys
             return {"enum": texts} if texts else self.handle_invalid_for_json_schema({"type": "any"}, "such keys")
-        match known.get("type"):
+        match resolved.get("type"):
             case "string" | None:
                 return keys
             case "integer":
                 found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
-                usual = known == {"type": "integer"}
+                usual = resolved == {"type": "integer"}
                 return found if usual else _marked(found, "the limits of names that are numbers")
             case "number":
                 found = {"type": "string", "pattern": f"^{patterns.FLOAT}$"}
-                usual = known == {"type": "number"}
+                usual = resolved == {"type": "number"}
                 return found if usual else _marked(found, "the limits of names that are numbers")
             case "boolean":
                 return {"enum": ["true", "false"]}
-        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {known}")
+        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {resolved}")
 
     def tagged_union_schema(self, schema: CoreNode) -> Json:
         found: Json = super().tagged_union_schema(schema)
@@ -382,11 +382,11 @@ class TypeSchema(GenerateJsonSchema):
 
     def model_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().model_schema(schema))
-        begun = getattr(schema["cls"], schema.get("post_init") or "", None)
+        post_init = getattr(schema["cls"], schema.get("post_init") or "", None)
         if schema.get("custom_init"):
             return _marked(found, f"by {schema['cls'].__name__}.__init__")
-        own = begun is not None and not begun.__module__.startswith("pydantic.")
-        return _marked(found, f"by {_name_of(begun)}") if own else found
+        own = post_init is not None and not post_init.__module__.startswith("pydantic.")
+        return _marked(found, f"by {_name_of(post_init)}") if own else found
 
     def dataclass_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().dataclass_schema(schema))
@@ -444,13 +444,13 @@ def _nested(members: dict[Any, Any]) -> Json:
     Args:
         members: for each name or index, a (schema, required) pair or nested members.
     """
-    said = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
+    entries = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
     if members and all(isinstance(step, int) for step in members):
-        items = [said.get(i, ({"type": "null"}, False)) for i in range(max(said) + 1)]
+        items = [entries.get(i, ({"type": "null"}, False)) for i in range(max(entries) + 1)]
         least = max((i + 1 for i, (_, required) in enumerate(items) if required), default=0)
         return {"type": "array", "prefixItems": [each for each, _ in items], "items": False, "minItems": least}
-    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in said.items()}}
-    required = [str(name) for name, (_, needed) in said.items() if needed]
+    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in entries.items()}}
+    required = [str(name) for name, (_, needed) in entries.items() if needed]
     return {**found, **({"required": required} if required else {}), "additionalProperties": False}
 
 
@@ -479,8 +479,8 @@ def _name_of(function: Any) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def _is_name(value: Any, known: Json) -> bool:
-    return isinstance(value, str) or ("const" not in known and known.get("type") == "integer")
+def _is_name(value: Any, resolved: Json) -> bool:
+    return isinstance(value, str) or ("const" not in resolved and resolved.get("type") == "integer")
 
 
 def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:

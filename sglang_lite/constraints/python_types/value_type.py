@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import msgspec
 from typing_extensions import TypedDict
 
-from sglang_lite.constraints.free_numbers import ENDS, PATTERNS
+from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS
 from sglang_lite.constraints.json_schema.formats import DATE
 from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
@@ -103,14 +103,14 @@ def number_text(number: Number) -> ValueType:
 
 
 def _plain(text: str) -> str:
-    return text.rstrip(ENDS).replace(",", "")
+    return text.rstrip(TERMINATORS).replace(",", "")
 
 
 def _number_reader(annotation: type) -> Callable[[str], Any]:
     read = _reader(annotation, str)
 
     def number(text: str) -> Any:
-        if re.fullmatch(PATTERNS["float"], text.rstrip(ENDS)) is None:
+        if re.fullmatch(PATTERNS["float"], text.rstrip(TERMINATORS)) is None:
             raise ValueValidationError(f"{text!r} is no number.", text=text)
         return read(_plain(text))
 

@@ -59,7 +59,7 @@ def parse(pattern: str) -> Node:
     return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
 
 
-def in_a_line(message: str) -> str:
+def one_line_message(message: str) -> str:
     """Converts the message of a refused pattern to one line: the excerpt with the caret is replaced by the text after
     the fault.
     """
@@ -71,7 +71,7 @@ def in_a_line(message: str) -> str:
     return f"{problem}, {f'before {rest!r}' if rest else 'at the end of the pattern'}"
 
 
-def parse_part(pattern: str) -> Node:
+def parse_inside_grammar(pattern: str) -> Node:
     """Node of a pattern that is matched within other text, where lookahead and word boundaries would depend on that
     text.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts, any_left, counted
+from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
 from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names, loaded
@@ -45,7 +45,7 @@ class Places:
         key = id(texts), text
         if key not in self._endless:
             before = text[:-1] if text[:1] in _SHUT else text
-            counts = [texts.count_behind(each.decode("utf-8", "ignore")) for each in (text, before)]
+            counts = [texts.count_with_prefix(each.decode("utf-8", "ignore")) for each in (text, before)]
             self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
@@ -278,7 +278,7 @@ class JsonText:
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
     """Returns True if an unused text begins with `begun`, or if such texts are not counted."""
     beginning = begun.decode("utf-8", "ignore")
-    return texts.count_behind(beginning) == 0 or any_left(texts, beginning, [used.decode() for used in top.used])
+    return texts.count_with_prefix(beginning) == 0 or has_unused(texts, beginning, [used.decode() for used in top.used])
 
 
 def _hashable(value: Value) -> Value:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sglang_lite.constraints.coerce import as_constraint
-from sglang_lite.constraints.emit.lexemes import lexed
+from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.schema import json_schema
@@ -86,7 +86,9 @@ def test_llama_cpps_json_grammar():
     constraint = Ebnf(JSON)
     texts = ["{}", '{"a": [1, 2.5e3, null]}', '{"é\\n":{}}\n  ', '{"a":1,"b":"x" }', '{"a" 1}', "[1]", '{"a": [}]}']
     assert agree(constraint, texts) == texts[:4]
-    lexemes = [body for name, body in lexed(language_of(constraint)).rules.items() if name.startswith("lexeme")]
+    lexemes = [
+        body for name, body in split_into_lexemes(language_of(constraint)).rules.items() if name.startswith("lexeme")
+    ]
     assert len(lexemes) < 12  # strings and numbers are lexemes, not characters
 
 
