@@ -87,8 +87,8 @@ class StopMatcher:
         return rest
 
     def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:
-        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix, start of the match, end
-        of the match, stop string or pattern source), or None.
+        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix, start of the match,
+        end of the match, stop string or pattern source), or None.
         """
         text = self._text
         found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._held)) >= 0]

@@ -10,12 +10,8 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
-_SPECIAL_TOKENS = (
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-)  # every tokenizer has these as text or can spell them
+# Special tokens that every tokenizer has as text or can spell.
+_SPECIAL_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 class Scanner:
