@@ -92,7 +92,7 @@ def error_reason(matcher: LLMatcher) -> str:
     if "symbols.len()" in error:
         return "the grammar is too large: the engine takes up to 65,000 rules and lexemes."
     lines = (line.strip() for line in error.splitlines())
-    return next(filter(None, lines), "refused without a reason")
+    return next(filter(None, lines), "the grammar is refused, without a reason given")
 
 
 @memoized

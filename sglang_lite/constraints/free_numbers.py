@@ -15,7 +15,9 @@ _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
 _WHOLE_PREFIX = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
-TERMINATORS = " \n,;:.)"  # a backend that can't cut off the character that ended a number returns one of these after it
+# Characters of which a backend that can't cut off the end of a number returns one after it. program/control_flow.py,
+# which must not import this package, has the same list.
+TERMINATORS = " \n,;:.)"
 # Complete numbers, by kind.
 PATTERNS = {
     "integer": rf"[-+]?{_WHOLE}",
@@ -55,7 +57,7 @@ class NumberText:
         self.finished = False
         self.committed = ""
         self._look()
-        self._taken_length = len(before)
+        self._returned = len(before)
 
     @property
     def text(self) -> str:
@@ -81,7 +83,7 @@ class NumberText:
 
     def take(self) -> str:
         """Returns the part of `committed` that is new since the last call."""
-        new, self._taken_length = self.committed[self._taken_length :], max(self._taken_length, len(self.committed))
+        new, self._returned = self.committed[self._returned :], max(self._returned, len(self.committed))
         return new
 
     @property

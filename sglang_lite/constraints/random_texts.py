@@ -40,14 +40,14 @@ def sample(constraint: Constraint, random: Random) -> str:
             text = sampler.text(0)
         if text is None:
             break
-        if not isinstance(constraint, JsonSchema) or _is_kept(constraint, text):
+        if not isinstance(constraint, JsonSchema) or _passes_checks(constraint, text):
             return text
     if isinstance(constraint, JsonSchema) and constraint.order == "any":  # free order may leave out required members
         return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
-def _is_kept(constraint: JsonSchema, text: str) -> bool:
+def _passes_checks(constraint: JsonSchema, text: str) -> bool:
     """Returns True if a JSON text passes the checks that its grammar can't express: watched values and
     distinct names.
     """
@@ -135,15 +135,15 @@ def _height(node: Node, heights: dict[str, float]) -> float:
 
 def _through(machine: Automaton, random: Random) -> str:
     """Text of a random walk through an automaton: some steps at random, then the shortest way to an accepting state."""
-    text, state, steps_left = "", machine.start, _STEPS
-    while steps_left and len(text) < MAX_CHARS:
+    text, state, remaining_steps = "", machine.start, _STEPS
+    while remaining_steps and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:
             return text
         steps = [(c, machine.step(state, c)) for c in machine.classes]
         live = [(c, after) for c, after in steps if after != DEAD and machine.nonempty(after)]
         if not live:
             break
-        steps_left -= len(live) > 1
+        remaining_steps -= len(live) > 1
         printable = [step for step in live if _printable(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
         text += _character(machine.class_characters(symbol), random)

@@ -63,7 +63,7 @@ class _Fields:
 
     def __init__(self, found: Any, pointer: str, *names: str) -> None:
         if not isinstance(found, dict):
-            raise _refused(f"an object is expected, not {type(found).__name__}", pointer)
+            raise _refused(f"an object must be here, not {_shown(found)}", pointer)
         for name, value in found.items():
             if name not in names and value not in (None, False, []):  # null, false and empty lists request nothing
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
@@ -84,7 +84,7 @@ class _Fields:
             return default
         texts = tuple(self._checked(name, list))
         if not all(isinstance(each, str) for each in texts):
-            raise _refused("a list of strings is expected", f"{self.pointer}/{name}")
+            raise _refused(f"{name!r} must be a list of strings", f"{self.pointer}/{name}")
         return texts
 
     def flag(self, name: str) -> bool:
@@ -94,8 +94,16 @@ class _Fields:
     def _checked(self, name: str, kind: type) -> Any:
         value = self._found.get(name)
         if not isinstance(value, kind):
-            raise _refused(f"{name!r} is a {kind.__name__}, not {type(value).__name__}", f"{self.pointer}/{name}")
+            problem = "but it is missing" if value is None else f"not {_shown(value)}"
+            raise _refused(f"{name!r} must be {_KINDS[kind]}, {problem}", f"{self.pointer}/{name}")
         return value
+
+
+_KINDS: dict[type, str] = {str: "a string", list: "a list", bool: "true or false"}
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:60]
 
 
 def _refused(problem: str, pointer: str) -> ConstraintError:

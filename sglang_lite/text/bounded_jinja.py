@@ -89,12 +89,12 @@ def _write(count: int) -> None:
 def _count_text(chars: int) -> None:
     """Counts a text of `chars` characters as work. Raises LimitError if it is too long."""
     if chars > MAX_CHARS:
-        raise LimitError(f"it makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
+        raise LimitError(f"the template makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
     _step(1 + chars // _PER_STEP)
 
 
 def _too_many(items: int) -> NoReturn:
-    raise LimitError(f"it makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
+    raise LimitError(f"the template makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
 
 
 def _measure(value: Any) -> int:
@@ -177,13 +177,13 @@ def _check_indent(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
 def _check_printf(text: str, values: Any) -> None:
     """Checks the size of `text % values` before it is computed."""
     if len(text) > MAX_WIDTH:
-        raise LimitError(f"it formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
+        raise LimitError(f"the template formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
     fields = 0
     for match in _FORMAT.finditer(text):
         fields += 1
         for width in match.groups():
             if width == "*" or (width and int(width) > MAX_WIDTH):
-                raise LimitError(f"it formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
+                raise LimitError(f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
     _count_text(
         len(text) + fields * (_measure(values) + MAX_WIDTH) if fields > 16 else len(text) + fields * _measure(values)
     )
@@ -200,7 +200,7 @@ class _Formatter(SandboxedFormatter):
         _count_read(value)
         for number in re.findall(r"\d+", format_spec[: 4 * MAX_WIDTH]):
             if len(number) > 9 or int(number) > MAX_WIDTH:
-                raise LimitError(f"it formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
+                raise LimitError(f"the template formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
         text = super().format_field(value, format_spec)
         _write(len(text))
         return text
@@ -246,7 +246,7 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
             if name in ("count", "index"):
                 _count_read(owner)
             return args
-    raise LimitError(f"it calls {type(owner).__name__}.{name}, which is not for templates.")
+    raise LimitError(f"the template calls {type(owner).__name__}.{name}, which is not for templates.")
 
 
 # --------------------------------------------------------------------------------------------------- filters
@@ -268,18 +268,18 @@ def _check_batch(value: Any, *args: Any, **kwargs: Any) -> None:
 
 def _check_round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
     if isinstance(precision, int) and abs(precision) > 300:
-        raise LimitError(f"it rounds to {precision:,} digits; the limit is 300.")
+        raise LimitError(f"the template rounds to {precision:,} digits; the limit is 300.")
 
 
 def _check_int(value: Any, *_: Any, **__: Any) -> None:
     if isinstance(value, str) and len(value) > MAX_BITS // 4:
-        raise LimitError(f"it reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
+        raise LimitError(f"the template reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
 
 
 def _check_json(value: Any, indent: Any = None, *_: Any) -> None:
     _count_read(value)
     if isinstance(indent, int | str) and (indent if isinstance(indent, int) else len(indent)) > 100:
-        raise LimitError("it indents JSON by more than 100 characters.")
+        raise LimitError("the template indents JSON by more than 100 characters.")
 
 
 def _no_check(*_: Any, **__: Any) -> None:
@@ -431,7 +431,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
                 raise LimitError(
-                    f"it computes with an integer of {number.bit_length():,} bits; the limit is {MAX_BITS:,}."
+                    f"the template computes with an integer of {number.bit_length():,} bits; the limit is {MAX_BITS:,}."
                 )
         if operator == "%" and isinstance(left, str):
             _check_printf(left, right)
@@ -449,7 +449,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right)
             if bits > MAX_BITS:
-                raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
+                raise LimitError(f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
         return _result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable

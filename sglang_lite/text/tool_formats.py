@@ -241,6 +241,6 @@ def tool_format(family: str) -> ToolFormat:
     """Format of a family. Raises ParameterError if the family is unknown."""
     found = FORMATS.get(_OTHER_NAMES.get(family, family))
     if found is None:
-        known = ", ".join((*FORMATS, *_OTHER_NAMES))
-        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {known}.")
+        names = ", ".join((*FORMATS, *_OTHER_NAMES))
+        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {names}.")
     return found

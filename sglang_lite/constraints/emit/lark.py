@@ -91,7 +91,7 @@ class _Speller:
         if node not in self._lexemes:
             text = literal_text(node)
             if (lengths(node)[0] if text is None else len(text)) > MAX_LEAST:
-                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
+                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are required.")
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:

@@ -109,8 +109,8 @@ def _inlined(language: Language) -> Language:
                 queue += referring[name]
     below = _with_dependencies(language, language.sealed)
     rules = {name: body if name in below else _substituted(body, inlined) for name, body in language.rules.items()}
-    kept = _with_dependencies(Language(language.start, rules), {language.start})
-    return Language(language.start, {name: rules[name] for name in kept}, language.sealed)
+    reachable = _with_dependencies(Language(language.start, rules), {language.start})
+    return Language(language.start, {name: rules[name] for name in reachable}, language.sealed)
 
 
 def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:

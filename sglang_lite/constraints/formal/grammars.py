@@ -64,14 +64,14 @@ MAX_REGULAR = 20_000  # characters and sets of the result
 
 def regular(language: Language) -> Node | None:
     """Language as one node without rules, or None if a rule is recursive or the node would exceed `MAX_REGULAR`."""
-    known: dict[str, tuple[Node, int]] = {}
+    bodies: dict[str, tuple[Node, int]] = {}
 
     def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
-        if name not in known:
+        if name not in bodies:
             if name in open_rules:
                 raise _NotRegular
-            known[name] = substituted(language.rules[name], open_rules | {name})
-        return known[name]
+            bodies[name] = substituted(language.rules[name], open_rules | {name})
+        return bodies[name]
 
     def substituted(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
         size = 1

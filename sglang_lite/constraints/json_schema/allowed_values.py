@@ -41,8 +41,8 @@ class AllowedValues:
 
     def member(self, name: str) -> AllowedValues:
         shapes = [shape.listed() for shape in self._values.objects]
-        known = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
-        return AllowedValues(self.schema, any_of(*(each.formula for each in known)) or True)
+        members = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
+        return AllowedValues(self.schema, any_of(*(each.formula for each in members)) or True)
 
     def item(self, index: int) -> AllowedValues:
         return AllowedValues(self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True)

@@ -45,9 +45,9 @@ def closed(schema: object) -> Json:
         written.at(pointer)[keyword] = False
         if keyword not in written.schema(Place(pointer)):
             raise ConstraintError(
-                "json_schema: closed: what is put together here can't be closed in this draft.",
+                "json_schema: closed: an object composed of several schemas can't be closed in this draft.",
                 pointer=pointer,
-                hint="Leave $schema out, or say additionalProperties.",
+                hint="Leave $schema out, or set additionalProperties.",
             )
     return result
 

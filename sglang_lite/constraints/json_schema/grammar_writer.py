@@ -154,15 +154,17 @@ class GrammarWriter:
 
     def listed_texts(self, formula: Formula) -> Node:
         if self.any_order or self._style.gap != EMPTY:
-            raise ConstraintError("json_schema: their members or blanks may be written in several ways.")
+            raise ConstraintError("json_schema: members in any order or free whitespace give one value several texts.")
         if self.reader.empty(formula):
             return NOTHING
         writer = GrammarWriter(self.reader, self._style, plain=True)
         node = regular(writer.language(formula))
         if writer.unlisted_names_at:
-            raise ConstraintError("json_schema: they have members that are not listed.")
+            raise ConstraintError(
+                "json_schema: objects may have members that are not listed (set additionalProperties: false)."
+            )
         if node is None:
-            raise ConstraintError("json_schema: they nest without end, or are too large.")
+            raise ConstraintError("json_schema: they nest without a limit, or have too many texts.")
         return node
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:

@@ -62,7 +62,7 @@ def multiples(step: Fraction, most: int | None) -> Node:
         bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
     if not endless and not bounded:
         raise ConstraintError(
-            f"multiples of {float(step):g} can't be told by a small automaton.",
+            f"multiples of {float(step):g} can't be enforced: their automaton would be too large.",
             hint="Supported: products of 2 and 5 up to 64 over any power of ten, these times 3, 7 or 21, and others "
             "between a minimum and a maximum of a few digits.",
         )

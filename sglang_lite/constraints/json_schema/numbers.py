@@ -108,7 +108,10 @@ def unite(*sets: Numbers) -> Numbers:
 
 def negate(numbers: Numbers) -> Numbers:
     if len(numbers) > MAX_NEGATED:
-        raise ConstraintError(f"what is none of more than {MAX_NEGATED} numbers or ranges can't be enforced.")
+        raise ConstraintError(
+            f"the negation (by not, oneOf or if) of more than {MAX_NEGATED} numbers or ranges can't be enforced.",
+            hint="Shorten the enum, or set enforce='best_effort'.",
+        )
     result = EVERY
     for piece in numbers:
         result = intersect(result, _outside(piece))

@@ -86,7 +86,11 @@ class SchemaReader:
                 raise
             again = circle.args[0]
             pointer = again.place.pointer if isinstance(again, ValidAt) else None
-            raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
+            raise ConstraintError(
+                "json_schema: the schema refers to itself without an end.",
+                pointer=pointer,
+                hint="Refer to it from properties, items or another keyword for parts of the value.",
+            ) from None
         finally:
             self._open.discard(key)
 
@@ -138,7 +142,7 @@ class SchemaReader:
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
         if not isinstance(schema, dict):
-            raise ConstraintError("json_schema: a schema is an object or a boolean.", pointer=place.pointer)
+            raise ConstraintError("json_schema: a schema must be an object or a boolean.", pointer=place.pointer)
         ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
         if ignored:
             ignored |= {keywords.DEPENDENT_KEYWORDS[key] for key in ignored if key in keywords.DEPENDENT_KEYWORDS}

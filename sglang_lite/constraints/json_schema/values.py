@@ -76,10 +76,10 @@ class ObjectShape:
     def listed(self) -> ObjectShape:
         """Equal shape in which the `others` with finitely many names are moved to the members."""
         listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
-        known = {member.name for member in self.members}
-        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
-        gone = {names for names, _, _ in listed}
-        others = tuple(each for each in self.others if each[0] not in gone)
+        listed_names = {member.name for member in self.members}
+        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in listed_names]
+        moved = {names for names, _, _ in listed}
+        others = tuple(each for each in self.others if each[0] not in moved)
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
     def requires_too_many(self) -> bool:
@@ -453,7 +453,7 @@ def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:
             yield ArrayShape(contains=(Contains(formula, start, most + 1, None),))
     if shape.unique_pointer is not None:
         raise ConstraintError(
-            "json_schema: that some items are equal can't be enforced, which the negation of uniqueItems asks.",
+            "json_schema: the negation of uniqueItems (by not, oneOf or if) can't be enforced.",
             pointer=shape.unique_pointer,
-            hint="Leave it out, or: enforce='best_effort'.",
+            hint="Leave uniqueItems or the negation out, or set enforce='best_effort'.",
         )

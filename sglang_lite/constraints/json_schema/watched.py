@@ -177,9 +177,9 @@ class _Places:
         for shape in watched:
             if shape.unique_pointer is not None:
                 raise ConstraintError(
-                    "json_schema: that items are unique can't be enforced where there are alternatives of arrays.",
+                    "json_schema: uniqueItems can't be enforced in only some of several alternatives of arrays.",
                     pointer=shape.unique_pointer,
-                    hint="Put uniqueItems beside all of the alternatives, or: enforce='best_effort'.",
+                    hint="Put uniqueItems next to anyOf or oneOf, for all alternatives, or set enforce='best_effort'.",
                 )
         return None
 
@@ -201,10 +201,9 @@ class _Places:
             return self._kinds(objects)
         except _Different:
             raise ConstraintError(
-                "json_schema: members can't be counted, or come in any order, where there are such alternatives of "
-                "objects.",
+                "json_schema: members can't be counted, or be in any order, for these alternatives of objects.",
                 pointer=self._watched_shapes.names[watched[0]][1] or at,
-                hint="Let them differ in names, in what is required and in scalars alone; or order='schema'.",
+                hint="Let them differ only in names, required members and scalar values, or set order='schema'.",
             ) from None
 
     def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
@@ -234,10 +233,13 @@ class _Places:
 
     def _member_values(self, formulas: Sequence[Formula]) -> list[Values]:
         """Values of a member in each kind of objects."""
-        known = [self._reader.values(formula) for formula in formulas]
-        if len({each.arrays for each in known} - {()}) > 1 or len({each.objects for each in known} - {()}) > 1:
+        value_sets = [self._reader.values(formula) for formula in formulas]
+        if (
+            len({each.arrays for each in value_sets} - {()}) > 1
+            or len({each.objects for each in value_sets} - {()}) > 1
+        ):
             raise _Different
-        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in known]
+        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in value_sets]
 
 
 class _Different(Exception):  # noqa: N818 # never leaves this module
@@ -267,22 +269,22 @@ def _pruned(places: list[WatchedPlace]) -> tuple[WatchedPlace, ...]:
         for below in place.below():
             if below is not None:
                 above[below].append(i)
-    kept = {i for i, place in enumerate(places) if place.items or place.names}
-    for each in (queue := list(kept)):
-        more = [i for i in above[each] if i not in kept]
-        kept.update(more)
+    needed = {i for i, place in enumerate(places) if place.items or place.names}
+    for each in (queue := list(needed)):
+        more = [i for i in above[each] if i not in needed]
+        needed.update(more)
         queue += more
 
-    def if_kept(number: int | None) -> int | None:
-        return number if number in kept else None
+    def if_needed(number: int | None) -> int | None:
+        return number if number in needed else None
 
     return tuple(
         replace(
             place,
-            prefix=tuple(map(if_kept, place.prefix)),
-            rest=if_kept(place.rest),
-            members={name: if_kept(number) for name, number in place.members.items()},
-            others=if_kept(place.others),
+            prefix=tuple(map(if_needed, place.prefix)),
+            rest=if_needed(place.rest),
+            members={name: if_needed(number) for name, number in place.members.items()},
+            others=if_needed(place.others),
         )
         for place in places
     )

@@ -117,14 +117,14 @@ def check(schema: object) -> None:
             continue
         if not isinstance(each, dict):
             raise ConstraintError(
-                f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
+                f"json_schema: a schema must be an object or a boolean, not {str(each)[:60]!r}.", pointer=pointer
             )
         for keyword, value in each.items():
             value_check = _VALUE_CHECKS.get(keyword)
             if value_check is not None and not value_check[0](value):
                 where = f"{pointer}/{pointer_token(keyword)}"
                 raise ConstraintError(
-                    f"json_schema: {keyword} is {value_check[1]}, not {str(value)[:60]!r}.", pointer=where
+                    f"json_schema: {keyword} must be {value_check[1]}, not {str(value)[:60]!r}.", pointer=where
                 )
         if not each.keys().isdisjoint(HOLDERS):
             levels.append(_below(each, pointer))
@@ -151,7 +151,7 @@ def _refuse_wrapped(schema: object) -> None:
         if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _WRAPPING):
             place = "".join(f'["{key}"]' for key in path)
             raise ConstraintError(
-                "json_schema: this is what an API takes around a schema, and as a schema would allow anything.",
+                "json_schema: this is a request field that wraps a schema; read as a schema, it would allow anything.",
                 pointer="", hint=f"Pass the schema inside: json_schema=wrapped{place}.",
             )  # fmt: skip
 
@@ -191,11 +191,11 @@ def _type(value: Any) -> bool:
 
 
 _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of schemas")),
-    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "schemas by name")),
+    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of one or more schemas")),
+    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "an object whose values are schemas")),
     "dependencies": (
         lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
-        "schemas or names by name",
+        "an object whose values are schemas or lists of names",
     ),
     **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
     **dict.fromkeys(
@@ -211,8 +211,11 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         (lambda v: isinstance(v, str), "a string"),
     ),
     "required": (_names, "a list of names"),
-    "dependentRequired": (lambda v: isinstance(v, dict) and all(map(_names, v.values())), "names by name"),
+    "dependentRequired": (
+        lambda v: isinstance(v, dict) and all(map(_names, v.values())),
+        "an object whose values are lists of names",
+    ),
     "enum": (lambda v: isinstance(v, list), "a list"),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
-    "type": (_type, f"one or some of {', '.join(sorted(_TYPES))}"),
+    "type": (_type, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
 }  # fmt: skip

@@ -94,10 +94,11 @@ class AnyOrder:
         """
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
-            raise _refusal(f"{count} members; up to {MAX_ANY_ORDER} can come in any order")
+            raise _refusal(f"{count} members; at most {MAX_ANY_ORDER} can be in any order")
         if len(self._needs) > MAX_NEEDS:
             raise _refusal(
-                f"{len(self._needs)} members of some pattern have to come; up to {MAX_NEEDS} can in any order"
+                f"{len(self._needs)} members whose names match patterns are required (by negations); at most "
+                f"{MAX_NEEDS} can be in any order"
             )
         unlimited = bool(self._others) and has_unlisted_names(self._others, UNLIMITED_NAMES)
         few = len(self._required) <= (_MAX_REQUIRED_IF_ALONE if alone else MAX_REMEMBERED)
@@ -118,18 +119,18 @@ class AnyOrder:
             return
         if self._writer.watched_shapes is None:
             raise _refusal(
-                "inside another constraint members of some pattern that have to come can't come in any order"
+                "inside another constraint, required members whose names match patterns can't be in any order"
             )
         for i in range(len(self._needs)):
             if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
-                raise _refusal("a member of a pattern that has few names and has to come can't come in any order")
+                raise _refusal("a required member whose pattern has few names can't be in any order")
 
     def _watched(self) -> Node:
         """Texts in which members may repeat, as far as the grammar is concerned."""
         if self._most is not None and (self._required or self._needs):
-            raise _refusal("members that are required can't be counted up to maxProperties in any order")
+            raise _refusal("maxProperties can't be enforced for required members in any order")
         if self._writer.watched_shapes is None:
-            raise _refusal(f"inside another constraint up to {MAX_REMEMBERED} members can come in any order")
+            raise _refusal(f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order")
         self._check_needs()
         watch(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
@@ -212,5 +213,5 @@ class AnyOrder:
 def _refusal(problem: str) -> ConstraintError:
     return ConstraintError(
         f"json_schema: {problem}.",
-        hint="Use order='schema', with the members in the order that is meant.",
+        hint="Use order='schema', and list the members in the wanted order.",
     )

@@ -39,8 +39,8 @@ MAX_SUBSETS = 500  # maximum number of sets of used values
 MAX_COMPARED = 12  # maximum number of items that are compared pairwise
 MAX_DISTINCT = 1_000  # maximum number of required different items, or of listed values
 
-_NOT_HERE = "json_schema: inside another constraint only a handful of scalars can be unique items."
-_ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or: enforce='best_effort'."
+_NOT_HERE = "json_schema: inside another constraint, uniqueItems can only be enforced for a few listed scalars."
+_ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or set enforce='best_effort'."
 
 
 def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
@@ -85,11 +85,11 @@ def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
         if writer.watched_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
         if shape.contains:
-            raise ConstraintError("json_schema: items that are unique and counted by contains can't be enforced.")
+            raise ConstraintError("json_schema: uniqueItems and contains can't be enforced together.")
         if shape.least > MAX_DISTINCT:
             raise ConstraintError(
-                f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.",
-                hint="Ask for fewer: minItems of an array or set.",
+                f"json_schema: more than {MAX_DISTINCT:,} different items are required.",
+                hint="Lower minItems, or the minimum length of the set.",
             )
         texts = tuple(_item_texts(writer, formula) for formula in places)
         if not _enough(writer, shape, places, texts):
@@ -113,7 +113,10 @@ def _enough(writer: ContainerWriter, shape: ArrayShape, places: list[Formula], t
         if count is None or count > last or _is_anything(writer.reader.values(places[i])):
             continue
         if shape.prefix:
-            raise ConstraintError("json_schema: that the first items are unique can't be enforced.", hint=_ADVICE)
+            raise ConstraintError(
+                "json_schema: uniqueItems can't be enforced: the first items may use up the values of later ones.",
+                hint=_ADVICE,
+            )
         return False
     return True
 
@@ -138,7 +141,7 @@ def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
             raise
         why = error.message.removeprefix("json_schema: ").removesuffix(f" (at {error.pointer or '/'})")
         raise ConstraintError(
-            f"json_schema: that items are unique can't be enforced for such objects and arrays: {why}", hint=_ADVICE
+            f"json_schema: uniqueItems can't be enforced for these objects and arrays: {why}", hint=_ADVICE
         ) from error
 
 
@@ -146,7 +149,9 @@ def _scalars(values: ValueSet) -> Node:
     """Texts of the scalars of a set, with one spelling for each value."""
     listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
-        raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} values of unique items.", hint=_ADVICE)
+        raise ConstraintError(
+            f"json_schema: uniqueItems can't be enforced for more than {MAX_DISTINCT:,} values in a list.", hint=_ADVICE
+        )
     return alternation([
         *([literal("null")] if values.null else []),
         *(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans),

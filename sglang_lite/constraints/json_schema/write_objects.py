@@ -74,9 +74,9 @@ class _ObjectWriter:
             watch(self._writer, self._shape, self._others)
         elif counting:
             raise ConstraintError(
-                "json_schema: that there are several members with different names can't be enforced.",
+                "json_schema: the number of members can't be enforced: unlisted names may repeat.",
                 pointer=self._shape.count_pointer,
-                hint="List the names in properties or propertyNames, or: enforce='best_effort'.",
+                hint="List the names in properties or propertyNames, or set enforce='best_effort'.",
             )
         needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
         if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
@@ -84,7 +84,11 @@ class _ObjectWriter:
         if self._writer.watched_shapes is not None and all(counted(names).count is None for names in needs):
             watch(self._writer, self._shape, self._others)
         else:
-            raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
+            raise ConstraintError(
+                "json_schema: several members whose names match patterns are required (by negations), and nothing "
+                "keeps their names different.",
+                hint="List the possible names in properties.",
+            )
 
     # ------------------------------------------------------------------------------- named members by halves
 

@@ -113,7 +113,7 @@ class _Partial:
 
         def read(values: Any, handler: Callable[[Any], Any]) -> Any:
             if not isinstance(values, list):
-                raise ValueError("no list")
+                raise ValueError("not a list")
             return make(handler([*values, *[None] * (len(items) - len(values))])[: len(values)])
 
         kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef

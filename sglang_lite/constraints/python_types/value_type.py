@@ -160,7 +160,7 @@ def _adapter(annotation: Any) -> Any:
         return TypeAdapter(for_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
-            f"type: {annotation!r} is no type that can be generated: {str(error).partition('. Set ')[0]}"
+            f"type: values of {annotation!r} can't be generated: {str(error).partition('. Set ')[0]}"
         ) from error
     except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error

@@ -48,7 +48,7 @@ class _Parser:
             name = scanner.expect(_NAME, "the name of a rule")[0]
             scanner.expect("::=", "::=")
             if name in rules:
-                scanner.fail(f"the rule {name!r} is there twice", start)
+                scanner.fail(f"the rule {name!r} is defined twice", start)
             rules[name] = self._alternation()
         if not rules:
             scanner.fail("there is no rule")

@@ -126,7 +126,7 @@ class _Parser:
             scanner.fail("only a rule of terminals has attributes, no terminal and no template", at)
         scanner.expect(":", "a colon")
         if name in self._rules or name in self._templates:
-            scanner.fail(f"{name!r} is there twice", start)
+            scanner.fail(f"{name!r} is defined twice", start)
         body = self._alternation()
         if suffix is not None:
             body = self._terminal(_shortest(concat(body, suffix)))
@@ -211,7 +211,7 @@ class _Parser:
             return None
         if scanner.take("~"):
             inner = self._item()
-            return Complement(scanner.fail("what is not to be expected", at) if inner is None else inner)
+            return Complement(scanner.fail("an expression after ~ expected", at) if inner is None else inner)
         if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
             return self._template(name[0], at) if scanner.take(r"\{(?!\s*,?\s*[0-9])") else Ref(name[0])
@@ -252,7 +252,7 @@ class _Parser:
         try:
             return str(json.loads(f'"{text}"', strict=False))
         except ValueError:
-            self._scanner.fail("a string with an escape that is none", at)
+            self._scanner.fail("the string has an invalid escape", at, hint="Use the escapes of JSON.")
 
     def _parsed(self, pattern: str, at: int) -> Node:
         try:
@@ -291,7 +291,7 @@ class _Parser:
         if pieces is None:
             self._scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
         if any(charsets.has_surrogates(piece) for piece in pieces):
-            self._scanner.fail("half a character, which no text has", at)
+            self._scanner.fail("a lone surrogate is no character", at)
         if len(pieces) > _MAX_CHUNKS:
             self._scanner.fail(f"{len(pieces):,} pieces, the limit is {_MAX_CHUNKS:,}", at)
         first = f"{_PIECES}{len(self._rules)}-"

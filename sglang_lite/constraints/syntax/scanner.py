@@ -102,9 +102,9 @@ def special_token(scanner: Scanner) -> Node:
     found = scanner.take(r"<\[?[^<>\s]*>")
     if found is None or found[0] not in _SPECIAL_TOKENS:
         scanner.fail(
-            "of special tokens only " + ", ".join(_SPECIAL_TOKENS) + " are supported",
+            "the only supported special tokens are " + ", ".join(_SPECIAL_TOKENS),
             None if found is None else found.start(),
-            hint="What ends a text is said by the model; write other tokens as text.",
+            hint="Leave out tokens that end the text: the model writes them itself. Quote other tokens as text.",
         )  # fmt: skip
     return literal(found[0])
 

@@ -29,7 +29,7 @@ class Templates:
         """Adds a template. Raises ConstraintError if its parameters are not distinct names."""
         names = tuple(each.strip() for each in parameters.split(","))
         if len(set(names)) < len(names) or not all(each.replace("-", "_").isidentifier() for each in names):
-            self._scanner.fail(f"the parameters of {name} are not names, each another one", at)
+            self._scanner.fail(f"the parameters of {name} must be distinct names", at)
         self._bodies[name] = names, body
 
     def use(self, name: str, arguments: Sequence[Node], at: int) -> Ref:
