@@ -58,7 +58,7 @@ def test_grammar_check_takes_every_kind_of_grammar(written, capsys, name, text, 
     [
         ("a.txt", "", "does not end in"),
         ("a.json", "{", "not JSON"),
-        ("a.json", '{"type": 3}', "type is one or some of"),
+        ("a.json", '{"type": 3}', "type must be one of"),
     ],
 )
 def test_what_can_not_be_checked_is_one_line_on_stderr(written, capsys, name, text, message):

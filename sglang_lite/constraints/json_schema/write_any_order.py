@@ -33,7 +33,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
 MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
 UNLIMITED_NAMES = 10**9  # number of names that counts as unlimited
-MAX_NEEDS = 4  # maximum number of needs (members of some pattern that are required)
+MAX_NEEDS = 4  # maximum number of needs (required members whose names match patterns)
 _MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than watching
 
 _Other = tuple[Node, Formula]
