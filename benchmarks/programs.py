@@ -55,7 +55,7 @@ class Counting(SteppedEngine):
 
         self.scheduler.launched = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.hints.want = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.held_prefixes.want = _nothing  # type: ignore[method-assign]  # to switch it off
             self.scheduler.pages_ahead = _no_pages  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:
@@ -74,11 +74,11 @@ class Counting(SteppedEngine):
         return sum(self.computed.values()) / max(len(self.computed), 1)
 
 
-def _nothing(prospect: object, tokens: object, namespace: str) -> None:
+def _nothing(hints: object, tokens: object, namespace: str) -> None:
     """Holds nothing."""
 
 
-def _no_pages(prospect: object) -> int:
+def _no_pages(hints: object) -> int:
     return 0
 
 

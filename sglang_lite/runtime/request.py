@@ -90,7 +90,7 @@ class Request:
         namespace: namespace in the prefix tree.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
-        holding: its slot and pages while it runs, else None.
+        handle: its slot and pages while it runs, else None.
         admission: sequence number of its last admission.
         cached_tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
@@ -101,7 +101,7 @@ class Request:
         passed_over: number of times that a later request was admitted first.
         given: number of output ids given by the caller, to continue an earlier stream.
         paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
-        prospect: scheduling hints of the program's branch that it belongs to, if any.
+        hints: scheduling hints of the program's branch that it belongs to, if any.
         follow: function that returns the next request of the program, to continue in this request's slot, or None;
             called with the result on the loop's thread.
         times: times of submission, start and first token.
@@ -118,7 +118,7 @@ class Request:
     namespace: str = ""
     score_from: int | None = None
     state: State = State.COMPILING
-    holding: SlotHandle | None = None
+    handle: SlotHandle | None = None
     admission: int = 0
     cached_tokens: int = -1
     miss: Miss | None = None
@@ -129,14 +129,14 @@ class Request:
     passed_over: int = 0
     given: int = 0
     paced: bool = False
-    prospect: ScheduleHints | None = None
+    hints: ScheduleHints | None = None
     follow: Callable[[Generation], Request | None] | None = None
     times: Times = field(default_factory=Times)
 
     @property
     def slot(self) -> int:
-        assert self.holding is not None
-        return self.holding.slot
+        assert self.handle is not None
+        return self.handle.slot
 
     @property
     def ended(self) -> bool:

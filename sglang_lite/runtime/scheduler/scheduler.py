@@ -23,9 +23,9 @@ from sglang_lite.runtime.request import Request, State, StreamPace
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
-from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
@@ -51,7 +51,7 @@ class Scheduler:
         pace: limit for steps with streams; None if steps are short enough without.
 
     Attributes:
-        hints: locked prefixes of programs.
+        held_prefixes: locked prefixes of programs.
         waiting, prefilling, decoding: requests in these stages.
     """
 
@@ -71,7 +71,7 @@ class Scheduler:
         self._last_alone = last_alone
         self._alone = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
-        self.hints = PrefixHints(store)
+        self.held_prefixes = HeldPrefixes(store)
         self._refused = 0  # consecutive plans that refused the next request because prefixes are held
         self._admissions = 0
         self._fresh: list[Request] = []
@@ -110,7 +110,7 @@ class Scheduler:
         while self._isolation.advance(self.store.table):
             for request in list(self.running()):  # the isolated request, or the one that continues in its slot
                 self.retract(request)
-        self.hints.settle()
+        self.held_prefixes.settle()
         decoding = self._with_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self._admit()
@@ -157,9 +157,9 @@ class Scheduler:
         through: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
-            assert request.holding is not None
+            assert request.handle is not None
             if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
-                self.store.publish(request.holding, all_but_last=request.repeats)
+                self.store.publish(request.handle, all_but_last=request.repeats)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
@@ -209,18 +209,18 @@ class Scheduler:
             self.waiting.remove(request)
         elif request.state is not State.COMPILING:
             self._stop(request)
-            if end is State.FINISHED and request.prospect is not None and request.prospect.returns:
+            if end is State.FINISHED and request.hints is not None and request.hints.returns:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.hints.want(request.prospect, request.tokens[:scored], request.namespace)
+                self.held_prefixes.want(request.hints, request.tokens[:scored], request.namespace)
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
         """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
         common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
-        table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
-        assert holding is not None
+        table, slot, handle, tokens = self.store.table, request.slot, request.handle, following.tokens
+        assert handle is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
-        if common < holding.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
+        if common < handle.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
             self.finish(request, State.FINISHED)
             following.move(State.WAITING)
             self.waiting.appendleft(following)
@@ -228,25 +228,25 @@ class Scheduler:
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         self._leave_running(request)
         request.move(State.FINISHED)
-        request.holding = None
+        request.handle = None
         table.tokens[slot, common : len(tokens)] = tokens[common:]
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
-        self.store.publish(holding)  # for branches that fork here
-        self.store.look_up(holding)  # an earlier run of the same program may have left more in the cache
-        following.holding = holding
+        self.store.publish(handle)  # for branches that fork here
+        self.store.look_up(handle)  # an earlier run of the same program may have left more in the cache
+        following.handle = handle
         following.admission = request.admission
         following.times.started = time.perf_counter()
         following.cached_tokens = int(table.computed[slot])
-        following.miss = self.store.miss_in_place(tokens, holding)
+        following.miss = self.store.miss_in_place(tokens, handle)
         following.move(State.WAITING)
         self._start(following)
 
     def flush(self) -> int:
         """Evicts every prefix that no request uses, including those held for programs. Returns the number of pages
         freed."""
-        self.hints.clear()
+        self.held_prefixes.clear()
         return self.store.flush()
 
     def retract(self, request: Request) -> None:
@@ -271,11 +271,11 @@ class Scheduler:
 
     def _stop(self, request: Request) -> None:
         self._leave_running(request)
-        assert request.holding is not None
+        assert request.handle is not None
         slot = request.slot
         request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
-        self.store.release(request.holding)
-        request.holding = None
+        self.store.release(request.handle)
+        request.handle = None
 
     def _leave_running(self, request: Request) -> None:
         (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
@@ -301,7 +301,7 @@ class Scheduler:
             singles=len(decoding) + len(singles),
             samples=(ends == table.length[slots]) & (ends < table.limit[slots]),
             unknown=ends > table.known[slots],
-            fresh=tuple(r for r in fresh if r.holding is not None),
+            fresh=tuple(r for r in fresh if r.handle is not None),
             copies=self.store.take_copies(),
         )
 
@@ -347,7 +347,7 @@ class Scheduler:
         while not self.store.reserve(request.slot, end):
             if self.store.frees(request.slot, end):
                 return False
-            if self.hints.give_way():
+            if self.held_prefixes.give_way():
                 continue
             last = max(self.running(), key=lambda r: r.admission)
             if last is request:
@@ -366,13 +366,13 @@ class Scheduler:
         slots = _slots(self.running())
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
-        under_way = {*self.hints, *(r.prospect for r in self.running() if r.prospect is not None)}
+        under_way = {*self.held_prefixes, *(r.hints for r in self.running() if r.hints is not None)}
         promised += sum(map(self.pages_ahead, under_way))
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self.prefilling}
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
-            candidates = [r for r in (self._isolation.next,) if r is not None and r.holding is None]
+            candidates = [r for r in (self._isolation.next,) if r is not None and r.handle is None]
         for request in candidates:
             if not table.free:
                 break
@@ -385,25 +385,25 @@ class Scheduler:
             expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
             needed = -(-expected // size) - len(match.pages)
             ahead = 0
-            if request.prospect is not None and request.prospect not in under_way:
-                ahead = self.pages_ahead(request.prospect)
-                under_way.add(request.prospect)
+            if request.hints is not None and request.hints not in under_way:
+                ahead = self.pages_ahead(request.hints)
+                under_way.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self.running_any or (len(self.hints) > 0 and self._refused <= PATIENCE)
-                while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
+                busy = self.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
+                while (full := needed + ahead > store.available - promised) and busy and self._release_held():
                     pass
                 if full and busy:
                     break
             needed += ahead
             self._admissions += 1
             request.admission = self._admissions
-            request.holding = store.admit(tokens, match, request.namespace)
+            request.handle = store.admit(tokens, match, request.namespace)
             self._refused = 0
             request.times.started = request.times.started or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]
-                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.holding)
+                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.handle)
             self._start(request)
             prefilling[request.slot] = request
             admitted.append(request)
@@ -423,21 +423,21 @@ class Scheduler:
         request.move(State.PREFILLING)
         self.prefilling.append(request)
         self._fresh.append(request)
-        if request.prospect is not None:
-            self.hints.release(request.prospect)
+        if request.hints is not None:
+            self.held_prefixes.release(request.hints)
 
-    def pages_ahead(self, prospect: ScheduleHints) -> int:
+    def pages_ahead(self, hints: ScheduleHints) -> int:
         """Number of pages to reserve for the nodes that a branch has yet to play; at most half of all pages, so that a
         long program alone doesn't block admission."""
-        return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)
+        return min(-(-self._reserve.of_program(hints.ahead) // self.store.page_size), self.store.pool.total // 2)
 
-    def _hints_yield(self) -> bool:
+    def _release_held(self) -> bool:
         """Releases a held prefix for a request that has been refused often enough. Returns False if the request has to
         wait."""
-        if not len(self.hints):
+        if not len(self.held_prefixes):
             return False
         self._refused += 1
-        return self._refused > PATIENCE and self.hints.give_way()
+        return self._refused > PATIENCE and self.held_prefixes.give_way()
 
     def _leave_queue(self, admitted: list[Request]) -> None:
         if not admitted:

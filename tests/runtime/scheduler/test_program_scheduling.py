@@ -93,7 +93,7 @@ def test_what_a_verdict_is_awaited_on_stays_cached_and_is_let_go_at_the_end():
     for i in range(4):  # others would evict it
         engine.start(letters(i + 1, 30), greedy(2))
     engine.drain()
-    assert len(engine.scheduler.hints) == 1
+    assert len(engine.scheduler.held_prefixes) == 1
     program.verdict()
     while not program.waiting:
         engine.step()
@@ -111,7 +111,7 @@ def test_dropping_the_cache_drops_what_is_held_too():
     while not program.waiting:
         engine.step()
     engine.step()
-    assert engine.scheduler.hints.locks
+    assert engine.scheduler.held_prefixes.locks
     assert engine.scheduler.flush() >= 60
     assert engine.store.tree.pages == 0
     program.verdict()
@@ -139,7 +139,7 @@ def test_what_is_held_yields_before_anybody_is_retracted():
     engine.drain()
     assert len(ended(events).token_ids) == 100
     assert not any(request.retractions for request in engine.built)
-    assert not len(engine.scheduler.hints)
+    assert not len(engine.scheduler.held_prefixes)
     program.verdict()
     engine.drain()
     assert isinstance(program.result, ProgramResult)
@@ -267,16 +267,16 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     for request, path in zip(queue[1:4], (5, 50, 20)):
-        request.prospect = ScheduleHints(engine)
-        request.prospect.ahead = ExpectedTokens(0, path, path)
+        request.hints = ScheduleHints(engine)
+        request.hints.ahead = ExpectedTokens(0, path, path)
     assert [request.id for request in lpm(queue, engine.store.tree)] == [0, 2, 3, 1, 4]
 
 
 def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(4)))
-    queue[2].prospect = ScheduleHints(engine)
-    queue[2].prospect.held = True
+    queue[2].hints = ScheduleHints(engine)
+    queue[2].hints.held = True
     queue[3].passed_over = 256
     for policy in (lpm, fcfs, priority):
         assert [request.id for request in policy(queue, engine.store.tree)] == [3, 2, 0, 1]
@@ -324,6 +324,6 @@ def test_random_programs_in_small_pools_all_end_with_the_same_texts(seed):
         play(engine, programs, delay)
         engine.drain()
         texts.append([program.result.text for program in programs] + [ended(events).text for events in plain])
-        assert not engine.scheduler.hints.locks
+        assert not engine.scheduler.held_prefixes.locks
         engine.check_empty()
     assert texts[0] == texts[1]
