@@ -149,11 +149,11 @@ class Request:
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
 
     @property
-    def look(self) -> WatchedTokens:
+    def watched(self) -> WatchedTokens:
         """Kinds of its new tokens that the host must look at."""
-        return self._look(self.output.matcher)
+        return self._watched_with(self.output.matcher)
 
-    def _look(self, matcher: Matcher | None) -> WatchedTokens:
+    def _watched_with(self, matcher: Matcher | None) -> WatchedTokens:
         p, output = self.params, self.output
         if matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
@@ -181,7 +181,7 @@ class Request:
             self.limit - self.prompt_len,
             matcher,
             jump=jump and self.processor is None,
-            masked=self._look(matcher) is WatchedTokens.GRAMMAR,
+            masked=self._watched_with(matcher) is WatchedTokens.GRAMMAR,
         )
         if forced:
             self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
@@ -214,7 +214,7 @@ class Request:
         must see every token."""
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(most, masked=self.look is WatchedTokens.GRAMMAR)
+        tokens, finish = self.output.jump(most, masked=self.watched is WatchedTokens.GRAMMAR)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - most, len(tokens)))
         return tokens, finish

@@ -297,7 +297,7 @@ class StepLoop:
         is computed again in the next step."""
         batch = step.forward.batch
         rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        watched = (self.scheduler.store.table.look[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
+        watched = (self.scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
         matchers: list[Matcher] = []
         masked: list[int] = []
         for i, row in zip(watched, rows[watched].tolist()):
@@ -337,7 +337,7 @@ class StepLoop:
         """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
         special: dict[int, DrawAdjustments] = {}
         table = self.scheduler.store.table
-        which = (table.look[batch.slots[rows]] == DRAWS).nonzero()[0]
+        which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]
         for i, row in zip(which.tolist(), rows[which].tolist()):
             request = batch.requests[row]
             tokens = table.tokens[request.slot, : table.length[request.slot]]
@@ -394,17 +394,17 @@ class StepLoop:
         slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
         self.scheduler.learned(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
-        looked = self._watch.looked_at(slots, tokens, full)
+        selected = self._watch.select_rows(slots, tokens, full)
         for row, i, kind, token, at_end in zip(
-            rows[which[looked]].tolist(),
-            which[looked].tolist(),
-            table.look[slots[looked]].tolist(),
-            tokens[looked].tolist(),
-            full[looked].tolist(),
+            rows[which[selected]].tolist(),
+            which[selected].tolist(),
+            table.watched[slots[selected]].tolist(),
+            tokens[selected].tolist(),
+            full[selected].tolist(),
         ):
             request = batch.requests[row]
             try:
-                finish = self._look(request, kind, token, sampled.logprobs.get(i))
+                finish = self._process_token(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and self.jump and request.output.matcher is not None:
                     finish, at_end = self._leap(request)
             except SglError as error:
@@ -415,7 +415,7 @@ class StepLoop:
             if finish is not None:
                 self._finish(request, finish)
 
-    def _look(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
+    def _process_token(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
         if kind == GRAMMAR:
             return request.output.take_masked(token)
         if kind >= TEXT:

@@ -246,7 +246,7 @@ class GpuRunner:
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
         as these may wait for masks. Returns None in all other steps."""
-        if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
+        if self._device.type != "cuda" or not (self._table.watched[batch.slots] >= _TEXT).any():
             return None
         self._with_masks += 1
         return self._now() if self._with_masks % _MEASURED == 1 else None

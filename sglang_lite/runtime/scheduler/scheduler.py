@@ -418,7 +418,7 @@ class Scheduler:
         table.limit[slot] = request.limit
         if request.only_scored and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
-        table.look[slot] = request.look
+        table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
