@@ -29,7 +29,7 @@ class Queued:
         text: predicted text between the last generated token and the node, or None if it can't be predicted.
         ids: tokenisation of `text`, if started.
         matcher: matcher of its grammar, made in advance for the next request of the branch.
-        ahead: tokens that it is expected to add.
+        expected: tokens that it is expected to add.
     """
 
     node: Node
@@ -39,7 +39,7 @@ class Queued:
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
-    ahead: ExpectedTokens = NOTHING_EXPECTED
+    expected: ExpectedTokens = NOTHING_EXPECTED
 
 
 class BranchQueue:
@@ -92,12 +92,12 @@ class BranchQueue:
         """Queues a node at its place."""
         self.foreseen = _foreseen_after(entry.node, self.foreseen)
         self._nodes.append((place, entry))
-        self._hints.ahead += entry.ahead
+        self._hints.expected += entry.expected
 
     def take_first(self) -> None:
         """Removes the first node, to be played now."""
         _, entry = self._nodes.popleft()
-        self._hints.ahead -= entry.ahead
+        self._hints.expected -= entry.expected
         self._left(1)
 
     def roll_back(self, mark: int, place: int, entry: Queued) -> bool:
@@ -112,7 +112,7 @@ class BranchQueue:
             return False
         while self._nodes[-1][0] > mark:
             _, gone = self._nodes.pop()
-            self._hints.ahead -= gone.ahead
+            self._hints.expected -= gone.expected
             self._left(1)
         self.foreseen = None
         self._nodes.append((place, entry))
@@ -122,7 +122,7 @@ class BranchQueue:
         """Removes all nodes."""
         self._left(len(self._nodes))
         self._nodes.clear()
-        self._hints.ahead = NOTHING_EXPECTED
+        self._hints.expected = NOTHING_EXPECTED
 
 
 def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:

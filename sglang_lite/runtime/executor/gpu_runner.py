@@ -515,8 +515,8 @@ def _one_row(slots: Ints, start: int, end: int) -> Batch:
     single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
     return Batch(
         step=0, requests=(), slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
-        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, samples=np.ones(1, dtype=bool),
-        unknown=np.zeros(1, dtype=bool), fresh=(), copies=(nothing, nothing),
+        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, draws=np.ones(1, dtype=bool),
+        pending=np.zeros(1, dtype=bool), started=(), copies=(nothing, nothing),
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class PrefixCache:
         longest: longest sequence in tokens.
         reuse: whether to keep computed prefixes in the tree.
         priority: key function of the eviction order, lowest first.
-        tell_others: whether reasons for cache misses may reveal other prompts and namespaces.
+        reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
 
     Attributes:
         pending_copies: copies to make before the next step.
@@ -71,13 +71,13 @@ class PrefixCache:
         *,
         reuse: bool,
         priority: Priority,
-        tell_others: bool = True,
+        reveal_others: bool = True,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
         self.table = SlotTable(slots, longest, page_size)
-        self.reuses, self._tell_others = reuse, tell_others
+        self.reuses, self._reveal_others = reuse, reveal_others
         self._priority = priority
         self.pending_copies: list[PageCopy] = []
         self.step = 0  # number of the last step that was launched
@@ -122,7 +122,7 @@ class PrefixCache:
             return None
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
-        return find_miss(self.tree, prompt, usable, match, cached, handle.namespace, tell_others=self._tell_others)
+        return find_miss(self.tree, prompt, usable, match, cached, handle.namespace, reveal_others=self._reveal_others)
 
     def miss_in_place(self, prompt: Ints, handle: SlotHandle) -> Miss | None:
         """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the
@@ -130,7 +130,7 @@ class PrefixCache:
         cached = int(self.table.computed[handle.slot])
         return continued(prompt, cached) if cached < len(prompt) - 1 else None
 
-    def look_up(self, handle: SlotHandle) -> None:
+    def adopt_cached_pages(self, handle: SlotHandle) -> None:
         """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
         them."""
         slot, table = handle.slot, self.table
@@ -187,7 +187,7 @@ class PrefixCache:
         self.table.held[slot] = needed
         return True
 
-    def frees(self, slot: int, end: int) -> bool:
+    def will_have_pages(self, slot: int, end: int) -> bool:
         """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
         completed."""
         needed = -(-end // self.page_size) - int(self.table.held[slot])

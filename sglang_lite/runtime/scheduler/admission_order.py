@@ -51,7 +51,7 @@ def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
             place = alike.setdefault((cached, request.namespace, next_tokens), i), i
         if urgency and request.hints is not None:
             place = programs.setdefault(id(request.hints.program), place)
-            path = request.limit - len(request.tokens) + request.hints.ahead.path
+            path = request.limit - len(request.tokens) + request.hints.expected.path
         keys.append((urgency, -cached, *place, -path))
     order = sorted(range(len(looked_at)), key=keys.__getitem__)
     return [looked_at[i] for i in order] + list(islice(waiting, _LOOKED_AT, None))

@@ -69,12 +69,12 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._policy = policy
         self._last_alone = last_alone
-        self._alone = -1  # id of the last request that was admitted while no other ran or waited
+        self._solo_request = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
         self.held_prefixes = HeldPrefixes(store)
         self._refused = 0  # consecutive plans that refused the next request because prefixes are held
         self._admissions = 0
-        self._fresh: list[Request] = []
+        self._started: list[Request] = []
         self._isolation = Isolation()
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
@@ -122,7 +122,7 @@ class Scheduler:
                 continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
-            if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
+            if request.id == self._solo_request and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)
             if end > start and self._make_room(request, end):
                 chunks.append((request, start, end))
@@ -139,22 +139,22 @@ class Scheduler:
             return most
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
-    def took(self, batch: Batch, seconds: float) -> None:
+    def record_duration(self, batch: Batch, seconds: float) -> None:
         """Records the duration of a step, to pace later steps."""
         if self._pace is not None and batch.streams:
-            self._pace.took(batch.tokens, seconds, streams=batch.streams)
+            self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)
 
-    def left(self, batch: Batch, seconds: float) -> float:
+    def remaining_s(self, batch: Batch, seconds: float) -> float:
         """Remaining time in seconds that a step with streams should take at most, `seconds` after its start; infinite
         without streams."""
-        return self._pace.left(seconds) if self._pace is not None and batch.streams else math.inf
+        return self._pace.remaining_s(seconds) if self._pace is not None and batch.streams else math.inf
 
-    def launched(self, batch: Batch) -> list[int]:
+    def record_launch(self, batch: Batch) -> list[int]:
         """Records that the batch's keys and values are visible to every later step, and publishes prompts. Returns the
         rows whose prompts are complete; they continue decoding."""
         table = self.store.table
         table.computed[batch.slots] = batch.ends
-        through: list[int] = []
+        complete: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
             assert request.handle is not None
@@ -164,24 +164,24 @@ class Scheduler:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
                 self.decoding.append(request)
-                through.append(row)
-        return through
+                complete.append(row)
+        return complete
 
     def live(self, batch: Batch) -> NDArray[np.bool_]:
         """Mask of the rows whose slots still have the same request and tokens as when the batch was planned."""
         rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
         return rows
 
-    def drawn(self, slots: Ints) -> None:
-        """Counts one more token for each of these slots; its id is recorded later by `learned`."""
+    def count_draws(self, slots: Ints) -> None:
+        """Counts one more token for each of these slots; its id is recorded later by `record_tokens`."""
         self.store.table.length[slots] += 1
 
-    def repeat(self, slots: Ints) -> None:
+    def recompute_last(self, slots: Ints) -> None:
         """Schedules the last token of these slots to be computed again, because none was drawn after it. Its page
         belongs to the request."""
         self.store.table.computed[slots] -= 1
 
-    def learned(self, slots: Ints, tokens: Ints) -> None:
+    def record_tokens(self, slots: Ints, tokens: Ints) -> None:
         """Records the ids of drawn tokens, one per slot."""
         table = self.store.table
         table.tokens[slots, table.known[slots]] = tokens
@@ -214,7 +214,7 @@ class Scheduler:
                 self.held_prefixes.want(request.hints, request.tokens[:scored], request.namespace)
         request.move(end)
 
-    def succeed(self, request: Request, following: Request) -> None:
+    def continue_in_slot(self, request: Request, following: Request) -> None:
         """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
         common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
         table, slot, handle, tokens = self.store.table, request.slot, request.handle, following.tokens
@@ -234,7 +234,7 @@ class Scheduler:
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
         self.store.publish(handle)  # for branches that fork here
-        self.store.look_up(handle)  # an earlier run of the same program may have left more in the cache
+        self.store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
         following.handle = handle
         following.admission = request.admission
         following.times.started = time.perf_counter()
@@ -289,7 +289,7 @@ class Scheduler:
         slots = np.array([r.slot for r in requests], dtype=np.int32)
         starts, ends = table.computed[slots], table.length[slots].copy()
         ends[len(decoding) :] = [c[2] for c in chunks]
-        fresh, self._fresh = self._fresh, []
+        started, self._started = self._started, []
         return Batch(
             step=self.store.step,
             requests=tuple(requests),
@@ -299,9 +299,9 @@ class Scheduler:
             ends=ends,
             decoding=len(decoding),
             singles=len(decoding) + len(singles),
-            samples=(ends == table.length[slots]) & (ends < table.limit[slots]),
-            unknown=ends > table.known[slots],
-            fresh=tuple(r for r in fresh if r.handle is not None),
+            draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
+            pending=ends > table.known[slots],
+            started=tuple(r for r in started if r.handle is not None),
             copies=self.store.take_copies(),
         )
 
@@ -345,7 +345,7 @@ class Scheduler:
         """Reserves pages for positions before `end`, retracting requests admitted after `request` if needed. Returns
         False if the request has to wait, for pages that are about to become free or for earlier requests."""
         while not self.store.reserve(request.slot, end):
-            if self.store.frees(request.slot, end):
+            if self.store.will_have_pages(request.slot, end):
                 return False
             if self.held_prefixes.give_way():
                 continue
@@ -366,8 +366,8 @@ class Scheduler:
         slots = _slots(self.running())
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
-        under_way = {*self.held_prefixes, *(r.hints for r in self.running() if r.hints is not None)}
-        promised += sum(map(self.pages_ahead, under_way))
+        counted = {*self.held_prefixes, *(r.hints for r in self.running() if r.hints is not None)}
+        promised += sum(map(self.expected_pages, counted))
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self.prefilling}
         candidates = self._policy(self.waiting, store.tree)
@@ -384,17 +384,17 @@ class Scheduler:
                 continue
             expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
             needed = -(-expected // size) - len(match.pages)
-            ahead = 0
-            if request.hints is not None and request.hints not in under_way:
-                ahead = self.pages_ahead(request.hints)
-                under_way.add(request.hints)
+            expected = 0
+            if request.hints is not None and request.hints not in counted:
+                expected = self.expected_pages(request.hints)
+                counted.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
                 busy = self.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
-                while (full := needed + ahead > store.available - promised) and busy and self._release_held():
+                while (full := needed + expected > store.available - promised) and busy and self._release_held():
                     pass
                 if full and busy:
                     break
-            needed += ahead
+            needed += expected
             self._admissions += 1
             request.admission = self._admissions
             request.handle = store.admit(tokens, match, request.namespace)
@@ -411,7 +411,7 @@ class Scheduler:
         self._leave_queue(admitted)
         if self._last_alone:
             alone = len(admitted) == 1 and [*self.requests()] == admitted and admitted[0].ending is None
-            self._alone = admitted[0].id if alone else -1
+            self._solo_request = admitted[0].id if alone else -1
 
     def _start(self, request: Request) -> None:
         table, slot = self.store.table, request.slot
@@ -422,14 +422,14 @@ class Scheduler:
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
-        self._fresh.append(request)
+        self._started.append(request)
         if request.hints is not None:
             self.held_prefixes.release(request.hints)
 
-    def pages_ahead(self, hints: ScheduleHints) -> int:
+    def expected_pages(self, hints: ScheduleHints) -> int:
         """Number of pages to reserve for the nodes that a branch has yet to play; at most half of all pages, so that a
         long program alone doesn't block admission."""
-        return min(-(-self._reserve.of_program(hints.ahead) // self.store.page_size), self.store.pool.total // 2)
+        return min(-(-self._reserve.of_program(hints.expected) // self.store.page_size), self.store.pool.total // 2)
 
     def _release_held(self) -> bool:
         """Releases a held prefix for a request that has been refused often enough. Returns False if the request has to

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
-from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, ahead_of
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, expected_tokens
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
@@ -74,14 +74,14 @@ def play(engine, programs, delay=1, limit=5000):
 
 def counted(engine):
     """Counts of how often each token was computed, by all tokens up to it."""
-    computed, launched = Counter(), engine.scheduler.launched
+    computed, record_launch = Counter(), engine.scheduler.record_launch
 
     def launch(batch):
         for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
             computed.update(hashes(engine.store.table.tokens[slot, :end])[start:].tolist())
-        return launched(batch)
+        return record_launch(batch)
 
-    engine.scheduler.launched = launch
+    engine.scheduler.record_launch = launch
     return computed
 
 
@@ -268,7 +268,7 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     for request, path in zip(queue[1:4], (5, 50, 20)):
         request.hints = ScheduleHints(engine)
-        request.hints.ahead = ExpectedTokens(0, path, path)
+        request.hints.expected = ExpectedTokens(0, path, path)
     assert [request.id for request in lpm(queue, engine.store.tree)] == [0, 2, 3, 1, 4]
 
 
@@ -294,17 +294,17 @@ def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
     resolved = engine_with(256).core.builder.resolved
     params = resolved(greedy(100))
-    assert ahead_of(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
-    assert ahead_of(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
-    assert ahead_of(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
-    assert ahead_of(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
-    assert ahead_of(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
-    assert ahead_of(Gen("x", constraint=Number("integer")), params, ()).path < 100
-    assert ahead_of(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
-    assert ahead_of(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
-    assert ahead_of(Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))) == ExpectedTokens(
-        11, 22, 5
-    )
+    assert expected_tokens(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
+    assert expected_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
+    assert expected_tokens(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
+    assert expected_tokens(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
+    assert expected_tokens(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
+    assert expected_tokens(Gen("x", constraint=Number("integer")), params, ()).path < 100
+    assert expected_tokens(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
+    assert expected_tokens(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
+    assert expected_tokens(
+        Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))
+    ) == ExpectedTokens(11, 22, 5)
 
 
 @pytest.mark.slow
