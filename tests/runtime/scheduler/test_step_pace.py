@@ -15,7 +15,7 @@ LONG = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 @pytest.fixture
 def untimed(monkeypatch):
     """Bounds stay as they are at first, whatever time a step takes."""
-    monkeypatch.setattr(StepPace, "took", lambda *_, **__: None)
+    monkeypatch.setattr(StepPace, "record_duration", lambda *_, **__: None)
 
 
 def planned(engine):
