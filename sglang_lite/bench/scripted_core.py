@@ -81,21 +81,21 @@ class ScriptedCore:
     def encode(self, _: EncodeRequest) -> NoReturn:
         raise reads_no_text(self.model_name)
 
-    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
-        asked.check()
-        params = resolve_params(asked.params, self.vocab_size)
-        return self._begin(_Generating(sink, asked.params, params.max_tokens, stream=asked.stream))
+    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        request.check()
+        params = resolve_params(request.params, self.vocab_size)
+        return self._begin(_Generating(sink, request.params, params.max_tokens, stream=request.stream))
 
-    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
-        asked.check()
-        if asked.program.decision is not None:
+    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
+        request.check()
+        if request.program.decision is not None:
             raise CapabilityError("a script plays no decisions.")
-        for node in asked.program.nodes:
+        for node in request.program.nodes:
             if not isinstance(node, Gen | Text):
                 raise CapabilityError("a script plays texts and generations alone.")
-        return self._begin(_Playing(sink, asked.program.nodes, self.vocab_size, stream=asked.stream))
+        return self._begin(_Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream))
 
-    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         raise CapabilityError("a script scores nothing.")
 
     def open_program(
@@ -143,7 +143,7 @@ class ScriptedCore:
         for row in self._open:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         def tell(event: E) -> None:
             sink(event)
             if flush is None:
@@ -163,19 +163,19 @@ class ScriptedCore:
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         raise CapabilityError("a script keeps no constraints.")
 
-    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
-        return self.tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else []
+    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
+        return self.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else []
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         self._requests.wait_for_room(call, count, first=first)
 
-    def leave(self, call: Callable[[], object]) -> None:
+    def cancel_wait(self, call: Callable[[], object]) -> None:
         self._requests.leave(call)
 
-    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         return self._requests.admitted(submit, count)
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         call()
 
     def check_open(self) -> None:

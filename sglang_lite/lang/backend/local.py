@@ -57,7 +57,7 @@ class LocalBackend(BaseBackend):
         count = params.samples
         sink = partial(mailbox.put, events.put_nowait)
         submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
-        ticket = await self.engine.admitted(submit, count)
+        ticket = await self.engine.submit_when_room(submit, count)
         try:
             while count:
                 event = await events.get()
@@ -82,7 +82,7 @@ class LocalBackend(BaseBackend):
         submit = partial(
             self.engine.submit_select, prompt, choices, sink=sink, flush=mailbox.wake, unconditional=unconditional
         )
-        ticket = await self.engine.admitted(submit, 1)
+        ticket = await self.engine.submit_when_room(submit, 1)
         try:
             outcome = await future
         finally:
@@ -168,7 +168,7 @@ class _Admission:
 
     async def _admit(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
         try:
-            self._ticket = await engine.admitted(submit, 1)
+            self._ticket = await engine.submit_when_room(submit, 1)
         except SglError as error:
             sink(error)
         except asyncio.CancelledError:
