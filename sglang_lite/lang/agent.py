@@ -11,7 +11,7 @@ from sglang_lite.errors import shown
 from sglang_lite.lang.api import gen
 from sglang_lite.lang.argument_names import no_such_argument
 from sglang_lite.lang.checks import check_whole
-from sglang_lite.lang.compilation.compile_symbols import later
+from sglang_lite.lang.compilation.compile_symbols import call_or_record
 from sglang_lite.lang.execution.reading import check_name
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.lang.tools import ToolCall, ToolError, check_tools
@@ -66,15 +66,17 @@ def use_tools(
         with s.assistant():
             s += gen(variable, tools=tools, **options)
         value = s[variable]
-        if not later(_calls, value):
+        if not call_or_record(_calls, value):
             s[name] = value
             return str(value)
         if step == max_steps:
             break
-        results = later(_results, value, where)
+        results = call_or_record(_results, value, where)
         with s.user():
             s += f"{results}"
-    later(_fail, value, options.get("tool_choice"), max_steps, where)  # while compiling, the call waits for `value`
+    call_or_record(
+        _fail, value, options.get("tool_choice"), max_steps, where
+    )  # while compiling, the call waits for `value`
     return ""  # reached only while a body is compiled
 
 

@@ -39,7 +39,9 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_rele
 def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
     """`pool_of` for a caller that awaits the pool on an event loop."""
     rows = program.compiled
-    if plan.cluster is None and (rows is None or rows.playable(backend_of(plan.options), plan.settings) is None):
+    if plan.cluster is None and (
+        rows is None or rows.specialization_for_run(backend_of(plan.options), plan.settings) is None
+    ):
         return _async_bodies(program, plan, report, until_released=until_released)
     return AwaitedPool(partial(pool_of, program, plan, until_released=until_released), report)
 

@@ -24,31 +24,32 @@ MOST_DECISIONS: Final = 128  # on one way through the body
 
 
 @dataclass(slots=True, eq=False)
-class Deciding(TraceLog):
+class CompileLog(TraceLog):
     """Log of one run of a body that is being compiled, and the outcomes of its decisions by values that only a run
     knows. The body is run again for each other way through it.
 
     Attributes:
-        ways: outcomes of the first decisions (0: the condition holds, 1: it does not); later decisions have outcome 0.
-        cut: called with the condition and the paths of each decision when it is made.
+        forced_outcomes: outcomes of the first decisions (0: the condition holds, 1: it does not); later decisions have
+            outcome 0.
+        on_decision: called with the condition and the paths of each decision when it is made.
         hold: returns the Fill that stands in the program for a value that only the caller's Python can compute.
-        hand_over: records a call that the caller's Python makes in a run, and returns the symbol of its result.
+        record_call: records a call that the caller's Python makes in a run, and returns the symbol of its result.
             Arguments: name for errors, number of the branch whose state has the method (None for a function), function
             or name of the method, positional and keyword arguments.
-        taken: outcome of each decision.
-        open: for each decision, whether it has another outcome.
+        outcomes: outcome of each decision.
+        has_other_outcome: for each decision, whether it has another outcome.
     """
 
-    ways: tuple[int, ...] = ()
-    cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
-    hold: Callable[[CompileSymbolSource], Fill] = lambda origin: Fill(hold=0)
-    hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
-    taken: list[int] = field(default_factory=list)
-    open: list[bool] = field(default_factory=list)
+    forced_outcomes: tuple[int, ...] = ()
+    on_decision: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
+    hold: Callable[[CompileSymbolOrigin], Fill] = lambda origin: Fill(hold=0)
+    record_call: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
+    outcomes: list[int] = field(default_factory=list)
+    has_other_outcome: list[bool] = field(default_factory=list)
     _answers: dict[Condition, bool] = field(default_factory=dict)
     _possible: dict[Fill, tuple[Scalar, ...]] = field(default_factory=dict)  # possible values of a fill, if known
 
-    def ask(self, condition: Condition, values: tuple[Scalar, ...]) -> bool:
+    def decide_condition(self, condition: Condition, values: tuple[Scalar, ...]) -> bool:
         """Answer to a question: the same as before if it was asked before, the only possible one if the possible values
         leave no other, else the outcome of a new decision.
 
@@ -63,10 +64,10 @@ class Deciding(TraceLog):
             if len(answers) == 1:
                 return answers.pop()
         if condition not in self._answers:
-            found = self._answers[condition] = self._next(condition, ()) == 0
+            holds = self._answers[condition] = self._new_decision(condition, ()) == 0
             if possible and constant:
-                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is found])
-            elif found and condition.sign == "==" and constant:
+                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is holds])
+            elif holds and condition.sign == "==" and constant:
                 self._possible[condition.left] = (cast(Scalar, right),)
         return self._answers[condition]
 
@@ -77,30 +78,31 @@ class Deciding(TraceLog):
                 "the body makes decisions without an end.", hint=f"Bound its loops. {OR_RUN_IT}", where=user_location()
             )
 
-    def wait(self, after: tuple[Path, ...]) -> None:
+    def wait_for(self, after: tuple[Path, ...]) -> None:
         """Makes the nodes that follow wait for the values of other nodes.
 
         Args:
             after: paths of these nodes.
         """
-        self._next(None, after)
+        self._new_decision(None, after)
 
-    def _next(self, condition: Condition | None, after: tuple[Path, ...]) -> int:
-        at = len(self.taken)
+    def _new_decision(self, condition: Condition | None, after: tuple[Path, ...]) -> int:
+        at = len(self.outcomes)
         if at == MOST_DECISIONS:
-            told = f"the body makes more than {MOST_DECISIONS} decisions by values that only a run knows."
+            problem = f"the body makes more than {MOST_DECISIONS} decisions by values that only a run knows."
             hint = f"Bound the loop, as in `for step in range(8):`. {OR_RUN_IT}"
-            raise CompileError(told, hint=hint, where=user_location())
-        taken = self.ways[at] if at < len(self.ways) else 0
-        self.taken.append(taken)
-        self.open.append(condition is not None)
-        self.cut(condition, after)
-        return taken
+            raise CompileError(problem, hint=hint, where=user_location())
+        outcome = self.forced_outcomes[at] if at < len(self.forced_outcomes) else 0
+        self.outcomes.append(outcome)
+        self.has_other_outcome.append(condition is not None)
+        self.on_decision(condition, after)
+        return outcome
 
 
 @contextlib.contextmanager
-def marking(record: Deciding) -> Iterator[None]:
-    """Context manager in which symbols are formatted into texts as marks, which `unmarked` turns into symbols again."""
+def formatting_as_marks(record: CompileLog) -> Iterator[None]:
+    """Context manager in which symbols are formatted into texts as marks, which `split_at_marks` turns into symbols
+    again."""
     token = recording.set(record)
     try:
         yield
@@ -108,7 +110,7 @@ def marking(record: Deciding) -> Iterator[None]:
         recording.reset(token)
 
 
-def unmarked(text: str) -> list[str | Symbol]:
+def split_at_marks(text: str) -> list[str | Symbol]:
     """Splits a text at its marks, into constant texts and the symbols that the marks stand for."""
     record = recording.get()
     if "\ue002" not in text or record is None:
@@ -117,7 +119,7 @@ def unmarked(text: str) -> list[str | Symbol]:
 
 
 @dataclass(frozen=True, slots=True)
-class CompileSymbolSource:
+class CompileSymbolOrigin:
     """Source of a symbol's value.
 
     Attributes:
@@ -150,7 +152,7 @@ class CompileSymbolSource:
                 return all(item for item, _ in self.steps)
         return False
 
-    def fills(self, where: Location | None, *, special: bool) -> list[str | Fill]:
+    def text_parts(self, where: Location | None, *, special: bool) -> list[str | Fill]:
         """Parts of the value's text, with fills for unknown parts. Raises CompileError if the value is an attribute of
         an argument, which only Python can read."""
         steps = tuple([key for item, key in self.steps if item])
@@ -168,10 +170,10 @@ class CompileSymbolSource:
     def _hold(self) -> Fill:
         """Fill that stands for the value in the program; the caller's Python computes the value in a run."""
         record = recording.get()
-        assert isinstance(record, Deciding)
+        assert isinstance(record, CompileLog)
         return record.hold(self)
 
-    def fill(self) -> Fill | None:
+    def condition_operand(self) -> Fill | None:
         """Fill that stands for the value in a condition; None if the value is an attribute of an argument, which only
         Python can read."""
         match self.parts:
@@ -180,9 +182,9 @@ class CompileSymbolSource:
                 return msgspec.structs.replace(part, steps=steps, special=True, where=user_location())
         return None if self.argument else msgspec.structs.replace(self._hold(), where=user_location())
 
-    def value(self, of: ValueOf) -> UserValue:
-        """Value in a run, in which `of` gives the values of variables and arguments."""
-        value = of(self.source, self.argument)
+    def value(self, value_of: ValueOf) -> UserValue:
+        """Value in a run, in which `value_of` gives the values of variables and arguments."""
+        value = value_of(self.source, self.argument)
         for item, key in self.steps:
             value = value[key] if item else getattr(value, key)
         return value
@@ -199,15 +201,17 @@ class _UnhashableError(CompileError, TypeError):
 class CompileSymbol(Symbol):
     """Symbol of a value that only a run knows. Its own attributes begin with `_`; all others are the value's."""
 
-    __slots__ = ("__comes_from__",)
+    __slots__ = ("__compile_origin__",)
 
-    def __init__(self, origin: CompileSymbolSource) -> None:
+    def __init__(self, origin: CompileSymbolOrigin) -> None:
         super().__init__(origin.name)
-        self.__comes_from__ = origin
+        self.__compile_origin__ = origin
 
     def _stepped(self, name: str, key: object, *, item: bool) -> CompileSymbol:
-        steps = (*self.__comes_from__.steps, (item, key))
-        return CompileSymbol(replace(self.__comes_from__, name=self.__comes_from__.name + name, steps=steps, values=()))
+        steps = (*self.__compile_origin__.steps, (item, key))
+        return CompileSymbol(
+            replace(self.__compile_origin__, name=self.__compile_origin__.name + name, steps=steps, values=())
+        )
 
     def _part(self, kind: str, key: object) -> Symbol:
         return self._stepped(f".{key}", key, item=False)
@@ -226,9 +230,9 @@ class CompileSymbol(Symbol):
 
     def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
         record = recording.get()
-        if self.__comes_from__.argument or not isinstance(record, Deciding):
+        if self.__compile_origin__.argument or not isinstance(record, CompileLog):
             self.__refuse__("call it")
-        return record.hand_over(self._name, None, self, args, kwargs)
+        return record.record_call(self._name, None, self, args, kwargs)
 
     # Questions, which become decisions of the compiled program.
 
@@ -245,19 +249,19 @@ class CompileSymbol(Symbol):
         return self._decide("tell what is in it", "contains", item)
 
     def __hash__(self) -> int:
-        *others, last = self.__comes_from__.values or (None,)
+        *others, last = self.__compile_origin__.values or (None,)
         if last is None:
             self.__refuse__("look it up", _UnhashableError)
         return hash(next((value for value in others if self == value), last))
 
     def _decide(self, what: str, sign: Sign, other: object) -> bool:
-        record, left, right = recording.get(), self.__comes_from__.fill(), _operand(other)
-        if not isinstance(record, Deciding) or left is None or right is _NO_OPERAND:
-            self.__refuse__(what, why=self.__comes_from__.why)
-        values = self.__comes_from__.values
+        record, left, right = recording.get(), self.__compile_origin__.condition_operand(), _operand(other)
+        if not isinstance(record, CompileLog) or left is None or right is _NO_OPERAND:
+            self.__refuse__(what, why=self.__compile_origin__.why)
+        values = self.__compile_origin__.values
         if left.argument is not None and isinstance(right, Fill) and right.argument is None:  # a node is on the left
             left, sign, right, values = right, _TURNED[sign], left, ()
-        return record.ask(Condition(left, sign, cast(Any, right)), values)
+        return record.decide_condition(Condition(left, sign, cast(Any, right)), values)
 
     def __str__(self) -> str:
         if recording.get() is None:
@@ -270,21 +274,21 @@ class CompileSymbol(Symbol):
         return f"CompileSymbol({self._name})"
 
     def __refuse__(self, what: str, kind: type[TraceError] = TraceError, why: str = "") -> NoReturn:
-        argument, hint = self.__comes_from__.argument, RUN_IT
+        argument, hint = self.__compile_origin__.argument, RUN_IT
         if argument:
             hint = f"Bind it before: program.bind({argument}=…).compile(). {OR_RUN_IT}"
-        told = f"compiling can't {what}: {self._name} is only known when the program runs{why and f', as {why}'}."
+        problem = f"compiling can't {what}: {self._name} is only known when the program runs{why and f', as {why}'}."
         raise (_UnhashableError if issubclass(kind, TypeError) else CompileError)(
-            told, hint=hint, where=user_location()
+            problem, hint=hint, where=user_location()
         )
 
 
-def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
+def call_or_record(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
     """Result of a function. If an argument is a symbol of a body that is being compiled, records the call for a run
     instead, and returns the symbol of its result."""
     record = recording.get()
-    if isinstance(record, Deciding) and any(isinstance(each, CompileSymbol) for each in args):
-        return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
+    if isinstance(record, CompileLog) and any(isinstance(each, CompileSymbol) for each in args):
+        return record.record_call(getattr(function, "__name__", "a function"), None, function, args, {})
     return function(*args)
 
 
@@ -294,17 +298,17 @@ _TURNED: dict[Sign, Sign] = {"==": "==", "<": ">", "<=": ">=", ">": "<", ">=": "
 
 def _operand(other: object) -> Any:
     """Right side of a condition, or _NO_OPERAND if the value can't be part of a condition."""
-    if isinstance(other, str) and len(parts := unmarked(other)) == 1 and isinstance(parts[0], CompileSymbol):
+    if isinstance(other, str) and len(parts := split_at_marks(other)) == 1 and isinstance(parts[0], CompileSymbol):
         other = parts[0]
     if isinstance(other, CompileSymbol):
-        return origin_of(other).fill() or _NO_OPERAND
+        return origin_of(other).condition_operand() or _NO_OPERAND
     if other is None or type(other) in (int, float, bool) or (type(other) is str and "\ue002" not in other):
         return other
     return _NO_OPERAND
 
 
-def origin_of(blank: CompileSymbol) -> CompileSymbolSource:
-    return blank.__comes_from__
+def origin_of(symbol: CompileSymbol) -> CompileSymbolOrigin:
+    return symbol.__compile_origin__
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,31 +318,31 @@ class _Text:
     parts: tuple[Any, ...]
 
 
-def kept(thing: UserValue) -> UserValue:
-    """Value that the body passed to a state or call, in a form that `resolved` can complete in a run: texts are split
-    at marks, also inside lists, tuples, sets and dictionaries."""
+def marks_to_symbols(thing: UserValue) -> UserValue:
+    """Value that the body passed to a state or call, in a form that `resolve_symbols` can complete in a run: texts are
+    split at marks, also inside lists, tuples, sets and dictionaries."""
     if isinstance(thing, Expressions):
-        found = list(thing.walk())
-        if all(isinstance(part, Text | CompileSymbol) for part in found):
-            return _Text(tuple([part.text if isinstance(part, Text) else part for part in found]))
+        walked = list(thing.walk())
+        if all(isinstance(part, Text | CompileSymbol) for part in walked):
+            return _Text(tuple([part.text if isinstance(part, Text) else part for part in walked]))
     if isinstance(thing, str):
-        parts = unmarked(thing)
+        parts = split_at_marks(thing)
         return _Text(tuple(parts)) if any(isinstance(part, Symbol) for part in parts) else thing
     if type(thing) in (list, tuple, set):
-        return type(thing)(map(kept, thing))
+        return type(thing)(map(marks_to_symbols, thing))
     if type(thing) is dict:
-        return {key: kept(value) for key, value in thing.items()}
+        return {key: marks_to_symbols(value) for key, value in thing.items()}
     return thing
 
 
-def resolved(thing: UserValue, of: ValueOf) -> UserValue:
-    """Value that `kept` returned, with the values of a run in place of symbols."""
+def resolve_symbols(thing: UserValue, value_of: ValueOf) -> UserValue:
+    """Value that `marks_to_symbols` returned, with the values of a run in place of symbols."""
     if isinstance(thing, CompileSymbol):
-        return origin_of(thing).value(of)
+        return origin_of(thing).value(value_of)
     if isinstance(thing, _Text):
-        return "".join([str(resolved(part, of)) for part in thing.parts])
+        return "".join([str(resolve_symbols(part, value_of)) for part in thing.parts])
     if type(thing) in (list, tuple, set):
-        return type(thing)(resolved(each, of) for each in thing)
+        return type(thing)(resolve_symbols(each, value_of) for each in thing)
     if type(thing) is dict:
-        return {key: resolved(value, of) for key, value in thing.items()}
+        return {key: resolve_symbols(value, value_of) for key, value in thing.items()}
     return thing

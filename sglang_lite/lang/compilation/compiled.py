@@ -69,15 +69,15 @@ class Compiled:
         if saved == now:
             return
         if saved.template != now.template:
-            told = "its turns were written with a chat template other than this backend's."
+            problem = "its turns were written with a chat template other than this backend's."
         else:
-            told = _difference(saved, now)
+            problem = _difference(saved, now)
         raise ProgramError(
-            f"{now.name}: the saved compiled program differs from this one: {told}",
+            f"{now.name}: the saved compiled program differs from this one: {problem}",
             hint="Compile it again, or use the code and the backend that it was made with.", where=user_location(),
         )  # fmt: skip
 
-    def playable(self, backend: BaseBackend, settings: RunSettings) -> Specialization | None:
+    def specialization_for_run(self, backend: BaseBackend, settings: RunSettings) -> Specialization | None:
         """Specialization for a run that is played as a whole or from hold to hold; None if the body has to be run."""
         outer = current_run.get()
         push_down = settings.push_down and (outer is None or outer.push_down)
@@ -99,7 +99,7 @@ class Compiled:
         self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
     ) -> CompiledCall | HeldRow | None:
         """Run of the compiled program; None if the body has to be run."""
-        specialized = self.playable(backend, settings)
+        specialized = self.specialization_for_run(backend, settings)
         if specialized is None:
             return None
         row = self.row(args, kwargs, specialized)
@@ -114,7 +114,7 @@ class Compiled:
         Raises:
             ParameterError: an argument does not fit the program or is not data.
         """
-        specialized = self.playable(backend, plan.settings)
+        specialized = self.specialization_for_run(backend, plan.settings)
         if specialized is None:
             return None
         rows = {i: self.row(args, kwargs, specialized, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
@@ -153,13 +153,13 @@ class Compiled:
         Raises:
             ParameterError: an argument does not fit the program or is not data.
         """
-        given = dict(kwargs)
+        arguments = dict(kwargs)
         if args:
-            given = dict(self._program.signature.bind_partial(*args, **kwargs).arguments)
+            arguments = dict(self._program.signature.bind_partial(*args, **kwargs).arguments)
         for name, value in self._program.bind_arguments.items():
-            if name in given and given[name] is value:
-                del given[name]
-        return specialized.filler.checked(given, what)
+            if name in arguments and arguments[name] is value:
+                del arguments[name]
+        return specialized.filler.checked(arguments, what)
 
 
 def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:

@@ -18,11 +18,11 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.compilation.compile_symbols import (
     OR_RUN_IT,
     RUN_IT,
+    CompileLog,
     CompileSymbol,
-    CompileSymbolSource,
-    Deciding,
-    kept,
-    marking,
+    CompileSymbolOrigin,
+    formatting_as_marks,
+    marks_to_symbols,
     origin_of,
 )
 from sglang_lite.lang.compilation.merged_ways import MergedWays
@@ -77,50 +77,50 @@ def _merged(recorded: Callable[[tuple[int, ...]], Recorder]) -> MergedWays:
     Args:
         recorded: runs the body with given outcomes of its first decisions and returns the record.
     """
-    merged, left = MergedWays(), list[tuple[int, ...]]([()])
-    while left:
-        left += merged.take(recorded(left.pop()), len(left))
+    merged, remaining = MergedWays(), list[tuple[int, ...]]([()])
+    while remaining:
+        remaining += merged.add(recorded(remaining.pop()), len(remaining))
     return merged
 
 
 def _recorded(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, arguments: inspect.BoundArguments,
-    ways: tuple[int, ...], *, unrolled: bool,
+    forced_outcomes: tuple[int, ...], *, unrolled: bool,
 ) -> Recorder:  # fmt: skip
     """Record of one way through a body.
 
     Args:
-        ways: outcomes of the first decisions.
+        forced_outcomes: outcomes of the first decisions.
         unrolled: as for a Recorder.
     """
-    decisions = Deciding(ways=ways)
+    decisions = CompileLog(forced_outcomes=forced_outcomes)
     recorder = Recorder(decisions, unrolled=unrolled)
     run = RecordingRun(backend, settings, program, recorder)
     token = current_run.set(run)
     try:
-        with marking(decisions):
+        with formatting_as_marks(decisions):
             try:
                 result = program.func(run.main, *arguments.args, **arguments.kwargs)
-                recorder.script.result = kept(awaited(result) if program.is_async else result)
+                recorder.script.result = marks_to_symbols(awaited(result) if program.is_async else result)
             except SglError:
                 raise
             except RecursionError as error:
                 raise CompileError(f"{program.name} calls itself without an end.", hint=RUN_IT) from error
             except Exception as error:  # raised by the user's Python, which has symbols for values
-                told = f"the body of {program.name} can't be run with symbols: {type(error).__name__}: {error}."
+                problem = f"the body of {program.name} can't be run with symbols: {type(error).__name__}: {error}."
                 hint = f'Make texts of symbols only with f"{{x}}" and +. {OR_RUN_IT}'
-                raise CompileError(told, hint=hint, where=raised_at(error)) from error
+                raise CompileError(problem, hint=hint, where=raised_at(error)) from error
     finally:
         current_run.reset(token)
-    recorder.script.plain = {
+    recorder.script.text_variables = {
         name: spec
         for name, variable in run.main.branch.names.variables.items()
-        if (spec := _plain(variable.result())) is not None
+        if (spec := _text_paths(variable.result())) is not None
     }  # fmt: skip
     return recorder
 
 
-def _plain(value: Any) -> Any:
+def _text_paths(value: Any) -> Any:
     """Path of the node whose text a value is, or list of paths for a list of texts; None for other values."""
     if isinstance(value, CompileSymbol):
         origin = origin_of(value)
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
             case (Fill(node=node, steps=(), read=None),) if not origin.steps:
                 return node
     if isinstance(value, list) and value:
-        found = [_plain(each) for each in value]
+        found = [_text_paths(each) for each in value]
         return None if None in found else found
     return None
 
@@ -142,10 +142,10 @@ def _arguments(
     given: dict[str, Any] = {**program.bind_arguments, **constants}
     for name, each in program.signature.parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-            told = (
+            problem = (
                 f"{program.name} takes any number of arguments ({each}), but a compiled program needs a name for each."
             )
-            raise CompileError(told, hint=RUN_IT, where=_defined(program))
+            raise CompileError(problem, hint=RUN_IT, where=_defined(program))
         if name in given:
             continue
         required = each.default is each.empty
@@ -156,7 +156,7 @@ def _arguments(
             given[name] = default  # no data, so the same in all runs
             continue
         parameters.append(Parameter(name, default, required))
-        given[name] = CompileSymbol(CompileSymbolSource(name, (Fill(argument=name),)))
+        given[name] = CompileSymbol(CompileSymbolOrigin(name, (Fill(argument=name),)))
     arguments = inspect.BoundArguments(program.signature, {n: given[n] for n in program.signature.parameters})
     return tuple(parameters), arguments
 
@@ -166,9 +166,9 @@ def _refuse_handlers(program: BaseProgram) -> None:
     code = getattr(program.func, "__code__", None)
     if code is None:
         return
-    found: list[CodeType] = [code]
-    for each in found:
-        found += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
+    codes: list[CodeType] = [code]
+    for each in codes:
+        codes += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
         for instruction in dis.get_instructions(each):
             if instruction.opname == "CHECK_EXC_MATCH":
                 raise CompileError(
@@ -199,7 +199,7 @@ def _fingerprint(program: BaseProgram) -> str:
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def check_seen_through(
+def check_against_body(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, row: Mapping[str, UserValue], filled: Program
 ) -> None:
     """Checks that a filled program is what the body does with the same arguments.
@@ -219,23 +219,23 @@ def check_seen_through(
     _compare_parts(filled, compiled)
 
 
-def _compare_parts(filled: Program, wanted: CompiledProgram) -> None:
+def _compare_parts(filled: Program, expected: CompiledProgram) -> None:
     """Compares two programs, decision by decision. Raises CompileError if they differ."""
-    _compare(filled.nodes, wanted.nodes)
-    left = [(filled.decision, wanted.decision)]
-    while left:
-        ours, theirs = left.pop()
+    _compare(filled.nodes, expected.nodes)
+    remaining = [(filled.decision, expected.decision)]
+    while remaining:
+        ours, theirs = remaining.pop()
         if _question(ours) != _question(theirs):
             condition = None if theirs is None else theirs.condition
             _differ(f"decides {theirs!r:.120}", repr(ours), None if condition is None else condition.left.where)
         if ours is None or theirs is None:
             continue
         for own, other in zip(ours.parts, theirs.parts):
-            one, two = filled.parts[own], wanted.parts[other]
+            one, two = filled.parts[own], expected.parts[other]
             branches = {each.path[1::2] for part in (one, two) for each in part.added}
             for branch in sorted(branches):
                 _compare(_added(one, branch), _added(two, branch))
-            left.append((one.decision, two.decision))
+            remaining.append((one.decision, two.decision))
 
 
 def _question(decision: Decision | None) -> Any:
@@ -257,8 +257,8 @@ def _added(part: Part, branch: tuple[int, ...]) -> list[Node]:
     return [node for each in part.added if each.path[1::2] == branch for node in each.nodes]
 
 
-def _compare(filled: Sequence[Node], wanted: Sequence[Node]) -> None:
-    ours, theirs = _without_seams(filled), _without_seams(wanted)
+def _compare(filled: Sequence[Node], expected: Sequence[Node]) -> None:
+    ours, theirs = _comparable(filled), _comparable(expected)
     for found, own in itertools.zip_longest(ours, theirs):
         if isinstance(found, Fork) and isinstance(own, Fork) and len(found.branches) == len(own.branches):
             for branch, other in zip(found.branches, own.branches):
@@ -267,15 +267,15 @@ def _compare(filled: Sequence[Node], wanted: Sequence[Node]) -> None:
             _differ(f"makes {own!r:.120}", f"{found!r:.120}", getattr(own or found, "where", None))
 
 
-def _differ(wanted: str, found: str, where: Location | None) -> None:
+def _differ(does: str, compiled: str, where: Location | None) -> None:
     raise CompileError(
-        f"with these arguments the body {wanted}, but the compiled program has {found:.120}: the body works on a text "
+        f"with these arguments the body {does}, but the compiled program has {compiled:.120}: the body works on a text "
         "that is only known when the program runs.",
         hint=f"Pass such a text as an argument. {OR_RUN_IT}", where=where,
     )  # fmt: skip
 
 
-def _without_seams(nodes: Sequence[Node]) -> list[Any]:
+def _comparable(nodes: Sequence[Node]) -> list[Any]:
     """Form of nodes for comparisons: neighbouring texts are joined, and places of nodes are left out."""
     found: list[Any] = []
     for node in nodes:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.lang.batches.body_pool import Outcome, outcome_of
-from sglang_lite.lang.compilation.compile_symbols import resolved
+from sglang_lite.lang.compilation.compile_symbols import resolve_symbols
 from sglang_lite.lang.compilation.script import Script, Submitted
 from sglang_lite.lang.compilation.script_run import ScriptRun
 from sglang_lite.lang.compilation.specialization import Specialization
@@ -37,8 +37,8 @@ class HeldRow:
         specialized: specialization of the program.
         arguments: arguments of the run, by name.
         state: state of the run.
-        told: called with the row at its end, on any thread, or None.
-        flush: called after `told`, or None.
+        on_end: called with the row at its end, on any thread, or None.
+        flush: called after `on_end`, or None.
     """
 
     def __init__(self, specialized: Specialization, arguments: Mapping[str, UserValue], settings: RunSettings) -> None:
@@ -51,12 +51,12 @@ class HeldRow:
         run.state = weakref.ref(self.state)
         if outer is not None:
             outer.contain(self.state.branch)
-        self._script_run = ScriptRun(arguments, {0: self.state}, self._asks)
+        self._script_run = ScriptRun(arguments, {0: self.state}, self._fill_expression)
         self._part = -1
         self._steps = self._perform()
         self._ended = Variable()  # set at the end of the script
         self._raised: BaseException | None = None
-        self.told: Callable[[HeldRow], object] | None = None
+        self.on_end: Callable[[HeldRow], object] | None = None
         self.flush: Callable[[], object] | None = None
 
     def run(self) -> ProgramState:
@@ -81,14 +81,14 @@ class HeldRow:
         run = self.state.branch.run
         token = current_run.set(run)
         try:
-            waits = next((each for each in self._steps if not each.done), None)
+            variable = next((each for each in self._steps if not each.done), None)
         except BaseException as error:  # may come from the user's Python
             self._end(error)
         else:
-            if waits is None:
+            if variable is None:
                 self._end(None)
             else:
-                waits.when_done(partial(executor().post, self.start))
+                variable.when_done(partial(executor().post, self.start))
         finally:
             current_run.reset(token)
 
@@ -100,12 +100,12 @@ class HeldRow:
         finally:
             branch.end()
             self._ended.set(None)
-            when_finished(branch.player, self._tell)
+            when_finished(branch.player, self._notify)
 
-    def _tell(self) -> None:
-        told, flush = self.told, self.flush
-        if told is not None:
-            told(self)
+    def _notify(self) -> None:
+        on_end, flush = self.on_end, self.flush
+        if on_end is not None:
+            on_end(self)
         if flush is not None:
             flush()
 
@@ -140,32 +140,32 @@ class HeldRow:
     def _perform(self) -> Iterator[Variable]:
         """Performs the script and makes its decisions. Yields variables that have to be set before the next step."""
         compiled, scripts = self.specialized.compiled, self.specialized.scripts
-        decided, decision, at = tuple[int, ...](), compiled.decision, 0
+        outcomes, decision, at = tuple[int, ...](), compiled.decision, 0
         while True:
-            script = scripts.script(decided)
-            stop = script.cuts[len(decided)]
-            yield from self._script_run.do(script, at, stop)
+            script = scripts.script(outcomes)
+            stop = script.decision_points[len(outcomes)]
+            yield from self._script_run.perform(script, at, stop)
             if decision is None:
                 break
             condition = decision.condition
             outcome = 0 if condition is None or holds(condition, partial(self._value, script)) else 1
             self._part = decision.parts[outcome]
-            decided, at, decision = (*decided, outcome), stop, compiled.parts[self._part].decision
-        self.state.ret_value = resolved(script.result, self._script_run.of)
+            outcomes, at, decision = (*outcomes, outcome), stop, compiled.parts[self._part].decision
+        self.state.ret_value = resolve_symbols(script.result, self._script_run.value_of)
 
     def _value(self, script: Script, fill: Fill) -> Any:
         """Value of one side of a decision's condition."""
         if fill.argument is not None:
             return self.arguments[fill.argument]
         if fill.node is None:
-            return script.holds[fill.hold or 0].value(self._script_run.of)
+            return script.holds[fill.hold or 0].value(self._script_run.value_of)
         variable = self._script_run.values[fill.node]
         value, record = variable.result(), variable.record
         if isinstance(record, list) and isinstance(record[0], Generation):
             return [each.text for each in record]
         return record.text if isinstance(record, Generation) else value
 
-    def _asks(self, action: Submitted) -> Any:
+    def _fill_expression(self, action: Submitted) -> Any:
         expression = action.expression
         if not action.holes:
             return expression

@@ -36,33 +36,34 @@ class MergedWays:
         self._numbers: dict[_Way, int] = {}
         self._count = 0  # number of nodes
 
-    def take(self, recorder: Recorder, left: int) -> list[_Way]:
+    def add(self, recorder: Recorder, unrecorded: int) -> list[_Way]:
         """Adds one way. Returns the beginnings of other ways that branch off from it.
 
         Args:
             recorder: record of the way.
-            left: number of known ways that have not been recorded yet.
+            unrecorded: number of known ways that have not been recorded yet.
 
         Raises:
             CompileError: the body has too many ways or nodes, or behaves differently when it is run again.
         """
-        taken, decisions = tuple(recorder.decisions.taken), recorder.decisions
-        self.scripts[taken] = recorder.script
+        way, decisions = tuple(recorder.decisions.outcomes), recorder.decisions
+        self.scripts[way] = recorder.script
         self.held, self.turns = self.held or recorder.held, self.turns or recorder.turns
         for i, segment in enumerate(recorder.segments()):
-            self._keep(taken[:i], segment)
-        others = [(*taken[:i], 1) for i in range(len(decisions.ways), len(taken)) if decisions.open[i]]
-        if len(self.scripts) + left + len(others) > MOST_WAYS:
-            asked = self._segments[others[-1][:-1] if others else ()].decision
-            where = None if asked is None or asked.condition is None else asked.condition.left.where
-            told = f"there are more than {MOST_WAYS:,} ways through the body."
-            raise CompileError(told, hint=f"Decide less often, or bound its loops lower. {OR_RUN_IT}", where=where)
+            self._keep(way[:i], segment)
+        first = len(decisions.forced_outcomes)
+        others = [(*way[:i], 1) for i in range(first, len(way)) if decisions.has_other_outcome[i]]
+        if len(self.scripts) + unrecorded + len(others) > MOST_WAYS:
+            decision = self._segments[others[-1][:-1] if others else ()].decision
+            where = None if decision is None or decision.condition is None else decision.condition.left.where
+            problem = f"there are more than {MOST_WAYS:,} ways through the body."
+            raise CompileError(problem, hint=f"Decide less often, or bound its loops lower. {OR_RUN_IT}", where=where)
         return others
 
     def _keep(self, way: _Way, segment: Segment) -> None:
-        known = self._segments.get(way)
-        if known is not None:
-            same = known.added == segment.added and known.decision == segment.decision
+        earlier = self._segments.get(way)
+        if earlier is not None:
+            same = earlier.added == segment.added and earlier.decision == segment.decision
             if not same:
                 raise CompileError(
                     "the body does something else when it is run again.", where=_first_line(segment),
@@ -75,8 +76,8 @@ class MergedWays:
         self.seeds += [msgspec.structs.replace(seed, part=number) for seed in segment.seeds]
         self._count += sum(1 for each in segment.added for _ in walked(each.nodes))
         if self._count > MOST_NODES:
-            told = f"the ways through the body have more than {MOST_NODES:,} nodes: compiling it stops here."
-            raise CompileError(told, hint=f"Bound its loops lower. {OR_RUN_IT}", where=_first_line(segment))
+            problem = f"the ways through the body have more than {MOST_NODES:,} nodes: compiling it stops here."
+            raise CompileError(problem, hint=f"Bound its loops lower. {OR_RUN_IT}", where=_first_line(segment))
 
     def program(self) -> tuple[tuple[Node, ...], Decision | None, tuple[Part, ...]]:
         """Nodes of the main branch before the first decision, that decision, and the parts of the program."""
@@ -84,11 +85,11 @@ class MergedWays:
         return parts[0].added[0].nodes, parts[0].decision, tuple(parts[1:])
 
     def _decision(self, way: _Way) -> Decision | None:
-        found = self._segments[way].decision
-        if found is None:
+        decision = self._segments[way].decision
+        if decision is None:
             return None
-        numbers = [self._numbers[*way, i] for i in range(1 if found.condition is None else 2)]
-        return msgspec.structs.replace(found, parts=tuple(numbers))
+        numbers = [self._numbers[*way, i] for i in range(1 if decision.condition is None else 2)]
+        return msgspec.structs.replace(decision, parts=tuple(numbers))
 
 
 def _first_line(segment: Segment) -> Location | None:

@@ -10,12 +10,12 @@ import msgspec
 
 from sglang_lite.lang.compilation.compile_symbols import (
     RUN_IT,
+    CompileLog,
     CompileSymbol,
-    CompileSymbolSource,
-    Deciding,
-    kept,
+    CompileSymbolOrigin,
+    marks_to_symbols,
     origin_of,
-    unmarked,
+    split_at_marks,
 )
 from sglang_lite.lang.compilation.script import Action, Called, Script
 from sglang_lite.lang.state import user_location
@@ -34,7 +34,7 @@ _ESCAPED = "ue002"  # a mark, as JSON escapes it
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _DecisionPoint:
     """Decision, and the numbers of nodes, holes and seeds that were recorded before it."""
 
     condition: Condition | None
@@ -74,10 +74,11 @@ class Recorder:
         reads: for each read by the body, the number of the action and the path of the branch's last node at that time.
     """
 
-    def __init__(self, decisions: Deciding, *, unrolled: bool) -> None:
+    def __init__(self, decisions: CompileLog, *, unrolled: bool) -> None:
         self.script = Script()
         self.decisions, self.unrolled = decisions, unrolled
-        decisions.cut, decisions.hold, decisions.hand_over = self._cut, self._hold, self.hand_over
+        decisions.on_decision, decisions.hold = self._record_decision, self._hold
+        decisions.record_call = self.record_call
         self.branches: list[RecordingBranch] = []
         self.holes: list[Hole] = []
         self.seeds: list[Seed] = []
@@ -85,7 +86,7 @@ class Recorder:
         self.turns = False
         self.reads: list[tuple[int, Path]] = []
         self._count = 0
-        self._cuts: list[_Cut] = []
+        self._decision_points: list[_DecisionPoint] = []
 
     def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # any node; returns the same type
         """Records a node, and returns it in its recorded form.
@@ -96,14 +97,15 @@ class Recorder:
         self._count += 1
         self.turns |= isinstance(node, TurnBegin)
         if self._count > MOST_NODES:
-            told = f"the program has more than {MOST_NODES:,} nodes: compiling it stops here."
-            raise CompileError(told, hint="Bound the loop, or run the program without compiling it.", where=node.where)
+            problem = f"the program has more than {MOST_NODES:,} nodes: compiling it stops here."
+            hint = "Bound the loop, or run the program without compiling it."
+            raise CompileError(problem, hint=hint, where=node.where)
         if not isinstance(node, Text | Fill):
-            node = self._without_blanks(node, (*branch.at, len(branch.nodes)), outer)
+            node = self._with_holes(node, (*branch.at, len(branch.nodes)), outer)
         branch.nodes.append(node)
         return node
 
-    def act(self, action: Action) -> int:
+    def record_action(self, action: Action) -> int:
         """Records an action of the body. Returns the action's number."""
         actions = self.script.actions
         actions.append(action)
@@ -111,20 +113,20 @@ class Recorder:
             raise CompileError("the body reads and assigns without an end.", hint=RUN_IT, where=user_location())
         return len(actions) - 1
 
-    def stop_at(self, path: Path) -> None:
+    def note_hold(self, path: Path) -> None:
         """Notes that the caller's Python decides on the node with this path."""
         self.held = self.held or path
 
-    def _hold(self, origin: CompileSymbolSource) -> Fill:
+    def _hold(self, origin: CompileSymbolOrigin) -> Fill:
         """Fill for a value that the caller's Python computes in a run."""
-        self.stop_at((len(self.branches[0].nodes),))
-        known = [(each.source, each.steps) for each in self.script.holds]
-        if (origin.source, origin.steps) not in known:
-            known.append((origin.source, origin.steps))
+        self.note_hold((len(self.branches[0].nodes),))
+        sources = [(each.source, each.steps) for each in self.script.holds]
+        if (origin.source, origin.steps) not in sources:
+            sources.append((origin.source, origin.steps))
             self.script.holds.append(origin)
-        return Fill(hold=known.index((origin.source, origin.steps)))
+        return Fill(hold=sources.index((origin.source, origin.steps)))
 
-    def hand_over(
+    def record_call(
         self,
         name: str,
         branch: int | None,
@@ -139,48 +141,49 @@ class Recorder:
             branch: number of the branch whose state has the method, or None for a function.
             function: function, or name of the method.
         """
-        self.stop_at((len(self.branches[0].nodes),))
-        call = Called(branch, function, kept(tuple(args)), kept(dict(kwargs)), user_location())
-        return CompileSymbol(CompileSymbolSource(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
+        self.note_hold((len(self.branches[0].nodes),))
+        call = Called(branch, function, marks_to_symbols(tuple(args)), marks_to_symbols(dict(kwargs)), user_location())
+        number = self.record_action(call)
+        return CompileSymbol(CompileSymbolOrigin(f"{name}(…)", None, (number, ""), "your Python makes it"))
 
-    def _cut(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
-        self.script.cuts.append(len(self.script.actions))
+    def _record_decision(self, condition: Condition | None, after: tuple[Path, ...]) -> None:
+        self.script.decision_points.append(len(self.script.actions))
         counts = tuple([len(branch.nodes) for branch in self.branches])
-        self._cuts.append(_Cut(condition, after, counts, len(self.holes), len(self.seeds)))
+        self._decision_points.append(_DecisionPoint(condition, after, counts, len(self.holes), len(self.seeds)))
 
     def segments(self) -> Iterator[Segment]:
         """Yields the parts of the body between its decisions, in order."""
-        self._cut(None, ())
-        before = _Cut(None, (), (), 0, 0)
-        for cut in self._cuts:
-            starts = (*before.nodes, *(0 for _ in range(len(cut.nodes) - len(before.nodes))))
+        self._record_decision(None, ())
+        before = _DecisionPoint(None, (), (), 0, 0)
+        for point in self._decision_points:
+            starts = (*before.nodes, *(0 for _ in range(len(point.nodes) - len(before.nodes))))
             added: list[Added] = []
-            for branch, first, end in zip(self.branches, starts, cut.nodes):
+            for branch, first, end in zip(self.branches, starts, point.nodes):
                 forked_before = branch.index < max(len(before.nodes), 1)
                 if forked_before and (end > first or not before.nodes):
-                    added.append(Added(branch.at, first, self._nodes(branch, first, cut.nodes)))
-            decision = None if cut is self._cuts[-1] else Decision((), cut.condition, cut.after)
-            holes, seeds = self.holes[before.holes : cut.holes], self.seeds[before.seeds : cut.seeds]
+                    added.append(Added(branch.at, first, self._nodes(branch, first, point.nodes)))
+            decision = None if point is self._decision_points[-1] else Decision((), point.condition, point.after)
+            holes, seeds = self.holes[before.holes : point.holes], self.seeds[before.seeds : point.seeds]
             yield Segment(tuple(added), holes, seeds, decision)
-            before = cut
+            before = point
 
     def _nodes(self, branch: RecordingBranch, first: int, ends: Sequence[int]) -> tuple[Node, ...]:
-        """Nodes of a branch from `first` up to a cut, including those of its forks.
+        """Nodes of a branch from `first` up to a decision, including those of its forks.
 
         Args:
-            ends: number of nodes of each branch at the cut.
+            ends: number of nodes of each branch at the decision.
         """
-        found: list[Node] = []
+        nodes: list[Node] = []
         for place, node in enumerate(branch.nodes[first : ends[branch.index]], first):
             if isinstance(node, Fork):
                 inner = tuple(self._nodes(child, 0, ends) for child in branch.children[place])
                 node = Fork(inner, where=node.where)
-            found.append(node)
-        return tuple(found)
+            nodes.append(node)
+        return tuple(nodes)
 
-    def _without_blanks(self, node: Any, path: Path, outer: SamplingParams) -> Any:
+    def _with_holes(self, node: Any, path: Path, outer: SamplingParams) -> Any:
         """Node with a placeholder for each symbol, for which a hole is recorded."""
-        found, where = len(self.holes), node.where
+        holes_before, where = len(self.holes), node.where
 
         def walk(thing: Any, at: tuple[Step, ...]) -> Any:
             if isinstance(thing, CompileSymbol):
@@ -198,10 +201,10 @@ class Recorder:
             return thing
 
         def text(thing: str, at: tuple[Step, ...]) -> str:
-            parts = unmarked(thing)
+            parts = split_at_marks(thing)
             if _ESCAPED in thing:
-                told = f"{'/'.join(map(str, at))} can't be compiled: an argument is written into JSON."
-                raise CompileError(told, hint=RUN_IT, where=where)
+                problem = f"{'/'.join(map(str, at))} can't be compiled: an argument is written into JSON."
+                raise CompileError(problem, hint=RUN_IT, where=where)
             if len(parts) < 2 and not any(isinstance(part, Symbol) for part in parts):
                 return thing
             filled: list[str | Fill] = []
@@ -212,12 +215,14 @@ class Recorder:
                 [p if isinstance(p, str) else f"\ue002{p.argument}{list(p.steps) or ''}\ue003" for p in filled]
             )
 
-        made = walk(node, ())
-        return made if len(self.holes) > found else node
+        changed = walk(node, ())
+        return changed if len(self.holes) > holes_before else node
 
     @staticmethod
-    def _arguments(origin: CompileSymbolSource, where: Location | None) -> list[str | Fill]:
+    def _arguments(origin: CompileSymbolOrigin, where: Location | None) -> list[str | Fill]:
         if origin.source is not None:
-            told = f"{origin.name} is the value of a node: it can be text, but not a parameter, choice or constraint."
-            raise CompileError(told, hint=RUN_IT, where=where)
-        return origin.fills(where, special=True)
+            problem = (
+                f"{origin.name} is the value of a node: it can be text, but not a parameter, choice or constraint."
+            )
+            raise CompileError(problem, hint=RUN_IT, where=where)
+        return origin.text_parts(where, special=True)

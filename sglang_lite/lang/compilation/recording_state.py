@@ -13,10 +13,10 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.compilation.compile_symbols import (
     RUN_IT,
     CompileSymbol,
-    CompileSymbolSource,
-    kept,
+    CompileSymbolOrigin,
+    marks_to_symbols,
     origin_of,
-    unmarked,
+    split_at_marks,
 )
 from sglang_lite.lang.compilation.recorder import Recorder
 from sglang_lite.lang.compilation.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
@@ -82,18 +82,18 @@ class RecordingRun(Run):
         self.main = RecordingBranch(Player(self), "", recorder, ()).state
 
     def contain(self, inner: object) -> None:
-        raise run_inside()
+        raise nested_run_error()
 
     def hand_over(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
-        return self.main.branch.recorder.hand_over(name, None, call, args, kwargs)
+        return self.main.branch.recorder.record_call(name, None, call, args, kwargs)
 
 
-def run_inside() -> CompileError:
+def nested_run_error() -> CompileError:
     """Error of a body that runs a batch or an async program."""
-    told = "the body runs a batch or an async program, which can't be compiled."
-    return CompileError(told, hint="Add a program that is not async: s += program(…).", where=user_location())
+    problem = "the body runs a batch or an async program, which can't be compiled."
+    return CompileError(problem, hint="Add a program that is not async: s += program(…).", where=user_location())
 
 
 _READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # readers of typed values
@@ -140,13 +140,13 @@ class RecordingBranch(Branch):
         self._marks: dict[BranchMark, tuple[int, int, int]] = {}  # place, live nodes, action
         self._scope_starts: dict[str, int] = {}
         self._seed: str | None = None  # name from which the next node's seed is derived
-        self.state = _State(self)
+        self.state = RecordingState(self)
         recorder.branches.append(self)
 
     def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
         """Records what is added. `equal` is not used: it matters only to backends that are requested node by node."""
         if isinstance(expr, str):
-            for part in unmarked(str.__str__(expr)):
+            for part in split_at_marks(str.__str__(expr)):
                 self._submit_one(part, where, as_text=True)
         elif isinstance(expr, Expressions):
             for each in expr.walk():
@@ -158,17 +158,17 @@ class RecordingBranch(Branch):
         elif isinstance(expr, SglCall):  # records what the called program adds
             expr.play_on(self)
         elif isinstance(expr, CompileSymbol) and origin_of(expr).is_read:
-            told = f"{origin_of(expr).name} is a value that Python makes of a text, so it can't be added."
-            raise CompileError(told, hint="Turn it into text.", where=where)
+            problem = f"{origin_of(expr).name} is a value that Python makes of a text, so it can't be added."
+            raise CompileError(problem, hint="Turn it into text.", where=where)
         else:
             self._submit_one(expr, where)
 
     def _submit_one(self, expr: Any, where: Location | None, *, as_text: bool = False) -> None:
         holes = len(self.recorder.holes)
-        said = kept(str(expr)) if as_text and isinstance(expr, CompileSymbol) else expr
-        number = self.recorder.act(Submitted(self.index, said, where, None, holes=False))
+        added = marks_to_symbols(str(expr)) if as_text and isinstance(expr, CompileSymbol) else expr
+        number = self.recorder.record_action(Submitted(self.index, added, where, None, holes=False))
         if isinstance(expr, CompileSymbol):
-            for part in origin_of(expr).fills(where, special=self._role is None):
+            for part in origin_of(expr).text_parts(where, special=self._role is None):
                 self._record(Text(part, None, self._role is None, where=where) if isinstance(part, str) else part)
             self._ahead = None
             path = None
@@ -178,8 +178,8 @@ class RecordingBranch(Branch):
             path = (*self.at, len(self.nodes) - 1) if filled or isinstance(last, Gen | Select) else None
         if path is not None:
             actions = self.recorder.script.actions
-            done: Any = actions[number]
-            actions[number] = replace(done, path=path, holes=len(self.recorder.holes) > holes)
+            submitted: Any = actions[number]
+            actions[number] = replace(submitted, path=path, holes=len(self.recorder.holes) > holes)
 
     def node_seed(self) -> int | Unset:
         self.node_count += 1
@@ -199,21 +199,21 @@ class RecordingBranch(Branch):
         number = len(self.recorder.script.actions) - 1
         holes = len(self.recorder.holes)
         if isinstance(op, GenOp) and self.recorder.unrolled and not self.run.settings.retries and _retried(op):
-            self._try(op, number)
+            self._record_attempts(op, number)
             return
         path = (*self.at, len(self.nodes))
         node = self._record(node)
         if isinstance(node, GrammarBegin) and len(self.recorder.holes) > holes:
             self._ahead = None  # the grammar depends on an argument
         if isinstance(op, GenOp | SelectOp):
-            self._asked(op, node, path, number)
+            self._record_result(op, node, path, number)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeBegin):
             self._scope_starts[node.name] = len(self.nodes)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeEnd):
             parts, why = self._scope_parts(self._scope_starts[node.name])
-            op.variable.set(CompileSymbol(CompileSymbolSource(f"s[{node.name!r}]", parts, (number, node.name), why)))
+            op.variable.set(CompileSymbol(CompileSymbolOrigin(f"s[{node.name!r}]", parts, (number, node.name), why)))
 
-    def _try(self, op: GenOp, number: int) -> None:
+    def _record_attempts(self, op: GenOp, number: int) -> None:
         """Records the attempts at a typed value as nodes: if the value of an attempt can't be read, it is rolled back
         and the next one follows."""
         own, params, seed = op.own, op.node.params, self._seed
@@ -231,22 +231,22 @@ class RecordingBranch(Branch):
             if seed is not None and isinstance(params.seed, Unset):
                 self.recorder.seeds.append(Seed(path, seed, attempt=attempt))
             fill = Fill(node=path, read=_READERS[own.value_type.annotation], where=node.where)
-            if attempt == again or self.recorder.decisions.ask(Condition(fill, "readable"), ()):
+            if attempt == again or self.recorder.decisions.decide_condition(Condition(fill, "readable"), ()):
                 break
             self._record(Rollback(place, where=node.where))
             del self._live[live + 1 :]
             refused.append(path)
         self._seed = None
         action: Any = self.recorder.script.actions[number]
-        asked = replace(own, options=None)
-        self.recorder.script.actions[number] = replace(action, expression=asked, refused=tuple(refused))
-        self._asked(op, node, path, number)
+        expression = replace(own, options=None)
+        self.recorder.script.actions[number] = replace(action, expression=expression, refused=tuple(refused))
+        self._record_result(op, node, path, number)
 
     def _record(self, node: Any) -> Any:
         self._live.append(len(self.nodes))
         return self.recorder.add(self, node, self.run.settings.params)
 
-    def _asked(self, op: GenOp | SelectOp, node: Any, path: Path, number: int) -> None:
+    def _record_result(self, op: GenOp | SelectOp, node: Any, path: Path, number: int) -> None:
         recorder, name = self.recorder, op.node.name
         own = node.params.seed if isinstance(node, Gen) else UNSET
         if self._seed is not None and isinstance(own, Unset):
@@ -272,13 +272,13 @@ class RecordingBranch(Branch):
             recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
             if op.thoughts is not None:
                 thoughts = f"{name}_reasoning_content"
-                source = CompileSymbolSource(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")
-                op.thoughts.set(CompileSymbol(source))
+                origin = CompileSymbolOrigin(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")
+                op.thoughts.set(CompileSymbol(origin))
         if held:
-            recorder.stop_at(path)
+            recorder.note_hold(path)
             if any(hole.path == path and "constraint" in hole.field for hole in recorder.holes):
                 self._refuse_reasoned(op, name)
-        origin = CompileSymbolSource(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
+        origin = CompileSymbolOrigin(f"s[{name!r}]", None if why else (fill,), (number, name or ""), why, values=values)
         op.variable.set(CompileSymbol(origin))
 
     @staticmethod
@@ -286,8 +286,8 @@ class RecordingBranch(Branch):
         """Raises CompileError if a generation has `reasoning`, whose constraint can't be combined with an argument."""
         options = op.own.options if isinstance(op, GenOp) else None
         if options is not None and options.reasoning is not None:
-            told = f"the constraint of {name!r} has an argument in it, which can't be combined with reasoning= here."
-            raise CompileError(told, hint=RUN_IT, where=op.node.where)
+            problem = f"the constraint of {name!r} has an argument in it, which can't be combined with reasoning= here."
+            raise CompileError(problem, hint=RUN_IT, where=op.node.where)
 
     def _scope_parts(self, start: int) -> tuple[tuple[str | Fill, ...] | None, str]:
         """Parts of the text since a node, or None and the reason for which only Python can make that text."""
@@ -320,7 +320,7 @@ class RecordingBranch(Branch):
         self.hand_down(children)
         self.children[place] = children
         numbers = tuple(child.index for child in children)
-        self.recorder.act(Forked(self.index, numbers, where))
+        self.recorder.record_action(Forked(self.index, numbers, where))
         return list(children)
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
@@ -332,10 +332,10 @@ class RecordingBranch(Branch):
         self._ahead = None
         self._record(Join(min(places), ends, mode, where=where))
         numbers = tuple(child.index for child in own)
-        self.recorder.act(Joined(self.index, numbers, mode))
+        self.recorder.record_action(Joined(self.index, numbers, mode))
 
     def _mark(self, mark: BranchMark) -> None:
-        number = self.recorder.act(Marked(self.index))
+        number = self.recorder.record_action(Marked(self.index))
         self._marks[mark] = len(self.nodes), len(self._live), number
         self._record(Mark())
 
@@ -344,10 +344,10 @@ class RecordingBranch(Branch):
         place, live, marked = self._marks[mark]
         after = tuple(dict.fromkeys([path for number, path in self.recorder.reads if number > marked]))
         if after:
-            self.recorder.decisions.wait(after)
+            self.recorder.decisions.wait_for(after)
         self._record(Rollback(place, where=where))
         del self._live[live + 1 :]
-        self.recorder.act(RolledBack(self.index, marked, where))
+        self.recorder.record_action(RolledBack(self.index, marked, where))
 
     def stop(self, error: SglError, *, told: bool = True) -> None:
         raise CompileError("a cancellation can't be compiled.", hint=RUN_IT, where=error.where)
@@ -363,7 +363,7 @@ class RecordingBranch(Branch):
         return Variable.of(None)
 
 
-class _Copy(CopyScope):
+class RecordingCopyScope(CopyScope):
     """Context manager of `s.copy()` that also records the adoption of the variables."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -372,15 +372,15 @@ class _Copy(CopyScope):
         parent, child = self._state.branch, self._group[0].branch
         assert isinstance(parent, RecordingBranch)
         assert isinstance(child, RecordingBranch)
-        parent.recorder.act(Adopted(parent.index, child.index))
+        parent.recorder.record_action(Adopted(parent.index, child.index))
 
 
-def _handed_over(method: str) -> Any:
+def _recorded_call(method: str) -> Any:
     """Method of a state that records its call, which the caller's Python makes in a run."""
-    return lambda self, *args, **kwargs: self._handed(method, *args, **kwargs)
+    return lambda self, *args, **kwargs: self._record_call(method, *args, **kwargs)
 
 
-class _State(ProgramState):
+class RecordingState(ProgramState):
     """State of a body that is being compiled."""
 
     branch: RecordingBranch
@@ -391,53 +391,53 @@ class _State(ProgramState):
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
         super().copy(position_ids_offset)  # checks the argument
-        return _Copy(self)
+        return RecordingCopyScope(self)
 
     def set_var(self, name: str, value: object) -> None:
         super().set_var(name, value)
-        self.branch.recorder.act(Assigned(self.branch.index, name, kept(value)))
+        self.branch.recorder.record_action(Assigned(self.branch.index, name, marks_to_symbols(value)))
 
     def __getitem__(self, name: str) -> Any:
-        self._note_reading(name)
+        self._record_read(name)
         return super().__getitem__(name)
 
     get_var = __getitem__
 
     async def get(self, name: str) -> Any:
-        self._note_reading(name)
+        self._record_read(name)
         return await super().get(name)
 
     def sync(self) -> None:
-        self._note_reading(None)
+        self._record_read(None)
 
     async def async_sync(self) -> None:
-        self._note_reading(None)
+        self._record_read(None)
 
-    def _note_reading(self, name: str | None) -> None:
+    def _record_read(self, name: str | None) -> None:
         branch = self.branch
         if name is not None:
             check_name(name, user_location())
             if name not in branch.names.variables:
                 return
-        number = branch.recorder.act(Read(branch.index, name, user_location()))
+        number = branch.recorder.record_action(Read(branch.index, name, user_location()))
         if branch.nodes:
             branch.recorder.reads.append((number, (*branch.at, len(branch.nodes) - 1)))
 
     # Methods that the caller's Python calls in a run.
 
-    def _handed(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self.branch.recorder.hand_over(f"s.{method}", self.branch.index, method, args, kwargs)
+    def _record_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self.branch.recorder.record_call(f"s.{method}", self.branch.index, method, args, kwargs)
 
     def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(program, BaseProgram):
             return super().call(program)
         if program.is_async:
-            raise run_inside()
-        return self._handed("call", program, *args, **kwargs)
+            raise nested_run_error()
+        return self._record_call("call", program, *args, **kwargs)
 
-    cancel, raw, probs = _handed_over("cancel"), _handed_over("raw"), _handed_over("probs")
-    selection, usage = _handed_over("selection"), _handed_over("usage")
-    text, messages = _handed_over("text"), _handed_over("messages")
+    cancel, raw, probs = _recorded_call("cancel"), _recorded_call("raw"), _recorded_call("probs")
+    selection, usage = _recorded_call("selection"), _recorded_call("usage")
+    text, messages = _recorded_call("text"), _recorded_call("messages")
 
     # Methods whose results can't be symbols, since `is None` and isinstance(…) on a symbol can't be noticed.
 
@@ -456,6 +456,6 @@ class _State(ProgramState):
         raise CompileError("the stream is only there when the program runs.", hint=RUN_IT, where=user_location())
 
 
-def _state_of(branch: Branch) -> _State:
+def _state_of(branch: Branch) -> RecordingState:
     assert isinstance(branch, RecordingBranch)
     return branch.state

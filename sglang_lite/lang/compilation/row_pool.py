@@ -79,20 +79,20 @@ class RowPool:
         more = True
         while not self._stopped.is_set():
             while more and self._room and not self._stopped.is_set():
-                more = self._begin_next()
+                more = self._start_next()
             if not more and not self._open:
                 break
             self._wait()
-            self._take()
+            self._collect_ended()
         error = self._error or RequestAbortedError("the batch was stopped.")
         for row in list(self._open.values()):
-            row.told = None
+            row.on_end = None
             row.stop(error)
         if self._error is not None:
             for index in [*self._open, *(index for index, _ in self._jobs)]:
                 self._report(index, error)
 
-    def _begin_next(self) -> bool:
+    def _start_next(self) -> bool:
         job = next(self._jobs, None)
         if job is None:
             return False
@@ -100,7 +100,7 @@ class RowPool:
         self._room -= 1
         try:
             row = make()
-            row.told, row.flush = partial(self._told, index), self._flush
+            row.on_end, row.flush = partial(self._queue_ended, index), self._flush
             self._open[index] = row
             due, timeout = deadline_of(self._timeout, self._outer)
             if due is not None:
@@ -111,7 +111,7 @@ class RowPool:
             self._end(index, error)
         return True
 
-    def _told(self, index: int, row: Row) -> None:
+    def _queue_ended(self, index: int, row: Row) -> None:
         """Queues a row that has ended. Called on any thread; `_ring` follows once for all rows that end together."""
         self._ended.append((index, row))
 
@@ -131,7 +131,7 @@ class RowPool:
         except queue.Empty:
             self._open[index].stop(error)  # which ends the row
 
-    def _take(self) -> None:
+    def _collect_ended(self) -> None:
         while self._ended:
             index, row = self._ended.popleft()
             if self._open.pop(index, None) is None:
@@ -239,7 +239,7 @@ class RemoteRowPool:
             async for index, events in played:
                 row = self._rows[index]
                 for event in events:
-                    row.take(event)
+                    row.add_event(event)
                 self._end(index, _outcome(row))
                 while self._until_released and self._unread >= self._window:  # the server then waits, too
                     self._read.clear()

@@ -55,7 +55,7 @@ class Adopted:
 class Assigned:
     branch: int
     name: str
-    value: Any  # of the body, as `kept` returns it
+    value: Any  # of the body, as `marks_to_symbols` returns it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Called:
     Attributes:
         branch: number of the branch whose state has the method, or None for a function.
         function: name of the method, or the function.
-        args, kwargs: arguments, as `kept` returns them.
+        args, kwargs: arguments, as `marks_to_symbols` returns them.
     """
 
     branch: int | None
@@ -107,20 +107,20 @@ class Script:
 
     Attributes:
         actions: everything the body did, in order.
-        cuts: for each decision, the number of actions before it.
+        decision_points: for each decision, the number of actions before it.
         holds: sources of the values that only the caller's Python can compute, by the numbers of their fills.
-        result: return value of the body, as `kept` returns it.
+        result: return value of the body, as `marks_to_symbols` returns it.
         reads: whether the caller's Python reads values from texts, which it may refuse.
-        plain: for variables of the main branch whose values are texts of nodes, the path of the node, or a list of
-            paths.
+        text_variables: for variables of the main branch whose values are texts of nodes, the path of the node, or a
+            list of paths.
     """
 
     actions: list[Action] = field(default_factory=list)
-    cuts: list[int] = field(default_factory=list)
+    decision_points: list[int] = field(default_factory=list)
     holds: list[Any] = field(default_factory=list)
     result: Any = None
     reads: bool = False
-    plain: dict[str, Any] = field(default_factory=dict)
+    text_variables: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class Scripts:
 
     ways: Mapping[tuple[int, ...], Script]
 
-    def script(self, decided: tuple[int, ...]) -> Script:
+    def script(self, outcomes: tuple[int, ...]) -> Script:
         """Script of a way; for the beginning of a way, the first script that begins with these outcomes."""
-        found = self.ways.get(decided)
+        found = self.ways.get(outcomes)
         if found is None:
-            found = next(script for way, script in self.ways.items() if way[: len(decided)] == decided)
+            found = next(script for way, script in self.ways.items() if way[: len(outcomes)] == outcomes)
         return found
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_lite.lang.body_run import start_thread
-from sglang_lite.lang.compilation.compile_symbols import CompileSymbol, origin_of, resolved
+from sglang_lite.lang.compilation.compile_symbols import CompileSymbol, origin_of, resolve_symbols
 from sglang_lite.lang.compilation.script import (
     Action,
     Adopted,
@@ -38,31 +38,32 @@ class ScriptRun:
     Attributes:
         row: arguments by name.
         states: states of the run, by the numbers of their branches; initially the main one.
-        asks: called with each addition before it is made; returns the expression with the arguments in its holes.
+        fill_expression: called with each addition before it is made; returns the expression with the arguments in its
+            holes.
         values: variables of generations and selections, by the paths of their nodes.
     """
 
     row: Mapping[str, Any]
     states: dict[int, ProgramState]
-    asks: Callable[[Submitted], Any]
+    fill_expression: Callable[[Submitted], Any]
     values: dict[Path, Variable] = field(default_factory=dict)
     _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by action and name
     _marks: dict[int, BranchSnapshot] = field(default_factory=dict)
 
-    def of(self, source: tuple[int, str] | None, argument: str) -> UserValue:
+    def value_of(self, source: tuple[int, str] | None, argument: str) -> UserValue:
         """Value of an action's variable, or of an argument if `source` is None."""
         return self.row[argument] if source is None else self._variables[source].result()
 
-    def do(self, script: Script, start: int, stop: int) -> Iterator[Variable]:
+    def perform(self, script: Script, start: int, stop: int) -> Iterator[Variable]:
         """Performs the actions from `start` up to `stop`. Yields variables that have to be set before the next action.
 
         Raises:
             Exception: the body would raise it here.
         """
         for number in range(start, stop):
-            yield from self._do(number, script.actions[number])
+            yield from self._perform_action(number, script.actions[number])
 
-    def _do(self, number: int, action: Action) -> Iterator[Variable]:
+    def _perform_action(self, number: int, action: Action) -> Iterator[Variable]:
         state = self.states[action.branch or 0]
         branch = state.branch
         match action:
@@ -75,27 +76,27 @@ class ScriptRun:
             case Adopted(child=child):
                 adopt(branch, self.states[child].branch)
             case Assigned(name=name, value=value):
-                state.set_var(name, resolved(value, self.of))
+                state.set_var(name, resolve_symbols(value, self.value_of))
             case Marked():
                 self._marks[number] = branch.mark()
             case RolledBack(mark=mark, where=where):
                 branch.roll_back(self._marks[mark], where)
             case Read(name=name, where=where):
-                found = branch.read(nothing, where) if name is None else branch.names.variables[name]
-                yield found
-                if name is not None and found.error() is not None:
+                variable = branch.read(nothing, where) if name is None else branch.names.variables[name]
+                yield variable
+                if name is not None and variable.error() is not None:
                     branch.player.see_failure()
-                found.result()
+                variable.result()
             case Called():
-                yield (made := self._call(number, action))
-                if (error := made.error()) is not None:
+                yield (result := self._call(number, action))
+                if (error := result.error()) is not None:
                     raise error
 
     def _submit(self, number: int, action: Submitted) -> None:
-        branch, expression = self.states[action.branch].branch, self.asks(action)
+        branch, expression = self.states[action.branch].branch, self.fill_expression(action)
         if isinstance(expression, CompileSymbol) and origin_of(expression).argument:
-            expression = str(resolved(expression, self.of))
-        branch.submit(resolved(expression, self.of), action.where)
+            expression = str(resolve_symbols(expression, self.value_of))
+        branch.submit(resolve_symbols(expression, self.value_of), action.where)
         names = [expression.name] if isinstance(expression, ScopeEnd) else []
         if isinstance(expression, SglGen | SglSelect) and expression.node.name is not None:
             names = [expression.node.name, f"{expression.node.name}_reasoning_content"]
@@ -107,20 +108,21 @@ class ScriptRun:
 
     def _call(self, number: int, action: Called) -> Variable:
         """Calls the user's Python in a new thread, since the call may block. Returns a variable for the result."""
-        made = self._variables[number, ""] = Variable(action.where)
+        result = self._variables[number, ""] = Variable(action.where)
         function = action.function
         if action.branch is not None:
             function = getattr(self.states[action.branch], function)
 
         def call() -> None:
             try:
-                args, kwargs = resolved(action.args, self.of), resolved(action.kwargs, self.of)
-                value = resolved(function, self.of)(*args, **kwargs)
+                args = resolve_symbols(action.args, self.value_of)
+                kwargs = resolve_symbols(action.kwargs, self.value_of)
+                value = resolve_symbols(function, self.value_of)(*args, **kwargs)
                 if isinstance(value, ProgramState):  # reads of the state must not block
                     finished(value.branch.player).wait()
-                made.set(value)
+                result.set(value)
             except BaseException as error:  # raised again by the script
-                made.fail(error)
+                result.fail(error)
 
         start_thread(call)
-        return made
+        return result

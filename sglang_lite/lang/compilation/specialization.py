@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.compilation.compiling import check_seen_through, compile_program
+from sglang_lite.lang.compilation.compiling import check_against_body, compile_program
 from sglang_lite.lang.execution.run import Calling, RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.compiled import Filler
@@ -51,7 +51,7 @@ class Specialization:
         """
         if not self._checked:
             filled = self.filler(row)
-            check_seen_through(self._program, self.backend, self.settings, row, filled)
+            check_against_body(self._program, self.backend, self.settings, row, filled)
             self._checked = True
 
     def called(self, row: Mapping[str, UserValue]) -> Calling:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
-from sglang_lite.lang.compilation.compile_symbols import resolved
+from sglang_lite.lang.compilation.compile_symbols import resolve_symbols
 from sglang_lite.lang.compilation.script import Script, Submitted
 from sglang_lite.lang.compilation.script_run import ScriptRun
 from sglang_lite.lang.execution.branch import Branch
@@ -35,7 +35,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 
-Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
+NodeResult: TypeAlias = "Generation | list[Generation] | Selection | SglError"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,44 +43,44 @@ class RowResult:
     """Results of a played program.
 
     Attributes:
-        brought: results or errors by the paths of their nodes; a list for several samples.
+        node_results: results or errors by the paths of their nodes; a list for several samples.
         end: result or error of the whole program, or None before its end.
         failed: whether a node or the whole program has failed.
         seconds: duration of the run.
     """
 
-    brought: dict[Path, Brought] = field(default_factory=dict)
+    node_results: dict[Path, NodeResult] = field(default_factory=dict)
     end: ProgramResult | SglError | None = None
     failed: bool = False
     seconds: float = 0.0
 
-    def take(self, event: ProgramEvent) -> bool:
+    def add_event(self, event: ProgramEvent) -> bool:
         """Records an event. Returns True if it was the last one."""
         if type(event) is not Played:
             assert not isinstance(event, Played)
             self.end = event
             self.failed = self.failed or isinstance(event, SglError)
             return True
-        found = event.event
-        if type(found) is Generation:
-            before = self.brought.setdefault(event.path, found)
-            if before is not found:
+        record = event.event
+        if type(record) is Generation:
+            before = self.node_results.setdefault(event.path, record)
+            if before is not record:
                 samples = before if isinstance(before, list) else [before]
-                self.brought[event.path] = [*samples, found]
-        elif not isinstance(found, Delta):
-            self.brought[event.path] = found
-            self.failed = self.failed or isinstance(found, SglError)
+                self.node_results[event.path] = [*samples, record]
+        elif not isinstance(record, Delta):
+            self.node_results[event.path] = record
+            self.failed = self.failed or isinstance(record, SglError)
         return False
 
 
-def text_of(found: Brought, node: UserValue) -> str | list[str]:
+def text_of(result: NodeResult, node: UserValue) -> str | list[str]:
     """Text of a node's result, or a list of the texts of several samples. Raises LookupError if the node has failed."""
-    if isinstance(found, Generation):
-        return found.text
-    if isinstance(found, list):
-        return [each.text for each in sorted(found, key=lambda each: each.index)]
-    if isinstance(found, Selection):
-        return decide(found, node.choices, METHODS[node.method], node.temperature, node.seed).decision
+    if isinstance(result, Generation):
+        return result.text
+    if isinstance(result, list):
+        return [each.text for each in sorted(result, key=lambda each: each.index)]
+    if isinstance(result, Selection):
+        return decide(result, node.choices, METHODS[node.method], node.temperature, node.seed).decision
     raise LookupError
 
 
@@ -103,24 +103,24 @@ class PlayedAnswers(DelegatingBackend):
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
-        found = self._brought()
+        found = self._node_result()
         if isinstance(found, list):
             return sorted(found, key=lambda each: each.index)
         assert isinstance(found, Generation)
         return (found,)
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        found = self._brought()
+        found = self._node_result()
         assert isinstance(found, Selection)
         return found
 
     def usages(self, paths: Sequence[Path]) -> list[Usage | None]:
         """Usages of the nodes with these paths that are generations."""
-        found = (self._result.brought.get(path) for path in paths)
+        found = (self._result.node_results.get(path) for path in paths)
         return [each.usage for each in found if isinstance(each, Generation)]
 
-    def _brought(self) -> Brought:
-        found = None if self.path is None else self._result.brought.get(self.path)
+    def _node_result(self) -> NodeResult:
+        found = None if self.path is None else self._result.node_results.get(self.path)
         if found is None:
             found = self._result.end if isinstance(self._result.end, SglError) else None
         if found is None:
@@ -149,7 +149,7 @@ def rebuilt_state(
     run = Run(answers, replace(settings, timeout=None), new_state=ProgramState)
     run.called = called
 
-    def asks(action: Submitted) -> Any:
+    def fill_expression(action: Submitted) -> Any:
         run.account.failed(answers.usages(action.refused))
         answers.path, expression = action.path, action.expression
         if not action.holes:
@@ -158,12 +158,12 @@ def rebuilt_state(
         return replace(expression, node=node) if isinstance(expression, SglGen | SglSelect) else node
 
     state = ProgramState(Branch(Player(run)))
-    script_run = ScriptRun(row, {0: state}, asks)
+    script_run = ScriptRun(row, {0: state}, fill_expression)
     raised: SglError | None = None
     try:
-        for variable in script_run.do(script, 0, len(script.actions)):
+        for variable in script_run.perform(script, 0, len(script.actions)):
             variable.wait()
-        state.ret_value = resolved(script.result, script_run.of)
+        state.ret_value = resolve_symbols(script.result, script_run.value_of)
     except SglError as error:
         state.branch.abandon(error)
         raised = error

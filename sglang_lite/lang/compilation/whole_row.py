@@ -42,13 +42,13 @@ class WholeRow:
         program: program with the arguments in its holes.
         result: results so far.
         began: `time.perf_counter()` at the creation of the row.
-        told: called with the row at its end, on any thread, or None.
-        flush: called after `told`, once for all rows that end together, or None.
+        on_end: called with the row at its end, on any thread, or None.
+        flush: called after `on_end`, once for all rows that end together, or None.
     """
 
     __slots__ = (
-        "__weakref__", "_abort", "_way", "arguments", "began", "done", "flush", "program", "result", "seed", "settings",
-        "specialized", "told",
+        "__weakref__", "_abort", "_way_taken", "arguments", "began", "done", "flush", "on_end", "program", "result",
+        "seed", "settings", "specialized",
     )  # fmt: skip
 
     def __init__(
@@ -65,46 +65,46 @@ class WholeRow:
         self.program = specialized.filler(arguments, self.seed)
         self.result = RowResult()
         self.began = time.perf_counter()
-        self.told: Callable[[WholeRow], object] | None = None
+        self.on_end: Callable[[WholeRow], object] | None = None
         self.flush: Callable[[], object] | None = None
         self._abort: Callable[[], object] | None = None
-        self._way: tuple[Sequence[Node], Script] | None = None
+        self._way_taken: tuple[Sequence[Node], Script] | None = None
 
-    def way(self) -> tuple[Sequence[Node], Script]:
+    def way_taken(self) -> tuple[Sequence[Node], Script]:
         """Nodes of the way that the row took, and the script of that way. Valid after the end of the row."""
-        if self._way is None:
-            compiled, brought = self.specialized.compiled, self.result.brought
-            nodes = way(self.program, lambda path, node: text_of(brought[path], node))
+        if self._way_taken is None:
+            compiled, results = self.specialized.compiled, self.result.node_results
+            nodes = way(self.program, lambda path, node: text_of(results[path], node))
 
             def value(fill: Fill) -> Any:
                 if fill.node is None:
                     return self.arguments[fill.argument or ""]
-                return text_of(brought[fill.node], node_at(nodes, fill.node))
+                return text_of(results[fill.node], node_at(nodes, fill.node))
 
-            decided = outcomes(compiled.decision, compiled.parts, value)
-            self._way = nodes, self.specialized.scripts.script(decided)
-        return self._way
+            outcomes_taken = outcomes(compiled.decision, compiled.parts, value)
+            self._way_taken = nodes, self.specialized.scripts.script(outcomes_taken)
+        return self._way_taken
 
     def start(self) -> None:
         """Hands the program to the backend, unless the row was stopped before."""
         if self.result.end is None:
             priority = priority_keywords(self.settings.priority)
-            self._abort = self.specialized.backend.play_program(self.program, self.take, self.flush, **priority)
+            self._abort = self.specialized.backend.play_program(self.program, self.add_event, self.flush, **priority)
 
-    def take(self, event: ProgramEvent) -> None:
+    def add_event(self, event: ProgramEvent) -> None:
         """Records an event. Called on any thread."""
-        if self.result.end is None and self.result.take(event):
+        if self.result.end is None and self.result.add_event(event):
             self.result.seconds = time.perf_counter() - self.began
             if self.done is not None:
                 self.done.set(None)
-            if self.told is not None:
-                self.told(self)
+            if self.on_end is not None:
+                self.on_end(self)
 
     def stop(self, error: SglError) -> None:
         """Ends the row with an error, unless it has ended."""
         if self.result.end is not None:
             return
-        self.take(error)
+        self.add_event(error)
         if self.flush is not None:
             self.flush()
         if self._abort is not None:
@@ -121,8 +121,8 @@ class WholeRow:
             await self.done.get()
 
     def state(self) -> CompiledState:
-        """State of the run. Removes the callbacks `told` and `flush`."""
-        self.told = self.flush = None
+        """State of the run. Removes the callbacks `on_end` and `flush`."""
+        self.on_end = self.flush = None
         return CompiledState(self)
 
     def outcome(self) -> ProgramState | SglError:
@@ -157,7 +157,7 @@ class CompiledState(ProgramState):
         if "branch" not in self.__dict__:
             row = self.row
             settings = replace(row.settings, seed=row.seed)
-            nodes, script = row.way()
+            nodes, script = row.way_taken()
             specialized, called = row.specialized, row.specialized.called(row.arguments)
             state, raised = rebuilt_state(
                 script, nodes, row.arguments, row.result, specialized.backend, settings, called
@@ -185,18 +185,18 @@ class CompiledState(ProgramState):
         if "branch" not in self.__dict__:
             self._wait_for_end()
             if not self.row.result.failed:
-                nodes, script = self.row.way()
-                if (spec := script.plain.get(name)) is not None:
-                    return self._plain(spec, nodes)
+                nodes, script = self.row.way_taken()
+                if (spec := script.text_variables.get(name)) is not None:
+                    return self._text_at(spec, nodes)
         return super().__getitem__(name)
 
     get_var = __getitem__
 
-    def _plain(self, spec: Any, nodes: Sequence[Node]) -> Any:
+    def _text_at(self, spec: Any, nodes: Sequence[Node]) -> Any:
         """Text of the node with a path, or a list of texts for a list of paths."""
         if isinstance(spec, list):
-            return [self._plain(each, nodes) for each in spec]
-        return text_of(self.row.result.brought[spec], node_at(nodes, spec))
+            return [self._text_at(each, nodes) for each in spec]
+        return text_of(self.row.result.node_results[spec], node_at(nodes, spec))
 
     async def get(self, name: str) -> UserValue:
         await self.row.finished()
@@ -211,7 +211,7 @@ class CompiledState(ProgramState):
         result = self.row.result
         alone = self.row.program.decision is None  # else some results may not count
         if name is None and "branch" not in self.__dict__ and alone and not result.failed:
-            records = [(each, None) if isinstance(each, Selection) else each for each in result.brought.values()]
+            records = [(each, None) if isinstance(each, Selection) else each for each in result.node_results.values()]
             usages = usages_of(records)
             return msgspec.structs.replace(total_usage(usages), total_s=result.seconds)
         return super().usage(name)
@@ -252,8 +252,8 @@ class CompiledCall:
             executor().post(self._limit, self._deadline)
 
     def _limit(self, deadline: float) -> None:
-        left = max(deadline - time.monotonic(), 0)
-        timer = executor().loop.call_later(left, self._row.stop, too_long(self._timeout))
+        remaining_s = max(deadline - time.monotonic(), 0)
+        timer = executor().loop.call_later(remaining_s, self._row.stop, too_long(self._timeout))
         assert self._row.done is not None
         self._row.done.when_done(partial(executor().post, timer.cancel))
 
