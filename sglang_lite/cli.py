@@ -143,8 +143,8 @@ def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
-        told = f"sglang-lite: {error}. The server needs more packages: pip install 'sglang-lite[server]'"
-        raise SystemExit(told) from error
+        problem = f"sglang-lite: {error}. The server needs more packages: pip install 'sglang-lite[server]'"
+        raise SystemExit(problem) from error
     flags.add(parser)
 
 

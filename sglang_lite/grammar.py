@@ -124,13 +124,13 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     except ConstraintError as error:
         refused = ((error.pointer or "", str(error)),)
     seconds = time.perf_counter() - began
-    enforced, remarks = _said_by(known)
+    enforced, remarks = _enforced_and_remarks(known)
     kind = type_of(constraint)
     checked += kind.checked if kind is not None else ()
     if isinstance(known, JsonSchema) and not refused:
         checked += tuple((pointer, _ONCE) for pointer in normalise(known).unlisted_names_at)
-    left = {pointer for pointer, _ in (*refused, *checked)}
-    enforced = tuple(pointer for pointer in enforced if pointer not in left)
+    unenforced = {pointer for pointer, _ in (*refused, *checked)}
+    enforced = tuple(pointer for pointer in enforced if pointer not in unenforced)
     if refused:
         return Report(refused, enforced, checked, remarks, seconds=seconds)
     try:
@@ -141,7 +141,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
 
 
-def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _enforced_and_remarks(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(constraint, JsonSchema):
         return (), ()
     return assertions_and_annotations(document_of(constraint), assert_format=constraint.format == "assert")

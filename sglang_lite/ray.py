@@ -83,14 +83,14 @@ class RayOptions:
         return ActorPool(self, program, plan, report, until_released=until_released)
 
 
-def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
+def groups(rows: Sequence[tuple[int, Item]], max_rows: int) -> list[list[int]]:
     """Groups rows by the longest text among their arguments that several rows share, but not all: for example, a
     document with several questions. Rows without a shared text form one group. Groups are in the order of their first
     rows.
 
     Args:
         rows: index and arguments of each row.
-        most: maximum number of rows of a group; larger groups are split.
+        max_rows: maximum number of rows of a group; larger groups are split.
 
     Returns:
         Indices of the rows of each group.
@@ -103,7 +103,7 @@ def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
     for index, own in texts.items():
         shared = [text for text in own if 1 < counts[text] < len(rows)]
         found.setdefault(max(shared, key=lambda text: (len(text), text), default=None), []).append(index)
-    return [group[i : i + most] for group in found.values() for i in range(0, len(group), most)]
+    return [group[i : i + max_rows] for group in found.values() for i in range(0, len(group), max_rows)]
 
 
 class ActorPool:
@@ -126,7 +126,7 @@ class ActorPool:
         )
         self._ray = _ray()
         self._items = dict(plan.left)
-        self._left = set(self._items)
+        self._unfinished = set(self._items)
         self._tried: Counter[int] = Counter()  # number of actors that died with a row
         self._waiting: deque[list[int]] = deque()
         self._room = 0
@@ -144,15 +144,17 @@ class ActorPool:
         count = options.actors or int(total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus))
         count = max(min(count, len(self._items)), 1)
         order = list(self._plan.left)
-        most = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
-        self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, most))
+        max_rows = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
+        self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, max_rows))
         self._seats, self._room = count, self._plan.window * count
         settings = {name: value for name, value in self._plan.options.items() if name not in _DRIVERS}
         window = max(self._plan.window // _LANES, 1)
         task = ray.put((self._program, {**settings, "num_threads": window}))
         kind = ray.remote(num_cpus=options.num_cpus, num_gpus=num_gpus, max_concurrency=_LANES)(_Actor)
         for _ in range(count):
-            threading.Thread(target=self._sit, args=(kind, task, most), name="sglang_lite-actor", daemon=True).start()
+            threading.Thread(
+                target=self._sit, args=(kind, task, max_rows), name="sglang_lite-actor", daemon=True
+            ).start()
 
     def stop(self) -> None:
         """Starts no further rows, and kills the actors."""
@@ -171,12 +173,12 @@ class ActorPool:
 
     # ---------------------------------------------------------------------------------------- an actor's threads
 
-    def _sit(self, kind: Any, task: Any, most: int) -> None:
+    def _sit(self, kind: Any, task: Any, max_rows: int) -> None:
         """Starts and supervises an actor, and a second one if the first dies."""
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):
             with self._bell:
-                if self._over or not self._left:
+                if self._over or not self._unfinished:
                     break
                 actor = kind.remote(self._options.engine, task)
                 self._actors.add(actor)
@@ -188,7 +190,7 @@ class ActorPool:
                 if not isinstance(failed, self._ray.exceptions.RayActorError):
                     break
                 continue
-            lanes = [threading.Thread(target=self._lane, args=(actor, most), daemon=True) for _ in range(_LANES)]
+            lanes = [threading.Thread(target=self._lane, args=(actor, max_rows), daemon=True) for _ in range(_LANES)]
             for lane in lanes:
                 lane.start()
             for lane in lanes:
@@ -197,17 +199,17 @@ class ActorPool:
             error = BackendError("the actor has died.")
         with self._bell:
             self._seats -= 1
-            lost = [] if self._seats or self._over else [*self._left]
+            lost = [] if self._seats or self._over else [*self._unfinished]
         for index in lost:
             self._finish(index, _no_actor(error))
 
-    def _lane(self, actor: Any, most: int) -> None:
+    def _lane(self, actor: Any, max_rows: int) -> None:
         """Gives groups of rows to an actor until none are left or the actor has died."""
         exceptions = self._ray.exceptions
-        while rows := self._take(actor, most):
-            asked = [(index, self._items[index]) for index in rows]
+        while rows := self._take(actor, max_rows):
+            items = [(index, self._items[index]) for index in rows]
             try:
-                for found in actor.run.options(num_returns="streaming").remote(asked):
+                for found in actor.run.options(num_returns="streaming").remote(items):
                     index, kind, data = self._ray.get(found)
                     self._finish(index, _outcome(kind, data))
             except exceptions.RayTaskError as error:  # concerns all rows of the group
@@ -217,16 +219,16 @@ class ActorPool:
                 self._again(actor, rows, error)
                 return
 
-    def _take(self, actor: Any, most: int) -> list[int]:
+    def _take(self, actor: Any, max_rows: int) -> list[int]:
         """Indices of the next rows; waits until rows and room are there. Empty if no rows are left or the actor has
         died."""
         with self._bell:
-            while self._left and actor in self._actors and not (self._waiting and self._room):
+            while self._unfinished and actor in self._actors and not (self._waiting and self._room):
                 self._bell.wait()
-            if not self._left or actor not in self._actors:
+            if not self._unfinished or actor not in self._actors:
                 return []
             group = self._waiting.popleft()
-            count = min(len(group), self._room, most)
+            count = min(len(group), self._room, max_rows)
             if group[count:]:
                 self._waiting.appendleft(group[count:])
             self._room -= count
@@ -234,9 +236,9 @@ class ActorPool:
 
     def _finish(self, index: int, outcome: Outcome) -> None:
         with self._bell:
-            if index not in self._left or self._over:
+            if index not in self._unfinished or self._over:
                 return
-            self._left.discard(index)
+            self._unfinished.discard(index)
             if not self._until_released:
                 self._room += 1
             self._bell.notify_all()
@@ -246,7 +248,7 @@ class ActorPool:
         """Queues the unfinished rows of a dead actor again. Rows whose actor has died for the second time fail."""
         with self._bell:
             self._actors.discard(actor)
-            rows = [index for index in rows if index in self._left]
+            rows = [index for index in rows if index in self._unfinished]
             self._tried.update(rows)
             again = [index for index in rows if self._tried[index] < 2]
             if again:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 
-class _Serving(threading.local):
-    engine: bool = False
+class _ThreadMark(threading.local):
+    runs_engine: bool = False
 
 
-serving = _Serving()  # set by an engine's loop on its own thread, and checked by the language before it blocks
+this_thread = _ThreadMark()  # set by an engine's loop on its own thread, and checked by the language before it blocks

@@ -16,7 +16,7 @@ from sglang_lite.engine.sglang.api import read_request, read_sampling
 from sglang_lite.lang.function import SglFunction
 from sglang_lite.lang.ir import SglArgument, SglSamplingParams
 from sglang_lite.protocol import SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given, named
+from sglang_lite.protocol.sampling import PARAMETERS, UNSET, given_values, named
 from sglang_lite.runtime.resolved_params import ResolvedParams, resolve_params
 
 DOCS = Path(__file__).parent.parent / "docs" / "sampling.md"
@@ -119,9 +119,9 @@ def test_docstrings_say_what_the_table_says():
     entries = re.findall(r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE)
     told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
     for name, parameter in named("gen").items():
-        assert told[name].startswith(parameter.line), name
+        assert told[name].startswith(parameter.docstring_entry), name
     for parameter in PARAMETERS:
-        assert f"    {parameter.name}: {parameter.line}\n" in (SamplingParams.__doc__ or "")
+        assert f"    {parameter.name}: {parameter.docstring_entry}\n" in (SamplingParams.__doc__ or "")
 
 
 # ------------------------------------------------------------------------------------------------ where values get to
@@ -130,8 +130,8 @@ def test_docstrings_say_what_the_table_says():
 @pytest.mark.parametrize("parameter", named("gen").values(), ids=named("gen"))
 def test_gen_puts_a_value_under_its_name(parameter):
     written, read = said(parameter)
-    assert given(sgl.gen("a", **{parameter.name: written}).node.params) == {parameter.name: read}
-    assert given(sgl.gen("a", **{parameter.name: None}).node.params) == {}
+    assert given_values(sgl.gen("a", **{parameter.name: written}).node.params) == {parameter.name: read}
+    assert given_values(sgl.gen("a", **{parameter.name: None}).node.params) == {}
 
 
 @pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
@@ -141,7 +141,7 @@ def test_a_run_gives_a_value_to_its_generations(parameter):
     program = sgl.function(lambda s: s.__iadd__(sgl.gen("a")))
     program.run(backend=script, **{parameter.sglang: written}).sync()
     program.run_batch([{}], backend=script, **{parameter.sglang: written})
-    assert [given(call.params) for call in script.calls] == [{parameter.name: read}] * 2
+    assert [given_values(call.params) for call in script.calls] == [{parameter.name: read}] * 2
 
 
 @pytest.mark.parametrize("parameter", named("sampling_params").values(), ids=named("sampling_params"))
@@ -213,7 +213,10 @@ def test_ranges_are_those_of_the_table(parameter):
     def made(value):
         return SamplingParams(**{parameter.name: value})
 
-    for bounds, check in ((parameter.range, made), (parameter.engine, lambda value: resolve_params(made(value), 10))):
+    for bounds, check in (
+        (parameter.range, made),
+        (parameter.engine_range, lambda value: resolve_params(made(value), 10)),
+    ):
         if bounds is None:
             continue
         below, above = "outside (its|an engine's) range: ", f"{parameter.name}: "
@@ -228,12 +231,14 @@ def test_ranges_are_those_of_the_table(parameter):
                 check(bounds.high)
 
 
-@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.most is not None], ids=lambda p: p.name)
+@pytest.mark.parametrize("parameter", [p for p in PARAMETERS if p.max_entries is not None], ids=lambda p: p.name)
 def test_lists_are_as_long_as_the_table_says(parameter):
     entry = {"strings": "a", "token ids": 1, "biases": (1, 1.0)}[parameter.kind]
-    resolve_params(SamplingParams(**{parameter.name: (entry,) * parameter.most}), 10)
-    with pytest.raises(sgl.ParameterError, match=f"^{parameter.name}: .* entries, the limit is {parameter.most:,}"):
-        resolve_params(SamplingParams(**{parameter.name: (entry,) * (parameter.most + 1)}), 10)
+    resolve_params(SamplingParams(**{parameter.name: (entry,) * parameter.max_entries}), 10)
+    with pytest.raises(
+        sgl.ParameterError, match=f"^{parameter.name}: .* entries, the limit is {parameter.max_entries:,}"
+    ):
+        resolve_params(SamplingParams(**{parameter.name: (entry,) * (parameter.max_entries + 1)}), 10)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +276,7 @@ def table():
     ]
     for p in PARAMETERS:
         anywhere = "" if str(p.range) == "any" or p.kind not in ("int", "float") else str(p.range)
-        engine = [f"at most {p.most:,} entries"] if p.most is not None else []
+        engine = [f"at most {p.max_entries:,} entries"] if p.max_entries is not None else []
         engine += [str(p.engine)] if p.engine is not None else []
         places = [
             text for place, text in (

@@ -74,9 +74,8 @@ def use_tools(
         results = call_or_record(_results, value, where)
         with s.user():
             s += f"{results}"
-    call_or_record(
-        _fail, value, options.get("tool_choice"), max_steps, where
-    )  # while compiling, the call waits for `value`
+    # While a body is compiled, the call is recorded, and waits for `value` in a run.
+    call_or_record(_fail, value, options.get("tool_choice"), max_steps, where)
     return ""  # reached only while a body is compiled
 
 
@@ -90,21 +89,22 @@ def _calls(value: object) -> list[ToolCall]:
 def _results(value: object, where: Location | None) -> str:
     """Text with the results of all calls, for the model to read."""
     try:
-        return "\n".join([result_text(call.name, _shown(call.run())) for call in _calls(value)])
+        return "\n".join([result_text(call.name, _result_as_text(call.run())) for call in _calls(value)])
     except ToolError as error:
         error.where = where
         raise
 
 
 def _fail(value: object, choice: object, max_steps: int, where: Location | None) -> None:
-    told, hint = f"the model gave no answer within {max_steps} tool calls.", "Raise max_steps, or improve the prompt."
+    problem = f"the model gave no answer within {max_steps} tool calls."
+    hint = "Raise max_steps, or improve the prompt."
     if choice not in (None, "auto"):
-        told += f" tool_choice={shown(choice)} forces a call in each turn."
+        problem += f" tool_choice={shown(choice)} forces a call in each turn."
         hint = 'Leave it out, or force only the first call: gen(tools=…, tool_choice="required").'
-    raise ToolError(told, hint=hint, where=where)
+    raise ToolError(problem, hint=hint, where=where)
 
 
-def _shown(result: Any) -> str:
+def _result_as_text(result: Any) -> str:
     """Text of a tool's result: JSON if the result can be written as JSON, else `str(result)`."""
     try:
         return json.dumps(result, ensure_ascii=False, default=str)

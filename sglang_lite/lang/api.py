@@ -11,7 +11,7 @@ from typing import Any, overload
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.constraints.python_types.value_type import ValueType, number_text, value_type
 from sglang_lite.constraints.schema import json_schema as checked_schema
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.checks import check_limits
 from sglang_lite.lang.expressions import (
@@ -81,7 +81,7 @@ def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | Non
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "ebnf", "lark", "constraint")
 
 
-@tells_names
+@explains_wrong_arguments
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -228,10 +228,10 @@ def gen(
         return SglGen(Gen(name, params), None, options)
     if tools is not None:
         toolbox = Toolbox.of(tools, "auto" if tool_choice is None else tool_choice, parallel=bool(parallel_tool_calls))
-        spelled = toolbox.value_type(None)
-        return SglGen(Gen(name, params, spelled.constraint), spelled, options, toolbox)
-    wanted, read = _wanted(kind, given[_KINDS.index(kind)])
-    return SglGen(Gen(name, params, wanted), read, options)
+        call_type = toolbox.value_type(None)
+        return SglGen(Gen(name, params, call_type.constraint), call_type, options, toolbox)
+    constraint, read = _constraint_of(kind, given[_KINDS.index(kind)])
+    return SglGen(Gen(name, params, constraint), read, options)
 
 
 def _only_kind(given: Sequence[Any]) -> str:
@@ -260,49 +260,49 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
         ReasoningParser(reasoning)
     if repair is not None and not isinstance(repair, bool):
         raise ParameterError("repair", f"{repair!r:.60} is not True or False.")
-    asked = None if backend is None else as_backend(backend)
-    return GenOptions(timeout, retries, check, asked, reasoning, bool(repair))
+    own_backend = None if backend is None else as_backend(backend)
+    return GenOptions(timeout, retries, check, own_backend, reasoning, bool(repair))
 
 
-def _wanted(kind: str, given: Any) -> tuple[Constraint | None, ValueType | None]:
+def _constraint_of(kind: str, value: Any) -> tuple[Constraint | None, ValueType | None]:
     """Constraint of a generation, and the type that reads its text into a value, or None if the value is the text."""
     if kind == "type":
-        wanted = value_type(given)
-        return wanted.constraint, wanted
+        read_type = value_type(value)
+        return read_type.constraint, read_type
     if kind == "dtype":
-        if not isinstance(given, str | builtins.type) or given not in DTYPES:
-            raise ParameterError("dtype", f"{given!r} is not int, float, bool or str.", hint="type= takes any type.")
-        asked = DTYPES[given]
-        return asked, number_text(asked) if isinstance(asked, Number) else None
+        if not isinstance(value, str | builtins.type) or value not in DTYPES:
+            raise ParameterError("dtype", f"{value!r} is not int, float, bool or str.", hint="type= takes any type.")
+        constraint = DTYPES[value]
+        return constraint, number_text(constraint) if isinstance(constraint, Number) else None
     if kind == "constraint":
-        return check_syntax(as_constraint(given)), None
+        return check_syntax(as_constraint(value)), None
     if kind == "json_schema":
-        return _schema(given), None
-    if isinstance(given, Deferred):  # a symbol of a trace: its mark stands for it in text
-        given = f"{given}"
-    if not isinstance(given, str):
-        raise ParameterError(kind, f"{given!r} is not a string.")
-    return check_syntax(_WRITTEN[kind](given)), None
+        return _schema(value), None
+    if isinstance(value, Deferred):  # a symbol of a trace: its mark stands for it in text
+        value = f"{value}"
+    if not isinstance(value, str):
+        raise ParameterError(kind, f"{value!r} is not a string.")
+    return check_syntax(_SYNTAXES[kind](value)), None
 
 
-def _schema(given: Any) -> JsonSchema:
-    if isinstance(given, JsonSchema):
-        return given
-    if isinstance(given, str | Mapping):
-        return checked_schema(given)
-    if isinstance(given, bool):
+def _schema(value: Any) -> JsonSchema:
+    if isinstance(value, JsonSchema):
+        return value
+    if isinstance(value, str | Mapping):
+        return checked_schema(value)
+    if isinstance(value, bool):
         hint = 'Leave it out for free text; for any JSON give {}, for any object {"type": "object"}.'
-        raise ParameterError("json_schema", f"{given!r} is not a schema.", hint=hint)
-    written = value_type(given).constraint
-    if not isinstance(written, JsonSchema):
-        raise ParameterError("json_schema", f"values of {given!r} are not written as JSON.", hint="Use type=.")
-    return written
+        raise ParameterError("json_schema", f"{value!r} is not a schema.", hint=hint)
+    constraint = value_type(value).constraint
+    if not isinstance(constraint, JsonSchema):
+        raise ParameterError("json_schema", f"values of {value!r} are not written as JSON.", hint="Use type=.")
+    return constraint
 
 
-_WRITTEN: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}
+_SYNTAXES: dict[str, Callable[[str], Constraint]] = {"regex": Regex, "ebnf": Ebnf, "lark": Lark}
 
 
-@tells_names
+@explains_wrong_arguments
 def gen_int(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -332,7 +332,7 @@ def gen_int(
 _OF_GEN_INT = inspect.signature(gen_int)
 
 
-@tells_names
+@explains_wrong_arguments
 @with_signature_of(gen_int)
 def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     """Generation of a string in double quotes; the quotes are part of the result. The same as `gen(dtype=str)`."""
@@ -341,7 +341,7 @@ def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
     return node
 
 
-@tells_names
+@explains_wrong_arguments
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
@@ -384,13 +384,13 @@ def select(
     return SglSelect(Select(name, texts, name_of(method), float(temperature)), method, several)
 
 
-@tells_names
+@explains_wrong_arguments
 def image(expr: object) -> SglImage:
     """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8 array or tensor."""
     return SglImage(expr)
 
 
-@tells_names
+@explains_wrong_arguments
 def video(path: str, num_frames: int) -> SglVideo:
     """Video file, added to a prompt as `num_frames` evenly spread frames. Needs opencv-python."""
     return SglVideo(path, num_frames)
@@ -421,19 +421,19 @@ def _turn(role: str, expr: str | Expression | None) -> Expressions:
     return Expressions((begin, end) if expr is None else (begin, as_expression(expr), end))
 
 
-@tells_names
+@explains_wrong_arguments
 def system(expr: str | Expression | None = None) -> Expressions:
     """System turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("system", expr)
 
 
-@tells_names
+@explains_wrong_arguments
 def user(expr: str | Expression | None = None) -> Expressions:
     """User turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("user", expr)
 
 
-@tells_names
+@explains_wrong_arguments
 def assistant(expr: str | Expression | None = None) -> Expressions:
     """Assistant turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("assistant", expr)

@@ -68,7 +68,7 @@ _ELSEWHERE = {
 _LISTED = 16  # maximum number of names in a message
 
 
-def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
+def explains_wrong_arguments(func: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorator that turns the TypeError of a call with wrong arguments into a ParameterError that names the right
     ones."""
     signature = inspect.signature(func)
@@ -76,7 +76,7 @@ def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
     called = owner.rpartition(".")[2] if name == "__init__" else name
 
     @functools.wraps(func)
-    def told(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return func(*args, **kwargs)
         except TypeError:
@@ -88,12 +88,13 @@ def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
                 raise
         raise _wrong_call(called, signature, args, kwargs, wrong)
 
-    return told
+    return checked
 
 
-def tells_fields(record: type[_T]) -> type[_T]:
-    """Class decorator that does for the constructor of a dataclass what `tells_names` does for a function."""
-    record.__init__ = tells_names(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
+def explains_wrong_fields(record: type[_T]) -> type[_T]:
+    """Class decorator that does for the constructor of a dataclass what `explains_wrong_arguments` does for a
+    function."""
+    record.__init__ = explains_wrong_arguments(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
     return record
 
 
@@ -106,15 +107,17 @@ def _wrong_call(
         called: name of the function, for the message.
         wrong: message of the TypeError.
     """
-    taken = [each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    by_position = [each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
-    known = [each.name for each in taken if each.name != "self"]
+    parameters = [
+        each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    names = [each.name for each in parameters if each.name != "self"]
     order = f"Its parameters, in order: {', '.join(name for name in by_position if name != 'self')}."
     where = user_location()
     open_ended = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     for name in () if open_ended else kwargs:
-        if name not in known:
-            return no_such_argument(called, name, known)
+        if name not in names:
+            return no_such_argument(called, name, names)
     for name, value in zip(by_position, args):
         if name in kwargs:
             return ParameterError(
@@ -123,10 +126,10 @@ def _wrong_call(
                 hint=order,
                 where=where,
             )
-    for each in taken[len(args) :]:
+    for each in parameters[len(args) :]:
         if each.default is each.empty and each.name not in kwargs:
-            meant = next((name for name in kwargs if _ELSEWHERE.get(name) == each.name), None)
-            hint = order if meant is None else f"{meant}= is called {each.name}= here."
+            alias = next((name for name in kwargs if _ELSEWHERE.get(name) == each.name), None)
+            hint = order if alias is None else f"{alias}= is called {each.name}= here."
             return ParameterError(each.name, f"{called} needs it.", hint=hint, where=where)
     return ParameterError(called, f"{wrong}.", hint=order, where=where)
 
@@ -163,5 +166,5 @@ class TellsFunctions:
         def __getattr__(self, name: str) -> NoReturn:
             if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):
                 raise AttributeError(f"a state has no {name}. Write s += sgl.{name}(…).", name=name, obj=self)
-            told = f"{type(self).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
-            raise AttributeError(told, name=name, obj=self)
+            problem = f"{type(self).__name__!r} object has no attribute {name!r}. A variable is read as s[{name!r}]."
+            raise AttributeError(problem, name=name, obj=self)

@@ -88,7 +88,7 @@ class BodyRun:
         state, program = self.state, self._program
         with self:
             result = program.func(state, *self._args, **self._kwargs)
-            state.ret_value = asyncio.run(result) if program.is_async else returned(program, result)
+            state.ret_value = asyncio.run(result) if program.is_async else checked_return_value(program, result)
         return state
 
     def run_streaming(self) -> None:
@@ -152,7 +152,7 @@ class BodyRun:
             await self.arun_body()
 
 
-def returned(program: BaseProgram, result: object) -> UserValue:
+def checked_return_value(program: BaseProgram, result: object) -> UserValue:
     """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody would await."""
     if result is not None and inspect.iscoroutine(result):
         result.close()

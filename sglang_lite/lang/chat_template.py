@@ -127,12 +127,12 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
 def _registered() -> None:
     """Registers the templates of chat_templates.toml."""
     text = resources.files("sglang_lite.lang").joinpath("chat_templates.toml").read_text("utf-8")
-    for name, said in tomllib.loads(text).items():
-        turns = {role: (prefix, suffix) for role, (prefix, suffix) in said.pop("turns").items()}
-        style = ChatTemplateStyle[said.pop("style", "PLAIN")]
-        stops = tuple(said.pop("stop_str", ()))
-        system = said.pop("default_system_prompt", None)
-        register_chat_template(ChatTemplate(name, system, turns, stops, style=style, **said))
+    for name, fields in tomllib.loads(text).items():
+        turns = {role: (prefix, suffix) for role, (prefix, suffix) in fields.pop("turns").items()}
+        style = ChatTemplateStyle[fields.pop("style", "PLAIN")]
+        stops = tuple(fields.pop("stop_str", ()))
+        system = fields.pop("default_system_prompt", None)
+        register_chat_template(ChatTemplate(name, system, turns, stops, style=style, **fields))
 
 
 _registered()
@@ -147,9 +147,9 @@ def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]
     """
 
     def match(model_path: str) -> str | None:
-        for name, wanted, unwanted in rows:
-            if re.search(wanted, model_path, re.IGNORECASE) and not (
-                unwanted and re.search(unwanted, model_path, re.IGNORECASE)
+        for name, pattern, excluded in rows:
+            if re.search(pattern, model_path, re.IGNORECASE) and not (
+                excluded and re.search(excluded, model_path, re.IGNORECASE)
             ):
                 return name
         return None

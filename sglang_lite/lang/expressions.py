@@ -136,7 +136,7 @@ class Multi:
                 raise ParameterError(name, f"{text!r} is not a non-empty string.")
 
 
-def shown_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
+def example_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
     """Choices with which a backend checks that it can make a selection. For a selection of several choices, two
     examples that begin with the separator, as all answers after the first do."""
     return choices if multi is None else (multi.separator + "a", multi.separator + "b")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sglang_lite.lang.argument_names import name_meant, no_such_argument, tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments, name_meant, no_such_argument
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.batch_pools import async_pool_of, pool_of
@@ -26,7 +26,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
 from sglang_lite.lang.pickled import pickled
-from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, inherit, is_said, settings_of
+from sglang_lite.lang.run_options import DefaultFloat, DefaultInt, backend_of, inherit, is_explicit, settings_of
 from sglang_lite.lang.state import ProgramState, in_event_loop, user_location
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import ParameterError
@@ -60,11 +60,11 @@ _trimmed = _Trimmed()
 def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[..., _T]], Callable[_P, _T]]:
     """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
 
-    def given(twin: Callable[..., _T]) -> Callable[_P, _T]:
+    def with_signature(twin: Callable[..., _T]) -> Callable[_P, _T]:
         twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # read by `inspect.signature`
         return twin
 
-    return given
+    return with_signature
 
 
 class SglFunction(BaseProgram):
@@ -240,7 +240,7 @@ class SglFunction(BaseProgram):
             start_thread(call.run_streaming)
         return call.state
 
-    @tells_names
+    @explains_wrong_arguments
     def run_batch(
         self,
         batch_kwargs: Sequence[Mapping[str, UserValue] | Sequence[UserValue]],
@@ -370,7 +370,7 @@ class SglFunction(BaseProgram):
         chosen = None if backend is None else backend_for(backend)
         return trace_program(self, {**self.bind_arguments, **kwargs}, chosen, explore)
 
-    @tells_names
+    @explains_wrong_arguments
     def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
         """Compiles the program: its body is run with symbols for the arguments, once for each way through it. Runs of
         the compiled program fill in their arguments and are played by the backend as a whole, without the body, and
@@ -460,7 +460,7 @@ class SglFunction(BaseProgram):
             for name in self._shadowed:
                 value, default = options[name], _RUN_DEFAULTS[name]
                 required = self.signature.parameters[name].default is inspect.Parameter.empty
-                if is_said(value, default):
+                if is_explicit(value, default):
                     own[name] = value
                 elif required and name not in given_otherwise and type(default) not in (DefaultInt, DefaultFloat):
                     own[name] = value  # None or False, which the caller may have given
@@ -470,23 +470,23 @@ class SglFunction(BaseProgram):
 
 
 def _compiled_symbol(
-    inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
+    inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], options: Mapping[str, Any]
 ) -> Any:
     """Symbol of the state of a run inside a body that is being compiled; None if no body is being compiled."""
-    said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
-    return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
+    explicit = {name: options[name] for name, default in _RUN_DEFAULTS.items() if is_explicit(options[name], default)}
+    return inside.hand_over(program.name, program.run, args, {**kwargs, **explicit})
 
 
-def _misfit(program: SglFunction, given: Collection[str], what: str, error: TypeError) -> ParameterError:
+def _misfit(program: SglFunction, arguments: Collection[str], what: str, error: TypeError) -> ParameterError:
     """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
-    unknown = [name for name in given if name not in program.names]
-    told, hint = f"{program.name}: {error}", ""
+    unknown = [name for name in arguments if name not in program.names]
+    problem, hint = f"{program.name}: {error}", ""
     if unknown:
-        known = [*program.signature.parameters, *(sorted(program.options) if what == "run" else ())]
-        hint = name_meant(str(unknown[0]), known)
+        names = [*program.signature.parameters, *(sorted(program.options) if what == "run" else ())]
+        hint = name_meant(str(unknown[0]), names)
         if "missing" in str(error):
-            told += f", and was given {', '.join(map(repr, unknown))}"
-    return ParameterError(what, f"{told}.", hint=hint, where=user_location())
+            problem += f", and was given {', '.join(map(repr, unknown))}"
+    return ParameterError(what, f"{problem}.", hint=hint, where=user_location())
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:

@@ -45,6 +45,6 @@ def load(
         check_program(saved, program)
     try:
         chosen = AbsentBackend() if backend is None else as_backend(backend)
-        return ProgramState.made(saved, chosen, classes(program, types), program)
+        return ProgramState.from_saved(saved, chosen, classes(program, types), program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WireError(f"{os.fspath(path)!r} is damaged: {error!r}") from error

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sglang_lite.lang.body_run import returned
+from sglang_lite.lang.body_run import checked_return_value
 from sglang_lite.lang.expressions import SglCall
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ParameterError, ProgramError
@@ -77,7 +77,7 @@ class NestedCall(SglCall):
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
         assert branch.run.new_state is not None  # the run has a body
         self._added, self._state = True, branch.run.new_state(branch)
-        self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
+        self._state.ret_value = checked_return_value(program, program.func(self._state, *self._args, **kwargs))
 
     @property
     def state(self) -> ProgramState:

@@ -45,7 +45,7 @@ def backend_of(options: Mapping[str, UserValue]) -> BaseBackend:
     return backend_for(outer.backend if given is None and outer is not None else given)
 
 
-def is_said(value: object, default: object) -> bool:
+def is_explicit(value: object, default: object) -> bool:
     """True if the value was given by a user and is not the default of this or another method."""
     return value is not default and type(value) not in (DefaultInt, DefaultFloat)
 
@@ -63,7 +63,7 @@ def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserVal
     changed = [*compress(defaults, map(is_not, options.values(), defaults.values()))]  # both have the same order
     if not changed or changed == ["backend"]:
         return _PLAIN
-    given = {name: options[name] for name in changed if name in _PARAMS and is_said(options[name], defaults[name])}
+    given = {name: options[name] for name in changed if name in _PARAMS and is_explicit(options[name], defaults[name])}
     timeout, retries = options["timeout"], options["retries"]
     check_limits(timeout, retries)
     check_flags(stream=options["stream"], push_down=options["push_down"])

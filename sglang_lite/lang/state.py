@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from sglang_lite import wire
 from sglang_lite.constraints.coerce import ConstraintLike, as_constraint, check_syntax
 from sglang_lite.lang import text_streams
-from sglang_lite.lang.argument_names import TellsFunctions, tells_names
+from sglang_lite.lang.argument_names import TellsFunctions, explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
@@ -359,7 +359,7 @@ class ProgramState(TellsFunctions):
 
     # ----------------------------------------------------------------------------------------- branches
 
-    @tells_names
+    @explains_wrong_arguments
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         """Group of `size` states that continue from here, in parallel.
 
@@ -433,7 +433,9 @@ class ProgramState(TellsFunctions):
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
-        return ProgramStateGroup([ProgramState.made(behind(saved, at, path), backend, named, None) for path in paths])
+        return ProgramStateGroup(
+            [ProgramState.from_saved(behind(saved, at, path), backend, named, None) for path in paths]
+        )
 
     def _saved(self) -> SavedRun:
         self.sync()
@@ -446,7 +448,7 @@ class ProgramState(TellsFunctions):
             finished(self.branch.player).wait()
 
     @classmethod
-    def made(
+    def from_saved(
         cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
     ) -> ProgramState:
         """State made from a saved run; arguments as for `branch_of`."""
@@ -458,7 +460,7 @@ class ProgramState(TellsFunctions):
     def __deepcopy__(self, memo: object) -> ProgramState:
         called = self.branch.run.called
         program = None if called is None else called.program
-        return ProgramState.made(self._saved(), self.branch.backend, named, program)
+        return ProgramState.from_saved(self._saved(), self.branch.backend, named, program)
 
     def __reduce__(self) -> tuple[object, ...]:
         called = self.branch.run.called
@@ -478,7 +480,7 @@ def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
     saved = wire.decode(data)
     assert isinstance(saved, SavedRun)
-    return ProgramState.made(saved, AbsentBackend(), named, program)
+    return ProgramState.from_saved(saved, AbsentBackend(), named, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

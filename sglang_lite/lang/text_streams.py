@@ -88,26 +88,26 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
 
 def values(state: ProgramState, name: str) -> Iterator[UserValue]:
     """Yields the partial values of a typed variable and finally the whole one. Implements `partial_iter`."""
-    written = _Written(state, name)
+    partial = _PartialValue(state, name)
     for piece in state.text_iter(name):
-        if written.takes(piece):
-            yield written.value
-    if (value := state[name]) != written.value:
+        if partial.append(piece):
+            yield partial.value
+    if (value := state[name]) != partial.value:
         yield value
 
 
 async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
     """Async version of `values`. Implements `partial_async_iter`."""
     await afind_variable(state.branch.player, name, user_location())
-    written = _Written(state, name)
+    partial = _PartialValue(state, name)
     async for piece in state.text_async_iter(name):
-        if written.takes(piece):
-            yield written.value
-    if (value := await state.get(name)) != written.value:
+        if partial.append(piece):
+            yield partial.value
+    if (value := await state.get(name)) != partial.value:
         yield value
 
 
-class _Written:
+class _PartialValue:
     """Text of a typed variable so far, and its partial value.
 
     Attributes:
@@ -124,7 +124,7 @@ class _Written:
             )
         self._read, self._text, self.value = partial_reader(kind), "", None
 
-    def takes(self, piece: str) -> bool:
+    def append(self, piece: str) -> bool:
         """Appends a chunk of text. Returns True if the partial value has changed."""
         self._text += piece
         value, before = self._read(self._text), self.value

@@ -107,9 +107,9 @@ class Toolbox:
             if name in by_name:
                 raise ParameterError("tools", f"two tools are called {name!r}.")
             by_name[name] = tool, _arguments(tool)
-        wanted = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
-        if wanted in by_name:
-            by_name = {wanted: by_name[wanted]}
+        chosen = choice if isinstance(choice, str) else getattr(choice, "__name__", "")
+        if chosen in by_name:
+            by_name = {chosen: by_name[chosen]}
         elif choice not in ("auto", "required"):
             raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or one of the tools.")
         schemas, shared = schemas_of([(name, reader) for name, (_, reader) in by_name.items()])
@@ -123,18 +123,20 @@ class Toolbox:
             family: format of calls, as a name of text.tool_formats; None for one JSON object.
         """
         if family is not None:
-            given = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
+            schemas = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
             choice: Literal["auto", "required"] = "required" if self.required else "auto"
-            constraint = calls_constraint(family, given, choice, parallel=self.parallel)
-            return ValueType(None, constraint, partial(self._read_format, family, given))
+            constraint = calls_constraint(family, schemas, choice, parallel=self.parallel)
+            return ValueType(None, constraint, partial(self._read_format, family, schemas))
         functions = [
             Function(name, inspect.getdoc(self.tools[name][0]) or "", schema) for name, schema in self.schemas.items()
         ]
         schema = tool_use_schema(functions, self.shared, required=self.required, parallel=self.parallel)
         return ValueType(None, schema, self._read_object)
 
-    def _read_format(self, family: str, given: Mapping[str, JsonSchema], text: str) -> ToolCall | list[ToolCall] | str:
-        answer = parse_answer(family, text, tools=given)
+    def _read_format(
+        self, family: str, schemas: Mapping[str, JsonSchema], text: str
+    ) -> ToolCall | list[ToolCall] | str:
+        answer = parse_answer(family, text, tools=schemas)
         if not answer.complete or (self.required and not answer.calls):
             raise ValueValidationError("the text ends in the middle of a tool call.", text=text)
         if not answer.calls:
@@ -147,8 +149,8 @@ class Toolbox:
             value = json.loads(text)
             if "answer" in value:
                 return str(value["answer"])
-            said = value["calls"] if self.parallel else [value]
-            calls = [(call["tool"], json.dumps(call["arguments"])) for call in said]
+            entries = value["calls"] if self.parallel else [value]
+            calls = [(call["tool"], json.dumps(call["arguments"])) for call in entries]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
         found = [self._called(name, arguments, text) for name, arguments in calls]
@@ -159,10 +161,10 @@ class Toolbox:
 
         try:
             tool, reader = self.tools[name]
-            given = reader.validate_json(arguments)
+            values = reader.validate_json(arguments)
         except (KeyError, TypeError, ValidationError) as error:
             raise ValueValidationError(f"the text is neither a tool call nor an answer: {error}", text=text) from error
-        bound = inspect.signature(tool).bind(**given)
+        bound = inspect.signature(tool).bind(**values)
         bound.apply_defaults()
         return ToolCall(name, dict(bound.arguments), tool)
 

@@ -66,12 +66,12 @@ def _is_ours(trace: TracebackType | None) -> bool:
 
 
 def _without_carriers(trace: TracebackType | None) -> TracebackType | None:
-    kept = []
+    frames = []
     while trace is not None:
         if _module(trace) not in _CARRIERS:
-            kept.append(trace)
+            frames.append(trace)
         trace = trace.tb_next
     following: TracebackType | None = None
-    for each in reversed(kept):
+    for each in reversed(frames):
         following = TracebackType(following, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return following

@@ -19,7 +19,7 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 
 _LONGEST = 60  # maximum number of characters of a text
 
@@ -67,7 +67,7 @@ def _answer(node: GraphNode) -> str:
     if isinstance(said, Select):
         words.append(f"of {len(said.choices)}: {', '.join(map(repr, said.choices)):.{_LONGEST}}")
     else:
-        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given(said.params).items()]
+        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given_values(said.params).items()]
         if said.constraint is not None:
             words.append(f"{said.constraint!r:.{_LONGEST}}")
     words += [f"{use.into} from {{{use.expression}}}" for use in node.uses]

@@ -84,9 +84,9 @@ class Parameter:
         default: default of an engine of this process, or None if it has none. Remote models have their provider's.
         text: description for docstrings and docs/sampling.md.
         range: range of a number, or of the numbers in a list, for all backends. Checked when a SamplingParams is made.
-        engine: narrower range that an engine of this process accepts, or None. Checked by the engine.
-        most: maximum number of entries that an engine accepts in a list, or None.
-        cure: hint for a value outside the engine's range.
+        engine_range: narrower range that an engine of this process accepts, or None. Checked by the engine.
+        max_entries: maximum number of entries that an engine accepts in a list, or None.
+        hint: hint for a value outside the engine's range.
         alias: SGLang's name, if it differs.
         places: places where the parameter can be given.
     """
@@ -96,9 +96,9 @@ class Parameter:
     default: Any
     text: str
     range: Range = Range()
-    engine: Range | None = None
-    most: int | None = None
-    cure: str = ""
+    engine_range: Range | None = None
+    max_entries: int | None = None
+    hint: str = ""
     alias: str = ""
     places: tuple[Place, ...] = _SGLANG
 
@@ -112,16 +112,16 @@ class Parameter:
         """Range in words, the engine's if it is narrower in practice; empty if the parameter has no range."""
         if self.kind == "token ids":
             return ""
-        inner = self.engine
+        inner = self.engine_range
         words = str(self.range if inner is None or inner.high is None or inner.high >= _INT else inner)
         return "" if words == "any" else words
 
     @property
-    def line(self) -> str:
+    def docstring_entry(self) -> str:
         """Entry of the parameter in a docstring: its description, default and range."""
-        known = [] if self.default in (None, ()) else [str(self.default)]
-        known += [self.limits] if self.limits else []
-        return self.text + (f" ({'; '.join(known)})." if known else ".")
+        facts = [] if self.default in (None, ()) else [str(self.default)]
+        facts += [self.limits] if self.limits else []
+        return self.text + (f" ({'; '.join(facts)})." if facts else ".")
 
     def read(self, value: Any) -> Any:  # any value that a user gives
         """Converts a user's value to the form that SamplingParams has: a single string or any iterable to a tuple, a
@@ -178,13 +178,13 @@ class Parameter:
         """
         if isinstance(value, Deferred):
             raise ParameterError(self.name, f"{value!r} is only known when the program runs.")
-        if self.most is not None and len(value) > self.most:
-            raise ParameterError(self.name, f"{len(value):,} entries, the limit is {self.most:,}.")
-        if self.engine is not None:
+        if self.max_entries is not None and len(value) > self.max_entries:
+            raise ParameterError(self.name, f"{len(value):,} entries, the limit is {self.max_entries:,}.")
+        if self.engine_range is not None:
             for number in (bias for _, bias in value) if self.kind == "biases" else (value,):
-                if number not in self.engine:
-                    told = f"{shown(number)} is outside an engine's range: {self.engine}."
-                    raise ParameterError(self.name, told, hint=self.cure)
+                if number not in self.engine_range:
+                    problem = f"{shown(number)} is outside an engine's range: {self.engine_range}."
+                    raise ParameterError(self.name, problem, hint=self.hint)
 
     def _number(self, value: Any, kind: Kind) -> None:
         if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
@@ -235,34 +235,34 @@ def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
 PARAMETERS: Final = (
     Parameter(
         "max_tokens", "int", 128, "maximum number of tokens to generate",
-        Range(0), engine=Range(0, _INT), alias="max_new_tokens",
+        Range(0), engine_range=Range(0, _INT), alias="max_new_tokens",
     ),
     Parameter(
         "min_tokens", "int", 0, "no end of sequence and no stop before this many tokens",
-        Range(0), engine=Range(0, _INT), alias="min_new_tokens", places=("gen", "hooks", "sampling_params"),
+        Range(0), engine_range=Range(0, _INT), alias="min_new_tokens", places=("gen", "hooks", "sampling_params"),
     ),
-    Parameter("n", "int", 1, "number of independent samples", Range(1), engine=Range(1, 256)),
+    Parameter("n", "int", 1, "number of independent samples", Range(1), engine_range=Range(1, 256)),
     Parameter(
         "stop", "strings", (),
-        "text, or a list of texts, that ends the generation and is not part of the result", most=64,
+        "text, or a list of texts, that ends the generation and is not part of the result", max_entries=64,
     ),
-    Parameter("stop_token_ids", "token ids", (), "token ids that end the generation", Range(0), most=1024),
+    Parameter("stop_token_ids", "token ids", (), "token ids that end the generation", Range(0), max_entries=1024),
     Parameter(
         "stop_regex", "strings", (),
         "patterns of Python's `re` that end the generation as soon as its text has a match",
-        most=32,
+        max_entries=32,
     ),
     Parameter(
         "temperature", "float", 1.0, "randomness of the draws; 0 always takes the likeliest token",
-        Range(0), engine=Range(0, 100),
+        Range(0), engine_range=Range(0, 100),
     ),
     Parameter(
         "top_p", "float", 1.0, "draw from the likeliest tokens whose probabilities add up to this",
-        Range(0, 1), engine=Range(0, 1, above=True), cure="0 leaves no token; temperature=0 is greedy decoding.",
+        Range(0, 1), engine_range=Range(0, 1, above=True), hint="0 leaves no token; temperature=0 is greedy decoding.",
     ),
     Parameter(
         "top_k", "int", -1,
-        "draw from this many of the likeliest tokens; -1 or 0 for all", Range(-1), engine=Range(-1, _INT),
+        "draw from this many of the likeliest tokens; -1 or 0 for all", Range(-1), engine_range=Range(-1, _INT),
     ),
     Parameter(
         "min_p", "float", 0.0,
@@ -284,12 +284,12 @@ PARAMETERS: Final = (
     Parameter(
         "logprob_start_len", "int", -1,
         "with log-probabilities, also of prompt tokens from this position on; -1 for none",
-        Range(-1), engine=Range(-1, _INT), places=_LOGPROB,
+        Range(-1), engine_range=Range(-1, _INT), places=_LOGPROB,
     ),
     Parameter(
         "top_logprobs_num", "int", 0,
         "also log-probabilities of this many likeliest tokens at each position; with `max_tokens=0`, at the next one",
-        Range(0), engine=Range(0, 256), places=_LOGPROB,
+        Range(0), engine_range=Range(0, 256), places=_LOGPROB,
     ),
     Parameter(
         "return_text_in_logprobs", "bool", False,
@@ -297,7 +297,7 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
-        engine=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS,
+        engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_OURS,
     ),
     Parameter(
         "include_stop", "bool", False,
@@ -306,18 +306,18 @@ PARAMETERS: Final = (
     Parameter(
         "repetition_penalty", "float", 1.0,
         "factor for tokens in the prompt or the output; above 1 makes them less likely",
-        Range(0, above=True), engine=Range(0, 2, above=True), places=_OURS,
+        Range(0, above=True), engine_range=Range(0, 2, above=True), places=_OURS,
     ),
     Parameter(
         "logit_bias", "biases", (), "added to the logits of these token ids",
-        Range(0), engine=Range(-10_000, 10_000), most=4096, places=_OURS,
+        Range(0), engine_range=Range(-10_000, 10_000), max_entries=4096, places=_OURS,
     ),
     Parameter(
         "skip_special_tokens", "bool", True, "leave special tokens out of the text", places=("sampling_params",)
     ),
     Parameter(
         "token_ids_logprob", "token ids", (), "with log-probabilities, also of these ids at each position",
-        Range(0), most=1024, places=("request",),
+        Range(0), max_entries=1024, places=("request",),
     ),
 )  # fmt: skip
 
@@ -337,7 +337,7 @@ def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
 class SamplingParams(Record, frozen=True):
     __doc__ = "\n".join((
         "How a generation is sampled and when it ends. UNSET: the backend's default; in parentheses, an engine's.",
-        *("", "Attributes:"), *(f"    {each.name}: {each.line}" for each in PARAMETERS),
+        *("", "Attributes:"), *(f"    {each.name}: {each.docstring_entry}" for each in PARAMETERS),
         *("", "Raises:", "    ParameterError: a value that no backend could honour."),
     ))  # fmt: skip
 
@@ -379,7 +379,7 @@ class SamplingParams(Record, frozen=True):
 _values = attrgetter(*(each.name for each in PARAMETERS))
 
 
-def given(params: SamplingParams) -> dict[str, UserValue]:
+def given_values(params: SamplingParams) -> dict[str, UserValue]:
     """Values of the parameters that are set, by name, in the order of the table."""
     values = zip(PARAMETERS, _values(params))
     return {parameter.name: value for parameter, value in values if value is not UNSET}
@@ -387,23 +387,23 @@ def given(params: SamplingParams) -> dict[str, UserValue]:
 
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
     """Values of the parameters that are set, by name, for requests: with lists instead of tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given(params).items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values(params).items()}
 
 
-def read_params(written: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
+def read_params(values_by_name: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
     """SamplingParams with the values that a user has given.
 
     Args:
-        written: values by name; None for unset.
-        names: parameters by the names that `written` uses for them.
+        values_by_name: values by name; None for unset.
+        names: parameters by the names that `values_by_name` uses for them.
 
     Raises:
-        ParameterError: a value can't be honoured by any backend; the error has the name from `written`.
+        ParameterError: a value can't be honoured by any backend; the error has the name from `values_by_name`.
     """
-    values = {names[name].name: names[name].read(value) for name, value in written.items() if value is not None}
+    values = {names[name].name: names[name].read(value) for name, value in values_by_name.items() if value is not None}
     try:
         return SamplingParams(**values)
     except ParameterError as error:
-        name = next(name for name in written if names[name].name == error.parameter)
+        name = next(name for name in values_by_name if names[name].name == error.parameter)
         problem = error.message.removeprefix(f"{error.parameter}: ")
         raise ParameterError(name, problem, hint=error.hint) from None

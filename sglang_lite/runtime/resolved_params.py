@@ -11,7 +11,7 @@ import regex
 
 from sglang_lite.errors import shown as shown
 from sglang_lite.protocol import ParameterError, SamplingParams
-from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given
+from sglang_lite.protocol.sampling import PARAMETERS, Parameter, given_values
 from sglang_lite.text.stop import compiled_stop
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
 
 
 def _resolved(params: SamplingParams, vocab_size: int) -> ResolvedParams:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given(params).items()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given_values(params).items()}
     for parameter in PARAMETERS:
         if parameter.name in values:
             _check(parameter, values[parameter.name], vocab_size)

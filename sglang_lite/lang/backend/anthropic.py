@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.anthropic_messages import MESSAGES
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
@@ -50,7 +50,7 @@ class Anthropic(RemoteBackend):
     provider = "anthropic"
     select_params = SamplingParams(max_tokens=4096)  # generous, because the choices bound the length
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         model_name: str,

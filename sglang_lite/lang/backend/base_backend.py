@@ -33,7 +33,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.chat_template import TurnTemplate
 
 if TYPE_CHECKING:
@@ -358,7 +358,7 @@ class BaseBackend:
         if constraint is not None and type(constraint) not in can.constraints:
             raise self.refusal(node, CONSTRAINT_NAMES[type(constraint)], _kinds(can.constraints), where)
         if can.params is not None:
-            for name in given(params):
+            for name in given_values(params):
                 if name not in can.params:
                     takes = f"It accepts: {', '.join(sorted(can.params)) or 'no parameters'}."
                     raise self.refusal(

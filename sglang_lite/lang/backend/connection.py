@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from sglang_lite.errors import Origin
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.connection_pool import pool_arguments
 from sglang_lite.lang.backend.rate_limit import RateLimit, shared_limit
 from sglang_lite.lang.backend.remote_errors import ErrorTranslator
@@ -159,12 +159,12 @@ def sdk_client(
                     "the connections of http_client= belong to another event loop or to the process before a fork, "
                     "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
                 )  # fmt: skip
-            return tells_names(getattr(sdk, kind))(*args, **options)
+            return explains_wrong_arguments(getattr(sdk, kind))(*args, **options)
         http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pool_arguments())
         return (
             before.copy(http_client=http)
             if client is not None
-            else tells_names(getattr(sdk, kind))(*args, http_client=http, **options)
+            else explains_wrong_arguments(getattr(sdk, kind))(*args, http_client=http, **options)
         )
 
     return make

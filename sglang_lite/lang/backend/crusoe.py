@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign
@@ -32,7 +32,7 @@ class Crusoe(OpenAI):
 
     provider = "crusoe"
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         model_name: str,

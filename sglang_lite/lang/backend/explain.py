@@ -15,7 +15,7 @@ from sglang_lite.errors import Location
 from sglang_lite.lang.backend.rung import Demands, Refusal, Rung
 from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.backend.turns import from_start
-from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, number_as_regex, shown_choices
+from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, example_choices, number_as_regex
 from sglang_lite.program.graph import Call, GraphNode, GraphRecord, Picture, Value
 from sglang_lite.program.nodes import (
     Fork,
@@ -42,7 +42,7 @@ from sglang_lite.protocol import (
     Usage,
 )  # fmt: skip
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
@@ -334,8 +334,8 @@ class _Reader:
         if isinstance(said, Select):
             multi = entry.own.multi if isinstance(entry.own, SglSelect) else None
             scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None
-            return self._backend.selection(shown_choices(said.choices or ("a", "b"), multi), scores=scores)
-        params, constraint = msgspec.structs.replace(self._params, **given(said.params)), said.constraint
+            return self._backend.selection(example_choices(said.choices or ("a", "b"), multi), scores=scores)
+        params, constraint = msgspec.structs.replace(self._params, **given_values(said.params)), said.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
             stops = () if isinstance(params.stop, Unset) else params.stop
             params = msgspec.structs.replace(params, stop=(*stops, *NUMBER_STOPS))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
 from sglang_lite.lang.backend.rendering import rerender
@@ -45,7 +45,7 @@ class Fallback(BaseBackend):
         ParameterError: fewer than two backends are given, or one has SGLang's blocking hooks.
     """
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(self, backends: Sequence[BackendLike]) -> None:
         super().__init__()
         if not isinstance(backends, list | tuple) or len(backends) < 2:

@@ -24,7 +24,7 @@ from sglang_lite.lang.backend.remote_api import (
 )
 from sglang_lite.protocol import CapabilityError, Delta, Image, Message, TokenLogprob, Usage
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 from sglang_lite.text.tool_use import results_of
 
 _ANSWER = Tool("answer", "Its arguments are your whole answer.", {}, strict=False)
@@ -59,7 +59,7 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
 
 def _parameters(request: ApiRequest) -> dict[str, Any]:
     config: dict[str, Any] = {}
-    for name, value in given(request.params).items():
+    for name, value in given_values(request.params).items():
         if name == "stop":
             config["stop_sequences"] = list(value)
         elif name == "seed":

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.openai_chat import CHAT
@@ -49,7 +49,7 @@ class LiteLLM(RemoteBackend):
     provider = "litellm"
     rungs = frozenset({"json_schema", "strict_tool", "structured_outputs", "regex", "ebnf", "grammar", "tools"})
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         model_name: str,

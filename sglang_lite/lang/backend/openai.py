@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
 from sglang_lite.lang.backend.openai_chat import CHAT
@@ -70,7 +70,7 @@ class OpenAI(RemoteBackend):
     unset_max_tokens = None  # the API sets no limit by default
     rungs = frozenset({*RUNGS, "tools"}) - {"logit_bias_steps"}
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         model_name: str,

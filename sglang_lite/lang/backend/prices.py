@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from sglang_lite.lang.argument_names import tells_fields
+from sglang_lite.lang.argument_names import explains_wrong_fields
 from sglang_lite.protocol import Usage
 
 _HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # prefixes that routers of calls put before a model's name
 _MILLION = 1_000_000
 
 
-@tells_fields
+@explains_wrong_fields
 @dataclass(frozen=True, slots=True)
 class Price:
     """Prices of a model, in US dollars for a million tokens; None if unknown.

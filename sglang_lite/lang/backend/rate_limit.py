@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from sglang_lite.lang.argument_names import tells_fields
+from sglang_lite.lang.argument_names import explains_wrong_fields
 from sglang_lite.lang.checks import check_positive
 
 _LONGEST_PAUSE_S = 600.0  # longest wait that a header may ask for
@@ -67,7 +67,7 @@ class Bucket:
         self.available, self.at = min(self.per_minute, self.available + gained), now
 
 
-@tells_fields
+@explains_wrong_fields
 @dataclass(slots=True, weakref_slot=True)
 class RateLimit:
     """Limit on the calls to a provider. Several backends share it if each is given the same one (`rate_limit=`).

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
 from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
@@ -62,7 +62,7 @@ class Replay(BaseBackend):
             line.
     """
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -9,7 +9,7 @@ from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rung import Demands, Policy, Refusal, Rung
 from sglang_lite.protocol import Unset
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
 RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
@@ -25,7 +25,7 @@ def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Demands
         return found
     rung = found
     stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
-    for name in given(params):
+    for name in given_values(params):
         here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
         if name == "stop" or (profile.supports(name) and here):
             continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
 from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.native_protocol import (
@@ -80,7 +80,7 @@ class RuntimeEndpoint(BaseBackend):
         TemplateError: no template has this name.
     """
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         base_url: str,

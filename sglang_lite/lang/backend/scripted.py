@@ -13,7 +13,7 @@ from typing import TypeAlias
 from sglang_lite.constraints.free_numbers import first_number
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.random_texts import sample
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import (
@@ -34,7 +34,7 @@ from sglang_lite.protocol import (
     ValueValidationError,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import PARAMETERS, given
+from sglang_lite.protocol.sampling import PARAMETERS, given_values
 from sglang_lite.text.chat_template import TurnTemplate
 from sglang_lite.text.stop import StopMatcher, compiled_stop
 
@@ -106,7 +106,7 @@ class ScriptedBackend(BaseBackend):
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)
     enforces = True
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         answers: Callable[[ScriptedRequest], str] | Mapping[str | re.Pattern[str], Answer] | None = None,
@@ -179,7 +179,7 @@ class ScriptedBackend(BaseBackend):
         return self._latency(call) if callable(self._latency) else self._latency
 
     def _generations(self, call: ScriptedRequest) -> list[Generation]:
-        values = given(call.params)
+        values = given_values(call.params)
         for parameter in PARAMETERS:
             if parameter.name in values:
                 parameter.check_engine(values[parameter.name])

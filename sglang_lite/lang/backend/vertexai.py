@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_lite.lang.argument_names import tells_names
+from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
@@ -52,7 +52,7 @@ class VertexAI(RemoteBackend):
 
     provider = "vertexai"
 
-    @tells_names
+    @explains_wrong_arguments
     def __init__(
         self,
         model_name: str,
@@ -94,7 +94,7 @@ def _maker(options: Mapping[str, Any], client: Any) -> Any:
         if client is not None and not isinstance(client, sdk.Client):
             raise ParameterError("client", f"{type(client).__name__} is not a google.genai.Client.")
         try:
-            return tells_names(sdk.Client)(**options) if client is None else client
+            return explains_wrong_arguments(sdk.Client)(**options) if client is None else client
         except ValueError as error:
             raise ParameterError("VertexAI", str(error)) from error
 

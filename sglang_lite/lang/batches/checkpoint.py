@@ -29,7 +29,7 @@ from sglang_lite.lang.saved.runs import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import ParameterError, ProgramError
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import given
+from sglang_lite.protocol.sampling import given_values
 from sglang_lite.protocol.saved import SavedRun
 
 logger = logging.getLogger("sglang_lite")
@@ -56,7 +56,7 @@ def batch_parts(function: object, settings: RunSettings, identity: object, versi
     found = Fingerprint()
     found.add("the backend", identity)
     found.add("the setting seed", settings.seed)
-    for name, value in given(settings.params).items():
+    for name, value in given_values(settings.params).items():
         found.add(f"the setting {name}", value)
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, str | int):
@@ -227,7 +227,7 @@ class BatchFile:
 
 def state_of(saved: SavedRun) -> ProgramState:
     """State of a saved run, with nothing left to play."""
-    return ProgramState.made(saved, BaseBackend(), named, None)
+    return ProgramState.from_saved(saved, BaseBackend(), named, None)
 
 
 def _item_digest(index: int, item: Any) -> str:

@@ -14,7 +14,7 @@ from sglang_lite.lang.concurrency.loop import forks, on_executor
 from sglang_lite.lang.tracebacks import trim
 from sglang_lite.protocol import Location, ProgramError, RequestTimeoutError, SglError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.service_threads import serving
+from sglang_lite.service_threads import this_thread
 
 
 def located(error: BaseException, where: Location | None) -> SglError:
@@ -160,7 +160,7 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
             "the program runs in the process that this one was forked from, so its values never arrive here.",
             hint="Read the value there, or run the program in this process.", where=where,
         )  # fmt: skip
-    if serving.engine:
+    if this_thread.runs_engine:
         raise ProgramError(
             "waiting here would stop an engine: this code runs on its thread, in a logit processor or a sink.",
             hint="Wait on another thread.", where=where,

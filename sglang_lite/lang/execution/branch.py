@@ -42,9 +42,9 @@ from sglang_lite.lang.expressions import (
     SglImage,
     SglSelect,
     SglSeparateReasoning,
+    example_choices,
     number_as_regex,
     only_picks,
-    shown_choices,
 )
 from sglang_lite.lang.tracebacks import is_library
 from sglang_lite.program.nodes import (
@@ -238,7 +238,7 @@ class Branch:
         if self._grammar is not None and own.multi is not None:
             raise ProgramError("select(multi=…) can't be part of a grammar.", hint="Select one by one.", where=where)
         self.backend.check_selection(
-            own, shown_choices(own.choices, own.multi), scores=not only_picks(own), where=where
+            own, example_choices(own.choices, own.multi), scores=not only_picks(own), where=where
         )
         self._ahead = None
         variable, log = self._declare(node.name, where)

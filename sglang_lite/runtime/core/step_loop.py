@@ -37,7 +37,7 @@ from sglang_lite.runtime.scheduler.scheduler import ISOLATED_TOKENS, Scheduler
 from sglang_lite.runtime.structured_output.base import Matcher
 from sglang_lite.runtime.structured_output.mask_filler import MaskFiller
 from sglang_lite.runtime.structured_output.timings import Durations
-from sglang_lite.service_threads import serving
+from sglang_lite.service_threads import this_thread
 
 logger = logging.getLogger("sglang_lite")
 
@@ -158,7 +158,7 @@ class StepLoop:
         """Runs the loop on the calling thread until its inbox is closed. Then every request that has not ended fails
         with EngineClosedError."""
         self.inbox.claim()
-        serving.engine = True
+        this_thread.runs_engine = True
         try:
             while True:
                 if not self.busy:
