@@ -20,7 +20,7 @@ class StoredResponse:
 
     Attributes:
         content: the response as it is returned to clients.
-        items: input of the response, with the whole conversation before it.
+        items: input of the response, with the conversation conversation before it.
         input_bytes: size of the items in bytes.
         log: events of the stream; None if the response was not streamed.
         bytes: size of everything in bytes.
@@ -44,11 +44,11 @@ class StoredResponse:
 
     @property
     def conversation_bytes(self) -> int:
-        """Approximate size of `whole` in bytes."""
+        """Approximate size of `conversation` in bytes."""
         return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
 
     @property
-    def whole(self) -> Sequence[Mapping[str, Json]]:
+    def conversation(self) -> Sequence[Mapping[str, Json]]:
         """Conversation with the answer."""
         return (*self.items, *self.content["output"])
 
@@ -101,7 +101,7 @@ class ResponseStore:
         """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
-                for item in response.whole:
+                for item in response.conversation:
                     if item.get("id") == id:
                         return item
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")

@@ -8,7 +8,7 @@ import pytest
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import AsyncEngine, begun
+from sglang_lite.server.async_engine import AsyncEngine, with_first_event
 
 
 class Failing:
@@ -58,7 +58,7 @@ def test_the_time_of_a_program_that_grows_begins_before_anybody_reads(monkeypatc
             return Timer()
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
-        events = AsyncEngine(cast(Engine, engine)).grow(lambda program: None, timeout_s=60)
+        events = AsyncEngine(cast(Engine, engine)).open_program(lambda program: None, timeout_s=60)
         assert await anext(events) == []
         ((seconds, end),) = timers
         assert (seconds, engine.aborted) == (60, False)
@@ -87,9 +87,9 @@ def test_a_stream_that_has_begun_is_closed_though_nobody_has_read():
             closed.append(True)
 
     async def main():
-        events = await begun(numbers())
+        events = await with_first_event(numbers())
         await events.aclose()
         assert closed
-        assert [each async for each in await begun(numbers())] == [1, 2]
+        assert [each async for each in await with_first_event(numbers())] == [1, 2]
 
     asyncio.run(main())

@@ -44,7 +44,7 @@ def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no
             await signs.wait()
 
         monkeypatch.setattr(service, "ask", ask)
-        monkeypatch.setattr(service.running, "results", lambda _: signs.wait())
+        monkeypatch.setattr(service.async_engine, "results", lambda _: signs.wait())
         await service.start()
         service.check_health()
         await service.stop()

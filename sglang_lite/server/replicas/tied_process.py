@@ -71,7 +71,7 @@ class TiedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         self._process.terminate()
 
     def kill(self) -> None:

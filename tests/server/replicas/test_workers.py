@@ -39,7 +39,7 @@ def status(url, path="/health"):
 
 
 @pytest.fixture
-def behind():
+def after():
     """Starts the command in front of a worker. Gives it with its address."""
     started = []
 
@@ -63,7 +63,7 @@ def behind():
 
 def test_a_server_of_another_machine_is_put_behind_the_gateway_and_taken_out(engine, behind):
     with serving(engine) as worker:
-        process, url = behind(worker)
+        process, url = after(worker)
         until(lambda: status(url) == 200)
         asked = {"text": "a quick", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
         found = httpx2.post(f"{url}/generate", json=asked, timeout=60).json()
@@ -188,7 +188,7 @@ class Gateway:
     def remove(self, url):
         self.known.discard(url)
 
-    def ask_to_end(self):
+    def terminate(self):
         pass
 
     def wait(self, timeout_s):
@@ -210,7 +210,7 @@ class Dying:
         self.waits += 1
         return None if self.waits == 1 else -signal.SIGKILL
 
-    def ask_to_end(self):
+    def terminate(self):
         pass
 
     def kill(self):
