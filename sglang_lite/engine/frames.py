@@ -229,8 +229,8 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
-        raise ParameterError(what, "is no valid Unicode: it has unpaired surrogates.") from None
+        parameter = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
+        raise ParameterError(parameter, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
             "request", f"{error}.", hint="Use plain data, or run the engine with in_process=True."

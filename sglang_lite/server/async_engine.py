@@ -125,14 +125,20 @@ class AsyncEngine:
                 self._relay.flush()
 
         start = partial(
-            offline.Running, self.engine.core, post, calls, is_list=is_list, stream=stream, flush=self._relay.flush
+            offline.NativeRequest,
+            self.engine.core,
+            post,
+            calls,
+            is_list=is_list,
+            stream=stream,
+            flush=self._relay.flush,
         )
         running = await _submitted(start, sum(_length(call.prompt) for call in calls))
         with self._ends(running):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
-                    for answer in running.take(item):
+                    for answer in running.add_event(item):
                         changed[answer.get("index", 0)] = answer
                 if stream:
                     yield list(changed.values())

@@ -183,12 +183,12 @@ def label_calls(
     where = {"prompt": prompts} if kind is str else {"input_ids": prompts}
     if not prompts:
         return []
-    wanted: list[Any] = list(labels) if several else [labels] * len(prompts)
-    for label in itertools.chain(*wanted) if several else labels:
+    labels_by_item: list[Any] = list(labels) if several else [labels] * len(prompts)
+    for label in itertools.chain(*labels_by_item) if several else labels:
         if type(label) is not int or not 0 <= label < vocab_size:
             raise ParameterError("label_token_ids", f"{shown(label)} is no token id (0 to {vocab_size - 1:,}).")
-    asked: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
-    return read_request(**asked, token_ids_logprob=wanted)[0]
+    fields: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    return read_request(**fields, token_ids_logprob=labels_by_item)[0]
 
 
 def _result(
@@ -203,22 +203,22 @@ def _result(
         raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0.")
     if temperature != 1 and not apply_softmax:
         raise ParameterError("temperature", "needs apply_softmax=True.")
-    told = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
-    rows = list(map(label_logprobs, calls, told))
+    label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
+    rows = list(map(label_logprobs, calls, label_entries))
     scores = [label_scores(row, apply_softmax=apply_softmax, temperature=temperature) for row in rows]
     tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
     return ScoreResult(scores, tokens, rows if with_logprobs else None)
 
 
-def label_logprobs(call: GenerateRequest, told: Iterable[tuple[float, int, str | None]]) -> list[float]:
+def label_logprobs(call: GenerateRequest, label_entries: Iterable[tuple[float, int, str | None]]) -> list[float]:
     """Log-probabilities of a request's labels, in the order of the labels.
 
     Args:
-        told: log-probability, id and text of each label, in any order.
+        label_entries: log-probability, id and text of each label, in any order.
     """
-    known = {token: logprob for logprob, token, _ in told}
+    logprob_by_id = {token: logprob for logprob, token, _ in label_entries}
     labels = call.params.token_ids_logprob
-    return [known[label] for label in labels] if not isinstance(labels, Unset) else []
+    return [logprob_by_id[label] for label in labels] if not isinstance(labels, Unset) else []
 
 
 def label_scores(logprobs: Sequence[float], *, apply_softmax: bool, temperature: float = 1.0) -> list[float]:
