@@ -82,6 +82,7 @@ def score(
             raise ParameterError("label_token_ids", "are needed where the items are token ids.")
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     _check_others(unsupported)
+    _check_temperature(temperature, apply_softmax=apply_softmax)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine.sglang import offline  # imports tokenizers
 
@@ -110,6 +111,7 @@ async def async_score(
     self.core.check_open()
     texts = [items] if isinstance(items, str) else list(items)
     _check_others(unsupported)
+    _check_temperature(temperature, apply_softmax=apply_softmax)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine.sglang import offline  # imports tokenizers
 
@@ -151,6 +153,13 @@ def _check_others(others: Mapping[str, object]) -> None:
             raise ParameterError(name, "score has no such parameter.")
         if value not in _NOT_SET[name]:
             raise ParameterError(name, "is not supported by this engine.")
+
+
+def _check_temperature(temperature: object, *, apply_softmax: bool) -> None:
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0. Use 1.0 for plain shares.")
+    if temperature != 1 and not apply_softmax:
+        raise ParameterError("temperature", "has an effect only with apply_softmax=True. Set both, or neither.")
 
 
 def label_calls(
@@ -199,10 +208,6 @@ def _result(
     *,
     with_logprobs: bool,
 ) -> ScoreResult:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0.")
-    if temperature != 1 and not apply_softmax:
-        raise ParameterError("temperature", "needs apply_softmax=True.")
     label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
     rows = list(map(label_logprobs, calls, label_entries))
     scores = [label_scores(row, apply_softmax=apply_softmax, temperature=temperature) for row in rows]
