@@ -78,7 +78,7 @@ class AsyncEngine:
         submit = partial(
             self.engine.submit, request.prompt, request.params, request.constraint, sink=events.put,
             flush=self._relay.flush, stream=request.stream, namespace=request.namespace, priority=request.priority,
-            rid=request.rid,
+            logit_processor=request.logit_processor, rid=request.rid, output_ids=request.output_ids,
         )  # fmt: skip
         remaining = request.samples
         with self._ends(await _submitted(submit, _length(request.prompt))):

@@ -14,7 +14,11 @@ from sglang_lite.server.async_engine import AsyncEngine, with_first_event
 class Failing:
     """Engine whose request says two words and fails, all before the loop looks."""
 
-    def submit(self, *_, sink, flush, **__):
+    def __init__(self):
+        self.requests = []
+
+    def submit(self, *prompt, sink, flush, **fields):
+        self.requests.append(GenerateRequest(*prompt, **fields))
         for event in (Delta("a "), Delta("b"), OverloadedError("no room")):
             sink(event)
         flush()
@@ -35,6 +39,21 @@ def test_text_that_comes_with_an_error_comes_before_it():
         return taken
 
     assert [event.text for event in asyncio.run(main())] == ["a b"]
+
+
+def test_a_request_is_submitted_with_all_its_fields():
+    engine = Failing()
+    request = GenerateRequest(
+        "x", SamplingParams(), None, True, "a namespace", 2, lambda ids, logits: logits, "rid", output_ids=(5, 6)
+    )
+
+    async def main():
+        with pytest.raises(OverloadedError):
+            async for _ in AsyncEngine(cast(Engine, engine)).generate(request):
+                pass
+
+    asyncio.run(main())
+    assert engine.requests == [request]
 
 
 class Opening:
