@@ -83,6 +83,13 @@ class ResponseStore:
         self._stored[key, response.id] = response
         self._account(response)
 
+    def add_events(self, key: str, response: StoredResponse, events: Sequence[bytes]) -> None:
+        """Appends events to the log of a streamed response. They count for the limit if the response is still stored."""
+        assert response.log is not None
+        response.log.add(events)
+        if self._stored.get((key, response.id)) is response:
+            self._count_bytes(response, response.bytes + sum(map(len, events)))
+
     def update(self, key: str, response: StoredResponse, content: Mapping[str, Json]) -> None:
         """Replaces the content of a response, and updates its size if it is still stored."""
         response.content = content
@@ -115,6 +122,10 @@ class ResponseStore:
     def _account(self, response: StoredResponse) -> None:
         size = response.input_bytes + len(msgspec.json.encode(response.content))
         size += 0 if response.log is None else response.log.size
+        self._count_bytes(response, size)
+
+    def _count_bytes(self, response: StoredResponse, size: int) -> None:
+        """Sets the size of a response, and drops the least recently used ones if the store has become too large."""
         self._bytes += size - response.bytes
         response.bytes = size
         while len(self._stored) > self._most or self._bytes > self._most_bytes:

@@ -112,7 +112,7 @@ async def _stream(
     made: _Response, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     log = made.log = EventLog()
-    stored = made.store()
+    made.store()
     numbered = made.answer.numbered
     try:
         yield made.encoded(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
@@ -135,8 +135,8 @@ async def _stream(
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
             made.encoded([*new, numbered("response.incomplete", response=made.content)])  # for other readers of the log
         log.end()
-        if stored is not None:
-            made.service.stored.update(made.key, stored, made.content)
+        if made.stored is not None:
+            made.service.stored.update(made.key, made.stored, made.content)
 
 
 @dataclass(slots=True)
@@ -154,6 +154,7 @@ class _Response:
     Attributes:
         content: the response in its present state.
         log: events of the stream; None if the response is not streamed.
+        stored: entry of the store, once `store` was called; None if the request disables storing.
     """
 
     service: Service
@@ -165,6 +166,7 @@ class _Response:
     id: str = field(default_factory=lambda: f"resp_{random_id()}", init=False)
     content: dict[str, Any] = field(init=False)
     log: EventLog | None = field(default=None, init=False)
+    stored: StoredResponse | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         body = self.body
@@ -199,19 +201,17 @@ class _Response:
             "usage": None,
         }
 
-    def store(self) -> StoredResponse | None:
-        """Puts the response into the store; returns the entry, or None if the request disables storing."""
-        if self.body.store is False:
-            return None
-        stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
-        self.service.stored.put(self.key, stored)
-        return stored
+    def store(self) -> None:
+        """Puts the response into the store, unless the request disables storing."""
+        if self.body.store is not False:
+            self.stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
+            self.service.stored.put(self.key, self.stored)
 
     def encoded(self, events: Iterable[Event]) -> bytes:
         """Events as bytes; also appends them to the log, if the response is stored."""
         written = [event(each, each["type"]) for each in events]
-        if self.log is not None and self.body.store is not False:
-            self.log.add(written)
+        if self.log is not None and self.stored is not None:
+            self.service.stored.add_events(self.key, self.stored, written)
         return b"".join(written)
 
     async def end(self, generation: Generation) -> None:
