@@ -98,7 +98,6 @@ class Route:
         fields: fields of the body; None for a route without body, or whose handler parses the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
-        statuses: further statuses of answers, besides 200 and those of errors that any route may have.
         access: "open" for a route without key, "key" for the API key, "admin" for the administrator's.
         counts_as_open: True if its requests count as open requests.
     """
@@ -112,7 +111,6 @@ class Route:
     fields: Fields[Any] | None = None
     streams: bool = False
     media_type: str = "application/json"
-    statuses: tuple[int, ...] = ()
     access: Literal["open", "key", "admin"] = "key"
     counts_as_open: bool = False
 
