@@ -84,7 +84,7 @@ class ResponseStore:
         self._account(response)
 
     def add_events(self, key: str, response: StoredResponse, events: Sequence[bytes]) -> None:
-        """Appends events to the log of a streamed response. They count for the limit if the response is still stored."""
+        """Appends events to the log of a streamed response; they count for the limits while the response is stored."""
         assert response.log is not None
         response.log.add(events)
         if self._stored.get((key, response.id)) is response:
