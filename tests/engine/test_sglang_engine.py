@@ -96,15 +96,15 @@ def test_without_labels_the_items_are_scored(here):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(label_token_ids=[]), "label_token_ids: has none"),
+        (dict(label_token_ids=[]), "label_token_ids: is empty"),
         (dict(label_token_ids=[[1], [2]]), "2 lists for 1 items"),
         (dict(label_token_ids=[1], items=[[1]]), "items: query and items"),
         (dict(label_token_ids=[1], temperature=0.5), "temperature: has an effect only with apply_softmax=True"),
         (dict(label_token_ids=[1], temperature=0, apply_softmax=True), "temperature: 0 is no number above 0"),
         (dict(label_token_ids=[1], score_extraction_token_id=3), "score_extraction_token_id: is not supported"),
         (dict(label_token_ids=[1], nothing=3), "nothing: score has no such parameter"),
-        (dict(apply_softmax=True), "apply_softmax: is for labels"),
-        (dict(query=[1]), "label_token_ids: are needed"),
+        (dict(apply_softmax=True), "apply_softmax: has an effect only with label_token_ids"),
+        (dict(query=[1]), "label_token_ids: is missing"),
         (dict(label_token_ids=[10**6]), "label_token_ids: 1000000 is no token id"),
     ],
 )

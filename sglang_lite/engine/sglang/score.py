@@ -79,7 +79,7 @@ def score(
     if label_token_ids is None:
         _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs, unsupported)
         if not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
-            raise ParameterError("label_token_ids", "are needed where the items are token ids.")
+            raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     _check_others(unsupported)
     _check_temperature(temperature, apply_softmax=apply_softmax)
@@ -143,7 +143,7 @@ def _check_labels_only(
     given = {"apply_softmax": apply_softmax, "item_first": item_first, "return_token_logprobs": with_logprobs}
     name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
     if name is not None:
-        raise ParameterError(name, "is for labels.", hint="Give label_token_ids.")
+        raise ParameterError(name, "has an effect only with label_token_ids.", hint="Give them, or leave it out.")
     _check_others(others)
 
 
@@ -181,9 +181,9 @@ def label_calls(
     query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
     kind: Any = str if isinstance(query, str) else list  # arrays and tuples count as lists
     if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
-        raise ParameterError("items", "query and items are not both text, or both token ids.")
+        raise ParameterError("items", "query and items must both be text, or both be token ids.")
     if not labels:
-        raise ParameterError("label_token_ids", "has none.")
+        raise ParameterError("label_token_ids", "is empty. Give at least one token id.")
     several = isinstance(labels[0], list | tuple)
     if several and len(labels) != len(texts):
         raise ParameterError("label_token_ids", f"{len(labels)} lists for {len(texts)} items.")
