@@ -11,7 +11,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttendExpanded, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
@@ -23,7 +23,7 @@ LEAST = 1536
 def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
     """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
     supports them or rows are too short for it to be faster."""
-    hopper = hopper_kernels(card_of(needs.device), "prefill_attention_hopper")
+    hopper = hopper_kernels(properties_of(needs.device), "prefill_attention_hopper")
     if hopper is None or needs.expanded is None or plan.fresh < LEAST:
         return None
     if not hopper.takes_fresh(plan, needs.compute, *needs.expanded):

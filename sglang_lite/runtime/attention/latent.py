@@ -8,8 +8,8 @@ import torch
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.expanded import attend_expanded
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
-from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import split_work
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, latent_prefix, on_hopper
 from sglang_lite.runtime.kernels.launch_config import latent_launch
@@ -31,17 +31,19 @@ class LatentAttention:
             return f"it reads no latents in {needs.cache}"
         if needs.compute not in _TYPES:
             return f"it does not compute in {needs.compute}"
-        card = card_of(needs.device)
-        if latent_launch(card, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS) is None:
-            return f"latents find no room in the {card.shared:,} bytes of shared memory of a {card.name}"
+        properties = properties_of(needs.device)
+        if latent_launch(properties, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS) is None:
+            return (
+                f"latents don't fit in the {properties.shared_memory:,} bytes of shared memory of a {properties.name}"
+            )
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
-        self.shares_prefixes = card_of(needs.device).copies  # without TMA, registers overflow
+        self.shares_prefixes = properties_of(needs.device).has_tma  # without TMA, registers overflow
         self._at_once = 0  # shares computed at once if one program fills a multiprocessor, else 0
         if on_hopper(needs.device, needs.cache, needs.latent, needs.head_dim):
-            self._at_once = max(1, card_of(needs.device).multiprocessors // -(-needs.heads // 64))
+            self._at_once = max(1, properties_of(needs.device).multiprocessors // -(-needs.heads // 64))
         parts, device = self._items(needs.most_rows) * needs.heads, needs.device
         shared = needs.most_rows * needs.most_chunks * needs.heads
         blocks = 2 * -(-needs.heads // 16)  # upper bound for blocks of heads times halves of latents
@@ -54,7 +56,7 @@ class LatentAttention:
         )
 
     def _items(self, rows: int) -> int:
-        programs = 2 * self._at_once or card_of(self._needs.device).programs
+        programs = 2 * self._at_once or properties_of(self._needs.device).programs_to_fill
         return rows + min(programs, _MOST_PARTS * rows)
 
     def begin(self, plan: DevicePlan) -> StepAttention:

@@ -2,7 +2,7 @@
 
 A separate process warms up the same runner on tensors without memory, which yields the kernel variants that the
 engine's warm-up will launch. Forks of that process compile them into Triton's cache and report each one. The engine's
-warm-up waits for a variant when it first launches it. No part of this touches the GPU, so no card need be present.
+warm-up waits for a variant when it first launches it. No part of this touches a GPU, so none need be present.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kernels.cache import prepare_cache
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
 from sglang_lite.runtime.kernels.variants import Variant, awaiting, compile_driver, telling
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -48,8 +48,8 @@ logger = logging.getLogger("sglang_lite")
 _MOST_FORKS = 16
 # Kernels that take longest to compile, from 4 s down to 1 s; all others take less.
 _LONGEST = ("prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
-# Modules that are imported late by tensors without memory and by kernels of newer cards: imported while the engine's
-# process looks for its card.
+# Modules that are imported late by tensors without memory and by kernels of newer GPUs: imported while the engine's
+# process looks for its GPU.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
 
@@ -74,13 +74,13 @@ class Runner:
     attention: str
 
 
-def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object]) -> None:
-    """Passes every kernel variant that a runner's warm-up launches on a card to `tell`. Stops early without an error if
+def tell_variants(runner: Runner, properties: DeviceProperties, tell: Callable[[Variant], object]) -> None:
+    """Passes every kernel variant that a runner's warm-up launches on a GPU to `tell`. Stops early without an error if
     the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their values.
 
     Args:
         runner: parameters of the runner.
-        card: card that the runner will run on.
+        properties: properties of the GPU that the runner will run on.
         tell: callback for each variant.
     """
     layers = runner.spec.layers
@@ -89,7 +89,7 @@ def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object])
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
     can_not_be = contextlib.suppress(NotImplementedError, ParameterError)
-    with telling(card, tell), torch.inference_mode(), _Products(), can_not_be:
+    with telling(properties, tell), torch.inference_mode(), _Products(), can_not_be:
         model = GpuDecoder(spec, _Weightless(), runner.precision, nowhere, runner.longest)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
@@ -135,17 +135,22 @@ class Compiling:
 
     Args:
         runner: parameters of the runner.
-        card: card that the runner will run on.
+        properties: properties of the GPU that the runner will run on.
         model: name of the model, as in the config.
         processes: maximum number of parallel forks; None for one per core, at most 16; 0 for no separate process.
         early: process that was started before the runner was known. Its creator ends it.
     """
 
     def __init__(
-        self, runner: Runner, card: Card, model: str, processes: int | None = None, early: CompileProcess | None = None
+        self,
+        runner: Runner,
+        properties: DeviceProperties,
+        model: str,
+        processes: int | None = None,
+        early: CompileProcess | None = None,
     ) -> None:
         folder = prepare_cache()
-        self._done = folder / MARKS / _name(runner, card)
+        self._done = folder / MARKS / _name(runner, properties)
         self._known = mark_of(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
@@ -157,7 +162,7 @@ class Compiling:
         except OSError as error:
             logger.warning("no process to compile kernels can be started (%s): the engine compiles them.", error)
         else:
-            self._process.send(pickle.dumps((os.fspath(folder), runner, card, count)))
+            self._process.send(pickle.dumps((os.fspath(folder), runner, properties, count)))
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
@@ -202,12 +207,12 @@ def compiling(
     runner = Runner(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend
     )
-    return Compiling(runner, card_of(device), config.model, config.compile_processes, early)
+    return Compiling(runner, properties_of(device), config.model, config.compile_processes, early)
 
 
-def _name(runner: Runner, card: Card) -> str:
-    """Digest of everything that decides which kernels a runner needs: runner, card, kernel sources and versions."""
-    digest = hashlib.sha256(f"{runner} {card} {triton.__version__} {torch.__version__}".encode())
+def _name(runner: Runner, properties: DeviceProperties) -> str:
+    """Digest of everything that decides which kernels a runner needs: runner, GPU, kernel sources and versions."""
+    digest = hashlib.sha256(f"{runner} {properties} {triton.__version__} {torch.__version__}".encode())
     for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -228,9 +233,9 @@ def main(descriptor: int) -> None:
     work = b"".join(iter(lambda: line.recv(1 << 20), b""))
     if not work:
         return
-    os.environ["TRITON_CACHE_DIR"], runner, card, count = pickle.loads(work)
+    os.environ["TRITON_CACHE_DIR"], runner, properties, count = pickle.loads(work)
     variants: list[Variant] = []
-    tell_variants(runner, card, variants.append)
+    tell_variants(runner, properties, variants.append)
     raise SystemExit(compile_all(variants, count, line))
 
 

@@ -37,7 +37,7 @@ from sglang_lite.runtime.executor.sampler import (
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
 from sglang_lite.runtime.kernels.prefix_attention import block_queries, prefix_on_hopper
@@ -174,7 +174,7 @@ class GpuRunner:
         self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
         self._with_masks = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
-        self._pieces = -(-card_of(device).programs // heads.kv_heads)
+        self._pieces = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
             self._prefixes = self._find_prefixes(heads)
         captured = self._attention.captured and model.uncapturable is None
@@ -191,11 +191,13 @@ class GpuRunner:
         queries = block_queries(group, precision.compute.itemsize)
         if isinstance(heads, LatentSpec):
             return PrefixGroups(self._table, self._pieces, queries // group, LATENTS)
-        card, page_size = card_of(self._device), self._table.page_size
-        hopper = prefix_on_hopper(card, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap)
+        properties, page_size = properties_of(self._device), self._table.page_size
+        hopper = prefix_on_hopper(
+            properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
+        )
         if hopper is None:
             return PrefixGroups(self._table, self._pieces, queries // group)
-        return PrefixGroups(self._table, hopper.programs(card, heads.kv_heads), hopper.MOST_QUERIES // group)
+        return PrefixGroups(self._table, hopper.programs(properties, heads.kv_heads), hopper.MOST_QUERIES // group)
 
     @property
     def model(self) -> DeviceModel:

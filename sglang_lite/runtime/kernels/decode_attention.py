@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import attend_few, columns, seen_page
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded
+from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -203,7 +203,7 @@ def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
     """
     heads: int = power_of_2(group)
     # Adding up parts across many warps takes longer.
-    most = 1 if launch.alone else 1024 * launch.warps // (heads * padded(dim))
+    most = 1 if launch.exclusive else 1024 * launch.warps // (heads * padded_head_size(dim))
     return {"GROUP": heads, "PARTS": max(most, 1)}
 
 
@@ -296,8 +296,8 @@ def decode_attention(
     kv_heads = len(keys)
     group = heads // kv_heads
     launch = attention_launch(
-        card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=columns(group),
-        rows=rows, heads=kv_heads, shared=plan.shared is not None,
+        properties_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        queries=columns(group), rows=rows, heads=kv_heads, shared=plan.shared is not None,
     )  # fmt: skip
     assert launch is not None, "refused"
     partials, shared = work.partials, plan.shared
@@ -312,6 +312,6 @@ def decode_attention(
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
+        BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merging(launch, group, dim),
         **overlapped(q.device),
     )  # fmt: skip

@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
-from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
@@ -87,7 +87,7 @@ def _gate_up(
                 values = tl.load(rows + at, mask=there[:, None] & (at + k < K)[None, :], other=0.0)
             acc = _add_product(acc, w, gate_row, at, values.T, gate_scales, EIGHT)
             up = _add_product(up, w, gate_row + N, at, values.T, up_scales, EIGHT)
-        start_next(PDL)  # not earlier, as not all programs fit the card at once
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
         if EIGHT:
             factors = tl.load(x_scales + token)[None, :]
             acc *= factors
@@ -199,7 +199,7 @@ def experts_gate_up(
     outputs, count = both // 2, len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = gate_up_launch(card_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = gate_up_launch(properties_of(out.device), blocks.size, values.element_size())
     _gate_up[(count * cdiv(outputs, block_n),)](
         values, row_scales, described(weight, inputs, (block_n, block_k)),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
@@ -239,7 +239,7 @@ def experts_down(
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
     out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = down_launch(properties_of(out.device), blocks.size, values.element_size())
     _down[(count * cdiv(outputs, block_n),)](
         described(values, inputs, (blocks.size, block_k)), row_scales,
         described(weight, inputs, (block_n, block_k)), scales,
@@ -270,26 +270,26 @@ def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor |
     return len(x), x, None, x.dtype
 
 
-def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
+def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
     H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
         block_n, block_k, warps, most = 32, 32, 4, 2
-    elif rows > 16 and not card.copies:  # registers hold the operands, and larger tiles overflow them
+    elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
         block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
         block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
         block_n, block_k, warps, most = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
-    return block_n, block_k, warps, tile_stages(card, rows, 2 * block_n, block_k, item, most)
+    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, most)
 
 
-def down_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
+def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns launch parameters of `_down`, as `gate_up_launch`."""
     if item > 2:
         block_n, block_k, most = 32, 32, 2
     elif item == 1:
-        block_n, block_k, most = 128 if card.copies or rows <= 64 else 64, 128, 3
+        block_n, block_k, most = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
     else:
         block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
-    return block_n, block_k, 4, tile_stages(card, rows, block_n, block_k, item, most)
+    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, most)

@@ -168,7 +168,7 @@ def linear_one(
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else x.new_empty(x.shape)
-    launch = _gemv_launch(rows, inputs, weight.element_size(), alone=norm is None, gated=bool(gate))
+    launch = _gemv_launch(rows, inputs, weight.element_size(), without_norm=norm is None, gated=bool(gate))
     _gemv[(cdiv(outputs, launch.outputs),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
@@ -198,7 +198,7 @@ class _Launch:
     early: bool = False
 
 
-def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, gated: bool) -> _Launch:
+def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: bool, gated: bool) -> _Launch:
     """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's
     shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
 
@@ -206,30 +206,30 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, g
         outputs: rows of the matrix; with `gated`, of both halves.
         inputs: columns of the matrix.
         element_size: bytes of a weight.
-        alone: whether the row is multiplied without a norm.
+        without_norm: whether the row is multiplied without a norm.
         gated: whether the matrix is a gated pair.
     """
     whole = power_of_2(inputs)
     if outputs * inputs <= SMALL:
         # With a fused norm, 8 bits count as 16: larger matrices were not measured.
-        early = outputs * inputs * (element_size if alone else 2) <= _TINY
-        rows, columns, warps = _small(outputs, inputs, element_size, alone=alone)
+        early = outputs * inputs * (element_size if without_norm else 2) <= _TINY
+        rows, columns, warps = _small(outputs, inputs, element_size, without_norm=without_norm)
         return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
     if outputs >= HEAD:
         return _Launch(2, whole, 4) if whole <= 4096 else _Launch(4, 1024, 2)
     if element_size == 1:
-        if whole == inputs <= 8192 and (gated or alone):
+        if whole == inputs <= 8192 and (gated or without_norm):
             return _Launch(2, whole, 4, prefetch=True, early=True)
         return _Launch(4, 512, 1 if outputs > 4096 else 4)
     if whole == inputs <= 4096:
-        return _Launch(1 if alone else 2, whole, max(1, whole // 512), prefetch=True, early=not alone)
-    return _Launch(2, 1024, 4, prefetch=True, early=True) if alone else _Launch(2, 512, 2, prefetch=True)
+        return _Launch(1 if without_norm else 2, whole, max(1, whole // 512), prefetch=True, early=not without_norm)
+    return _Launch(2, 1024, 4, prefetch=True, early=True) if without_norm else _Launch(2, 512, 2, prefetch=True)
 
 
-def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tuple[int, int, int]:
+def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) -> tuple[int, int, int]:
     """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched if it fits."""
     whole = max(1024, power_of_2(inputs))
-    if element_size == 1 and alone and 4096 <= whole <= 8192:
+    if element_size == 1 and without_norm and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
     if inputs >= 4096 and outputs <= 4096:
         return 4, 2048, 4

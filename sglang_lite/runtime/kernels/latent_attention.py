@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Launch, latent_launch, padded
+from sglang_lite.runtime.kernels.launch_config import Launch, latent_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
@@ -319,7 +319,7 @@ def on_hopper(device: torch.device, dtype: torch.dtype, rank: int, size: int, pa
         size: elements of a latent and its rotary part.
         page: tokens in a page.
     """
-    module = hopper_kernels(card_of(device), "latent_attention_hopper")
+    module = hopper_kernels(properties_of(device), "latent_attention_hopper")
     return module if module is not None and module.takes(dtype, rank, size, page) else None
 
 
@@ -422,10 +422,10 @@ def latent_prefill(
 
 
 def _blocks(rank: int, turned: int) -> dict[str, int]:
-    return {"BLOCK_R": padded(rank), "BLOCK_T": padded(turned)}
+    return {"BLOCK_R": padded_head_size(rank), "BLOCK_T": padded_head_size(turned)}
 
 
 def _launch(q: torch.Tensor, queries: int) -> Launch:
-    launch = latent_launch(card_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
+    launch = latent_launch(properties_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
     assert launch is not None, "refused"
     return launch

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 
 
 @triton.jit
@@ -32,13 +32,13 @@ def start_next(PDL: tl.constexpr):
 def overlapped(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     """Returns keyword arguments for an overlapped launch; without overlap on GPUs before Hopper, which don't support
     it."""
-    return _OVERLAPPED if card_of(device).overlaps else _PLAIN
+    return _OVERLAPPED if properties_of(device).has_pdl else _PLAIN
 
 
 def first_of_step(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     """Returns keyword arguments for a step's first kernel: it starts only when all previous kernels have finished, so
     that the kernels after it need not wait for those."""
-    return {"PDL": card_of(device).overlaps}
+    return {"PDL": properties_of(device).has_pdl}
 
 
 _OVERLAPPED: dict[str, Any] = {"PDL": True, "launch_pdl": True}

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
@@ -104,14 +104,14 @@ def prefill_attention(
         out: [T, heads, head_dim] (the tokens of the blocks are written).
         scale, window, softcap: as for `reference.attention.attention`.
     """
-    hopper = hopper_kernels(card_of(q.device), "prefill_attention_hopper")
+    hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
     if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     launch = attention_launch(
-        card_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        properties_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
         queries=plan.block_size,
     )  # fmt: skip
     assert launch is not None, "refused"
@@ -121,5 +121,5 @@ def prefill_attention(
         plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options,
+        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
     )  # fmt: skip

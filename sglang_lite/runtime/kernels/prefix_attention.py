@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
@@ -31,22 +31,27 @@ def block_queries(group: int, item: int) -> int:
         group: query heads per KV head.
         item: bytes of an element of queries.
     """
-    return 64 if item < 4 else padded(group)
+    return 64 if item < 4 else padded_head_size(group)
 
 
 def prefix_on_hopper(
-    card: Card, dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int, softcap: float | None
+    properties: DeviceProperties,
+    dim: int,
+    compute: torch.dtype,
+    cache: torch.dtype,
+    page_size: int,
+    softcap: float | None,
 ) -> ModuleType | None:
     """Returns the module of the kernel for Hopper GPUs if it runs instead, else None. Its items have more queries.
 
     Args:
-        card: card that the kernel runs on.
+        properties: properties of the GPU that the kernel runs on.
         dim: elements of a head.
         compute, cache: data type of queries, and of keys and values.
         page_size: tokens in a page.
         softcap: softcap of the scores, which the kernel doesn't support, or None.
     """
-    hopper = hopper_kernels(card, "prefix_attention_hopper")
+    hopper = hopper_kernels(properties, "prefix_attention_hopper")
     takes = hopper is not None and softcap is None and hopper.takes(dim, compute, cache, page_size)
     return hopper if takes else None
 
@@ -120,12 +125,12 @@ def prefix_attention(
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, item = len(keys), q.element_size()
-    hopper = prefix_on_hopper(card_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
+    hopper = prefix_on_hopper(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, scale=scale)
         return
     launch = attention_launch(
-        card_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
+        properties_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
         queries=block_queries(heads // kv_heads, item),
     )  # fmt: skip
     assert launch is not None, "refused"
@@ -134,5 +139,5 @@ def prefix_attention(
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(q.device),
+        BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **overlapped(q.device),
     )  # fmt: skip

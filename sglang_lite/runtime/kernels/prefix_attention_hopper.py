@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
@@ -147,9 +147,9 @@ def takes(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) ->
     return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
 
 
-def programs(card: Card, kv_heads: int) -> int:
+def programs(properties: DeviceProperties, kv_heads: int) -> int:
     """Returns the number of programs per KV head, which is also the number of items that keep them busy."""
-    return max(1, card.multiprocessors // kv_heads)
+    return max(1, properties.multiprocessors // kv_heads)
 
 
 def prefix_attention_hopper(
@@ -165,7 +165,7 @@ def prefix_attention_hopper(
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, token_slots, dim = keys.shape
     planes = [described(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
-    prefix_kernel[(kv_heads, programs(card_of(q.device), kv_heads))](
+    prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
         q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks,
         scale * 1.4426950408889634,

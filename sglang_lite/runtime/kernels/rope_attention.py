@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import card_of
 from sglang_lite.runtime.kernels.decode_attention import finish, merging
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, columns, load_few, seen_page
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import turn_heads
@@ -199,7 +199,7 @@ def rope_attention(
     kv_heads, cache_slots, dim = keys.shape
     rows, group = len(qkv), qkv.shape[1] // dim // kv_heads - 2
     launch = attention_launch(
-        card_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
+        properties_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
         queries=columns(group), rows=rows, heads=kv_heads, product=True,
     )  # fmt: skip
     assert launch is not None, "refused"
@@ -212,6 +212,6 @@ def rope_attention(
         G=group, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
         SOFTCAP=softcap is not None, WINDOW=window is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
+        BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merging(launch, group, dim),
         **overlapped(qkv.device),
     )  # fmt: skip

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import activated
-from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import launched
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
@@ -50,7 +50,7 @@ def _tiled(
         if GATE != "":
             up = tl.dot(rows, w.load([N + first, k]).T, up)
     if not EARLY:
-        start_next(PDL)  # not earlier, as not all programs fit the card at once
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)
@@ -66,7 +66,7 @@ def _tiled(
 def can_tile(weight: torch.Tensor) -> bool:
     """True if the device of a matrix can multiply it in tiles: the GPU has TMA, and the matrix has 16-bit elements and
     rows of a multiple of 16 bytes."""
-    return card_of(weight.device).copies and weight.element_size() == 2 and weight.shape[1] % 8 == 0
+    return properties_of(weight.device).has_tma and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
 def linear_tiled(
@@ -95,7 +95,7 @@ def parts_of(weight: torch.Tensor) -> int:
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
-    most = min(MOST_PARTS, card_of(weight.device).multiprocessors // programs)
+    most = min(MOST_PARTS, properties_of(weight.device).multiprocessors // programs)
     return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
@@ -118,14 +118,14 @@ def _launch(
 ) -> None:
     (rows, inputs), outputs = x.shape, y.shape[-1]
     block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
-    card, programs = card_of(x.device), cdiv(outputs, block_n)
+    properties, programs = properties_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
         described(x, inputs, (block_m, _BLOCK_K)),
         described(weight, inputs, (block_n, _BLOCK_K)),
         bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= card.multiprocessors,
+        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= properties.multiprocessors,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(card, block_m, block_n, gated=bool(gate)), **overlapped(x.device),
+        num_warps=4, num_stages=_stages(properties, block_m, block_n, gated=bool(gate)), **overlapped(x.device),
     )  # fmt: skip
 
 
@@ -134,6 +134,6 @@ def _outputs(weight: torch.Tensor) -> int:
     return 32 if weight.numel() <= _SMALL else 64
 
 
-def _stages(card: Card, rows: int, outputs: int, *, gated: bool) -> int:
+def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool) -> int:
     matrices, most = (2, 4) if gated else (1, 6)
-    return tile_stages(card, rows, matrices * outputs, _BLOCK_K, 2, most)
+    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, most)

@@ -1,7 +1,7 @@
-"""Kernel variants that launches need, collected and compiled on machines without the card.
+"""Kernel variants that launches need, collected and compiled on machines without the GPU.
 
 Tensors of the device "meta" have no memory, but everything that Triton compiles by: data types, alignment and sizes. So
-code that launches kernels can report here which variants it needs, for any card, and have them compiled into Triton's
+code that launches kernels can report here which variants it needs, for any GPU, and have them compiled into Triton's
 cache.
 """
 
@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
-from sglang_lite.runtime.kernels.card import Card, standing_for
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, assume_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Variant:
     @property
     def content(self) -> str:
         """Digest of everything that the variant is compiled from: source of the kernel and of the functions it calls,
-        arguments, options and card."""
+        arguments, options and GPU."""
         return hashlib.sha256(f"{self._source.hash()} {self.launch} {self._target}".encode()).hexdigest()
 
     @property
@@ -82,14 +82,14 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
+def telling(properties: DeviceProperties, tell: Callable[[Variant], object]) -> Iterator[None]:
     """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `tell` once.
 
     Args:
-        card: card that the tensors stand for.
+        properties: properties of the GPU that the tensors stand for.
         tell: callback for each variant.
     """
-    major, minor = card.capability
+    major, minor = properties.capability
     target = GPUTarget("cuda", 10 * major + minor, 32)
     seen: set[tuple[Any, str]] = set()
 
@@ -104,9 +104,9 @@ def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
         return True  # True: skip the launch
 
     nothing = SimpleNamespace(
-        get_current_device=lambda: card, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        get_current_device=lambda: properties, get_current_stream=lambda device: 0, get_current_target=lambda: target
     )
-    with _hooked(hook), _active(nothing), standing_for(card):
+    with _hooked(hook), _active(nothing), assume_device(properties):
         yield
 
 

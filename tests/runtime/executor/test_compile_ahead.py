@@ -18,15 +18,15 @@ from sglang_lite.runtime import compile_process
 from sglang_lite.runtime.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.executor import compile_ahead
 from sglang_lite.runtime.executor.compile_ahead import Compiling, Runner, tell_variants
-from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.engine.processes import children, ended
 from tests.runtime import scripted
 from tests.waiting import until
 
-A10 = Card("A10", 101_376, 1 << 16, 72, (8, 6))
-H200 = Card("H200", 232_448, 1 << 16, 132, (9, 0))
+A10 = DeviceProperties("A10", 101_376, 1 << 16, 72, (8, 6))
+H200 = DeviceProperties("H200", 232_448, 1 << 16, 132, (9, 0))
 BFLOAT16 = torch.bfloat16
 
 
@@ -47,12 +47,12 @@ UNLIKE = replace(SPEC, layers=tuple(
 ))  # fmt: skip
 
 
-def told(*cards: Card, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
-    """Names and keys of the variants on each card, in their order."""
+def told(*cards: DeviceProperties, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
+    """Names and keys of the variants on each GPU, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
-    for card, own in zip(cards, found):
+    for properties, own in zip(cards, found):
         tell_variants(
-            replace(RUNNER, spec=spec), card, lambda variant, own=own: own.append((variant.name, variant.key))
+            replace(RUNNER, spec=spec), properties, lambda variant, own=own: own.append((variant.name, variant.key))
         )
     return found
 

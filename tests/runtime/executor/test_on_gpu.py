@@ -200,8 +200,8 @@ def test_nothing_is_compiled_after_the_start(of_head, monkeypatch):
 
 
 def _digests_and_awaited() -> tuple[str, list[str]]:
-    """Digest of a variant that is told on a card's stand-in, and what a launch on the GPU waits for."""
-    from sglang_lite.runtime.kernels.card import card_of
+    """Digest of a variant that is told on a GPU's stand-in, and what a launch on the GPU waits for."""
+    from sglang_lite.runtime.kernels.device_properties import properties_of
     from sglang_lite.runtime.kernels.page_table import update_pages
     from sglang_lite.runtime.kernels.variants import awaiting, telling
 
@@ -210,7 +210,7 @@ def _digests_and_awaited() -> tuple[str, list[str]]:
 
     told: list[str] = []
     awaited: list[str] = []
-    with telling(card_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)):
+    with telling(properties_of(torch.device("cuda:0")), lambda variant: told.append(variant.digest)):
         launch("meta")
     with awaiting(awaited.append):
         launch("cuda")

@@ -70,7 +70,7 @@ def _digest(variants: list[Variant]) -> str:
 def variants_of(case: Case) -> list[Variant]:
     """Variants of kernels that a case launches."""
     variants: list[Variant] = []
-    with telling(case.card, variants.append):
+    with telling(case.properties, variants.append):
         case.launch()
     assert variants, f"{case} launches nothing"
     return variants

@@ -1,4 +1,4 @@
-"""Every kernel launched on tensors without memory: what `variants.telling` can compile for a card that is not there."""
+"""Every kernel launched on tensors without memory: what `variants.telling` can compile for a GPU that is not there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
@@ -40,17 +40,17 @@ FORMATS = {
     "bfloat16 fp8": (BFLOAT16, FLOAT8), "float16 fp8": (FLOAT16, FLOAT8),
 }  # fmt: skip
 HEADS = (64, 80, 96, 128, 256)
-CARDS = (
-    Card("A100", 166_912, 1 << 16, 108, (8, 0)),
-    Card("A10", 101_376, 1 << 16, 72, (8, 6)),
-    Card("RTX 4090", 101_376, 1 << 16, 128, (8, 9)),
-    Card("H200", 232_448, 1 << 16, 132, (9, 0)),
+GPUS = (
+    DeviceProperties("A100", 166_912, 1 << 16, 108, (8, 0)),
+    DeviceProperties("A10", 101_376, 1 << 16, 72, (8, 6)),
+    DeviceProperties("RTX 4090", 101_376, 1 << 16, 128, (8, 9)),
+    DeviceProperties("H200", 232_448, 1 << 16, 132, (9, 0)),
 )
 
 
-def formats_of(card: Card) -> list[str]:
-    """Formats that the engine takes on a card."""
-    return [name for name in FORMATS if "fp8" not in name or card.capability >= (8, 9)]
+def formats_of(properties: DeviceProperties) -> list[str]:
+    """Formats that the engine takes on a GPU."""
+    return [name for name in FORMATS if "fp8" not in name or properties.capability >= (8, 9)]
 
 
 def empty(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
@@ -241,11 +241,11 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
         work = Work(ints(140, 4), ints(8, 2), partials)
         latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
         latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)
-        if heads == 16 and card_of(DEVICE).copies:  # others are not shared
+        if heads == 16 and properties_of(DEVICE).has_tma:  # others are not shared
             plan = of.plan(8, 8, shared=True)
             latent_prefix(q, cache, 0, plan, work, rank=rank, scale=0.1)
             latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
-    hopper = hopper_kernels(card_of(DEVICE), "prefill_attention_hopper")
+    hopper = hopper_kernels(properties_of(DEVICE), "prefill_attention_hopper")
     if hopper is not None and hopper.takes_fresh(of.plan(8, 0, block=128), dtype, 128, turned, 128) and not cached:
         keys, values = empty(16, 8, 128, dtype=dtype), empty(16, 8, 128, dtype=dtype)
         hopper.fresh_attention_hopper(
@@ -269,13 +269,13 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, or several that belong together, with one format on a card.
+    """A kernel, or several that belong together, with one format on a GPU.
 
     Attributes:
         head: its size; 0 for kernels that know none.
     """
 
-    card: Card
+    properties: DeviceProperties
     head: int
     format: str
     kernel: str
@@ -290,23 +290,23 @@ class Case:
     @property
     def most_spilled(self) -> int:
         """Bytes that a thread may spill. float32, whose products are unrolled, overflows the registers that a thread
-        can have on any card."""
+        can have on any GPU."""
         return 6144 if self.format == "float32" else 1280
 
     def __str__(self) -> str:
-        return f"{self.card.name}, {self.head or '-'}, {self.format}, {self.kernel}"
+        return f"{self.properties.name}, {self.head or '-'}, {self.format}, {self.kernel}"
 
 
 def cases() -> list[Case]:
     """Every case that the engine can come to."""
     found = []
-    for card in CARDS:
-        for name in formats_of(card):
+    for properties in GPUS:
+        for name in formats_of(properties):
             found += [
-                Case(card, head, name, kernel) for head in HEADS for kernel in ATTENTION
+                Case(properties, head, name, kernel) for head in HEADS for kernel in ATTENTION
                 if "capped" not in kernel or head == 256
             ]  # fmt: skip
             if "fp8" not in name:
-                eight = name == "bfloat16" and card.capability >= (8, 9)
-                found += [Case(card, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
+                eight = name == "bfloat16" and properties.capability >= (8, 9)
+                found += [Case(properties, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
     return found
