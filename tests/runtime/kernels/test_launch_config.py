@@ -123,7 +123,7 @@ def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
     with assume_device(DeviceProperties("tiny", 32_768, 1 << 16, 4, (8, 0))):
         backend = make_attention("auto", needs)
     assert type(backend).__name__ == "TorchAttention"
-    assert "find no room in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
+    assert "don't fit in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
 
 
 def test_tiles_under_way_are_as_many_as_find_room():
