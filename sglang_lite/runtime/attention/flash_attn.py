@@ -24,11 +24,11 @@ _TYPES = (torch.bfloat16, torch.float16)
 
 
 class FlashAttention:
-    captured = True
+    capturable = True
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
             return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
@@ -49,7 +49,7 @@ class FlashAttention:
         self._needs = needs
         self._attend = flash_attn_varlen_func
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = []
         if plan.decoding:
             parts.append(_decoding(plan))

@@ -26,11 +26,11 @@ _WORKSPACE = 256 << 20  # bytes for partial results of rows until they are merge
 
 
 class FlashInferAttention:
-    captured = False
+    capturable = False
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
             return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
         if importlib.util.find_spec("flashinfer") is None:
@@ -48,7 +48,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
         self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
         planned: dict[tuple[float, int | None, float | None], list[tuple[_Part, Any]]] = {}
 

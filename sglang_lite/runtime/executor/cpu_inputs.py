@@ -45,13 +45,13 @@ class CpuInputs:
     last: torch.Tensor
 
 
-def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> CpuInputs:
+def build_cpu_inputs(batch: Batch, table: SlotTable, last_tokens: Ints, *, one_by_one: bool = False) -> CpuInputs:
     """Returns the model's inputs for a batch.
 
     Args:
         batch: rows of the step.
         table: slot table that the batch refers to.
-        drawn: int32 [slots], last drawn token of each slot.
+        last_tokens: int32 [slots], last drawn token of each slot.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
     """
     counts = batch.ends - batch.starts
@@ -61,7 +61,7 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     slots = batch.slots[rows]
     size = table.page_size
     ids = table.tokens[slots, positions]
-    ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
+    ids[last[batch.unknown]] = last_tokens[batch.slots[batch.unknown]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to

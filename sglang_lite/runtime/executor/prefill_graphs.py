@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from sglang_lite.runtime.attention.expanded import LEAST as EXPANDED
+from sglang_lite.runtime.attention.expanded import MIN_EXPANDED_TOKENS as MIN_EXPANDED_TOKENS
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.staging import Staging, aligned
@@ -34,7 +34,9 @@ _ROWS = 32  # spare blocks of a graph, for rows that don't fill their last block
 def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     """Returns the number of tokens of the largest step that is worth a captured graph."""
     latent = any(isinstance(each, LatentSpec) for each in model.attentions)
-    longest = EXPANDED - 1 if latent else _LONGEST  # longer prompts attend to keys and values expanded from latents
+    longest = (
+        MIN_EXPANDED_TOKENS - 1 if latent else _LONGEST
+    )  # longer prompts attend to keys and values expanded from latents
     return min(longest, step_tokens, _PRODUCTS // model.products)
 
 
@@ -129,7 +131,7 @@ class PrefillGraphs:
             ids=ids,
             slots=of_slots,
             positions=positions,
-            drawn=slots.drawn,
+            last_tokens=slots.last_tokens,
             page_table=slots.page_table,
             page_size=self._page_size,
             decoding=decoding,

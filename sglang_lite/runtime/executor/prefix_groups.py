@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_lite.runtime.executor.gpu_inputs import FEW
+from sglang_lite.runtime.executor.gpu_inputs import MAX_DECODED_ROW_TOKENS
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -16,8 +16,8 @@ from sglang_lite.runtime.scheduler.batch import Batch
 MIN_SAVED_TOKENS = 4096
 # Factor on the above for latents: all heads read the same one, and rows that read the same latents find them in the L2
 # cache.
-LATENTS = 32
-MOST_CHUNKS = 16
+LATENT_SAVING_FACTOR = 32
+MAX_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _best(pages: Ints, held: Ints, rows: Ints, known: int) -> tuple[int, list[Gr
 
 
 @dataclass(frozen=True, slots=True)
-class SharedWork:
+class SharedPrefixArrays:
     """Host arrays of `kernels.attention_metadata.SharedPrefixes`."""
 
     lengths: Ints
@@ -73,10 +73,10 @@ class SharedWork:
     items: Ints
 
 
-def shared_work(
-    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int,
-    worth: int = 1,
-) -> SharedWork | None:  # fmt: skip
+def split_shared_prefixes(
+    pages: Ints, held: Ints, slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int,
+    min_saving_factor: int = 1,
+) -> SharedPrefixArrays | None:  # fmt: skip
     """Cuts the shared prefixes of rows into pieces for programs of a kernel. Returns None if no prefix is worth it.
 
     Args:
@@ -84,22 +84,25 @@ def shared_work(
         slots: slot of each row.
         page_size: tokens in a page.
         rows_per_block: maximum number of rows of a program.
-        most_items: room for pieces, at least the number of rows.
-        enough: number of pieces that keep the device busy; more only increase the cost of merging.
-        worth: factor on the number of token reads that a group must save; above 1 if reads are cheaper than usual.
+        max_items: room for pieces, at least the number of rows.
+        target_chunks: number of pieces that keep the device busy; more only increase the cost of merging.
+        min_saving_factor: factor on the number of token reads that a group must save; above 1 if reads are cheaper than
+            usual.
     """
-    groups = [g for g in find_groups(pages, held) if _pays(g, page_size, worth)]
-    return _work_of(groups, slots, page_size, rows_per_block=rows_per_block, most_items=most_items, enough=enough)
+    groups = [g for g in find_groups(pages, held) if _pays(g, page_size, min_saving_factor)]
+    return _work_of(
+        groups, slots, page_size, rows_per_block=rows_per_block, max_items=max_items, target_chunks=target_chunks
+    )
 
 
-def _pays(group: Group, page_size: int, worth: int) -> bool:
-    return (len(group.rows) - 1) * group.pages * page_size >= worth * MIN_SAVED_TOKENS
+def _pays(group: Group, page_size: int, min_saving_factor: int) -> bool:
+    return (len(group.rows) - 1) * group.pages * page_size >= min_saving_factor * MIN_SAVED_TOKENS
 
 
 def _work_of(
-    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, most_items: int, enough: int
-) -> SharedWork | None:
-    """Implements `shared_work` for groups that are already known."""
+    groups: list[Group], slots: Ints, page_size: int, *, rows_per_block: int, max_items: int, target_chunks: int
+) -> SharedPrefixArrays | None:
+    """Implements `split_shared_prefixes` for groups that are already known."""
     if not groups:
         return None
     count = len(slots)
@@ -112,8 +115,8 @@ def _work_of(
     order: list[Ints] = []
     at = 0
     for group, block_count, length in zip(groups, blocks, tokens):
-        room = (most_items - sum(blocks)) * length / max(work, 1)
-        pieces = int(min(MOST_CHUNKS, 1 + room, -(-length // 256), max(1, enough * length // work)))
+        room = (max_items - sum(blocks)) * length / max(work, 1)
+        pieces = int(min(MAX_CHUNKS, 1 + room, -(-length // 256), max(1, target_chunks * length // work)))
         step = -(-length // (pieces * 64)) * 64
         starts = range(0, length, step)
         lengths[group.rows], chunks[group.rows] = length, len(starts)
@@ -124,9 +127,9 @@ def _work_of(
             slot = int(slots[group.rows[0]])
             items += [(at + first, rows, slot, s, min(s + step, length), i) for i, s in enumerate(starts)]
         at += len(group.rows)
-    if len(items) > most_items:
+    if len(items) > max_items:
         return None
-    return SharedWork(lengths, chunks, np.concatenate(order).astype(np.int32), np.array(items, dtype=np.int32))
+    return SharedPrefixArrays(lengths, chunks, np.concatenate(order).astype(np.int32), np.array(items, dtype=np.int32))
 
 
 class PrefixGroups:
@@ -134,25 +137,33 @@ class PrefixGroups:
 
     Args:
         table: slot table that batches refer to.
-        enough: number of pieces that keep the device busy; more only increase the cost of merging.
+        target_chunks: number of pieces that keep the device busy; more only increase the cost of merging.
         rows_per_block: maximum number of rows of a program.
-        worth: as for `shared_work`.
+        min_saving_factor: as for `split_shared_prefixes`.
     """
 
-    def __init__(self, table: SlotTable, enough: int, rows_per_block: int, worth: int = 1) -> None:
-        self._table, self._enough, self.rows_per_block, self._worth = table, enough, rows_per_block, worth
+    def __init__(self, table: SlotTable, target_chunks: int, rows_per_block: int, min_saving_factor: int = 1) -> None:
+        self._table, self._target_chunks, self.rows_per_block, self._min_saving_factor = (
+            table,
+            target_chunks,
+            rows_per_block,
+            min_saving_factor,
+        )
         self._key: bytes = b""  # identifies the rows of the previous batch
         self._groups: list[Group] = []
-        self._work: SharedWork | None = None
+        self._work: SharedPrefixArrays | None = None
 
-    def find(self, batch: Batch, padded: Callable[[int], int], *, several: bool) -> SharedWork | None:
+    def find(
+        self, batch: Batch, padded_rows: Callable[[int], int], *, multi_token_rows: bool
+    ) -> SharedPrefixArrays | None:
         """Returns the work on prefixes that the batch's decoding rows share, or None. Groups are searched again only if
         the decoding rows have changed.
 
         Args:
             batch: batch of the step.
-            padded: function that returns the number of rows of the graph that runs a given number.
-            several: whether rows with several tokens are decoded, too. The tokens of each share what precedes them.
+            padded_rows: function that returns the number of rows of the graph that runs a given number.
+            multi_token_rows: whether rows with several tokens are decoded, too. The tokens of each share what precedes
+                them.
         """
         count = batch.singles
         slots = batch.slots[:count]
@@ -160,16 +171,16 @@ class PrefixGroups:
         if key != self._key:
             self._key = key
             self._groups = self._found(slots, batch.starts[:count]) if count > 1 else []
-            self._work = self._of(self._groups, slots, padded(count))
-        if not several:
+            self._work = self._of(self._groups, slots, padded_rows(count))
+        if not multi_token_rows:
             return self._work
         own, rows = self._of_rows(batch)
         return self._of([*self._groups, *own], rows, len(rows)) if own else self._work
 
-    def _of(self, groups: list[Group], slots: Ints, room: int) -> SharedWork | None:
+    def _of(self, groups: list[Group], slots: Ints, room: int) -> SharedPrefixArrays | None:
         return _work_of(
             groups, slots, self._table.page_size,
-            rows_per_block=self.rows_per_block, most_items=room + self._enough, enough=self._enough,
+            rows_per_block=self.rows_per_block, max_items=room + self._target_chunks, target_chunks=self._target_chunks,
         )  # fmt: skip
 
     def _found(self, slots: Ints, starts: Ints) -> list[Group]:
@@ -177,18 +188,18 @@ class PrefixGroups:
         table = self._table
         held = starts // table.page_size
         groups = find_groups(table.pages[slots, : int(held.max())], held)
-        return [group for group in groups if _pays(group, table.page_size, self._worth)]
+        return [group for group in groups if _pays(group, table.page_size, self._min_saving_factor)]
 
     def _of_rows(self, batch: Batch) -> tuple[list[Group], Ints]:
-        """Returns a group for each row with more than FEW tokens that is worth it, and the slot of each token of the
-        batch."""
+        """Returns a group for each row with more than MAX_DECODED_ROW_TOKENS tokens that is worth it, and the slot of
+        each token of the batch."""
         counts = batch.ends - batch.starts
         first = np.cumsum(counts) - counts
         groups = [
             Group(
                 np.arange(first[i], first[i] + counts[i], dtype=np.int32), int(batch.starts[i]) // self._table.page_size
             )
-            for i in np.flatnonzero(counts > FEW)
+            for i in np.flatnonzero(counts > MAX_DECODED_ROW_TOKENS)
         ]
-        own = [group for group in groups if _pays(group, self._table.page_size, self._worth)]
+        own = [group for group in groups if _pays(group, self._table.page_size, self._min_saving_factor)]
         return own, np.repeat(batch.slots, counts)

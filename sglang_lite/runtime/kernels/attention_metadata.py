@@ -20,14 +20,14 @@ class SharedPrefixes:
         order: int32 [rows], rows sorted by group.
         items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are read, first token, end,
             index of the piece. An item with 0 rows is unused.
-        most_chunks: maximum number of pieces of any row.
+        max_chunks: maximum number of pieces of any row.
     """
 
     lengths: torch.Tensor
     chunks: torch.Tensor
     order: torch.Tensor
     items: torch.Tensor
-    most_chunks: int
+    max_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class DevicePlan:
     """Batch of a step, as tensors on the device.
 
     Attributes:
-        ids: int32 [T]; -1 if the previous step draws the token, which is then `drawn[slot]`.
+        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`.
         slots: int32 [T], slot of each token.
         positions: int32 [T], position of each token in its sequence.
-        drawn: int32 [slots], last drawn token of each slot.
+        last_tokens: int32 [slots], last drawn token of each slot.
         page_table: int32 [slots, pages], copy of the slot table's pages, and a row of the dummy page for padding.
         page_size: tokens in a page.
         decoding: number of decoded tokens, the first ones of the batch.
@@ -81,14 +81,14 @@ class DevicePlan:
             position.
         block_size: maximum number of tokens in a block.
         separate: True if no two decoding tokens are of the same slot, except the dummy slot.
-        fresh: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they see no
-            cached tokens; else 0.
+        longest_uncached: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they
+            see no cached tokens; else 0.
     """
 
     ids: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
-    drawn: torch.Tensor
+    last_tokens: torch.Tensor
     page_table: torch.Tensor
     page_size: int
     decoding: int
@@ -96,7 +96,7 @@ class DevicePlan:
     blocks: torch.Tensor
     block_size: int
     separate: bool = False
-    fresh: int = 0
+    longest_uncached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class ExtendGroup:
         own: int64 [rows, longest], token slots of each row after the shared ones; padded with the row's first one.
         padded: int64 [rows, most], each row's new tokens as indices into `tokens`; padded with the row's last one.
         places: int64 [T], index of each of `tokens` in flattened `padded`.
-        hidden: bool [rows, most, longest], True for the positions of `own` that a new token doesn't see.
+        masked: bool [rows, most, longest], True for the positions of `own` that a new token doesn't see.
     """
 
     rows: tuple[ExtendRow, ...]
@@ -180,7 +180,7 @@ class ExtendGroup:
     own: torch.Tensor
     padded: torch.Tensor
     places: torch.Tensor
-    hidden: torch.Tensor
+    masked: torch.Tensor
 
     @classmethod
     def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
@@ -199,7 +199,7 @@ class ExtendGroup:
             own=torch.where(own < 0, own[:, :1], own),
             padded=first.unsqueeze(1) + torch.minimum(new, counts.unsqueeze(1) - 1),
             places=is_token.flatten().nonzero().squeeze(1),
-            hidden=torch.arange(longest) > (lengths - counts).view(-1, 1, 1) + new.view(1, -1, 1),
+            masked=torch.arange(longest) > (lengths - counts).view(-1, 1, 1) + new.view(1, -1, 1),
         )
 
     @property

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -49,7 +49,7 @@ def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
     return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["count"])
 def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -59,7 +59,7 @@ def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: 
     tl.store(counts + chunk * BLOCK_E + tl.arange(0, BLOCK_E), tl.histogram(experts, BLOCK_E))
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["count", "most_blocks"])
 def _order(
     ids, counts, pairs, block_experts, count, most_blocks,

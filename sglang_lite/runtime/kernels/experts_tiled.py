@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.device_properties import DeviceProperties, prop
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -52,7 +52,7 @@ def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
     return tl.dot(weights, columns, acc, input_precision="ieee")
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _gate_up(
     x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
@@ -105,7 +105,7 @@ def _gate_up(
         tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
     hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
@@ -143,7 +143,7 @@ def _down(
         tl.store(place, acc.to(out.dtype.element_ty), mask=here)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)

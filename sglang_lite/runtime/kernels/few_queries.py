@@ -21,7 +21,7 @@ def columns(group: int) -> int:
 
 
 @triton.jit
-def seen_page(pages, token, end, PAGE: tl.constexpr):
+def clamped_page_of(pages, token, end, PAGE: tl.constexpr):
     """Returns the pages of tokens [N]; tokens from `end` on get the page of token `end` - 1, so that reads there yield
     finite numbers."""
     return tl.load(pages + tl.maximum(tl.minimum(token, end - 1), 0) // PAGE)
@@ -91,11 +91,11 @@ def attend_few(
 
     Args:
         pages: pages of the sequence.
-        page: [BLOCK_N], `seen_page` of the first block.
+        page: [BLOCK_N], `clamped_page_of` of the first block.
     """
     n = tl.arange(0, BLOCK_N)
     for at in range(start, end, BLOCK_N):
-        ahead = seen_page(pages, at + BLOCK_N + n, end, PAGE)
+        ahead = clamped_page_of(pages, at + BLOCK_N + n, end, PAGE)
         keys, values = load_few(k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D)
         m, total, acc = add_few(queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP)
         page = ahead

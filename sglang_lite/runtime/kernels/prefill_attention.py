@@ -14,11 +14,11 @@ from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
     q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
@@ -105,7 +105,7 @@ def prefill_attention(
         scale, window, softcap: as for `reference.attention.attention`.
     """
     hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
-    if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
+    if hopper is not None and window is None and softcap is None and hopper.supports(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]

@@ -16,7 +16,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     BY_ROW,
@@ -30,7 +30,7 @@ from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     take_queries,
 )
 
-MOST_QUERIES = 128  # queries of an item
+MAX_QUERIES = 128  # queries of an item
 _TOKENS = gl.constexpr(64)  # tokens of a block
 # Leaves a quarter of a multiprocessor's registers and half of its shared memory to other kernels.
 OPTIONS = {"TOKENS": 64, "REGISTERS": 176, "maxnreg": 128}
@@ -66,7 +66,7 @@ def _copy_items(
 
 @gluon.jit
 def _compute_items(
-    items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+    items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
     q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
     GROUP: gl.constexpr, G: gl.constexpr, KV_HEADS: gl.constexpr,
 ):  # fmt: skip
@@ -91,7 +91,7 @@ def _compute_items(
             queries, queries, gl.zeros_like(query) + end - 1, start, end, blocks, (end - start) // TOKENS, before,
             scale, k_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0,
         )  # fmt: skip
-        part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
+        part = ((row * max_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
         of_total = gl.convert_layout(part, total.type.layout)
         is_real = gl.convert_layout(real, total.type.layout)
         gl.store(ml_buffer + of_total * 2, m, mask=is_real)
@@ -105,11 +105,11 @@ def _compute_items(
         count = _next_item(items, number, most)
 
 
-@launched
-@gluon.jit(do_not_specialize=["token_slots", "most", "most_chunks"])
+@cached_launch
+@gluon.jit(do_not_specialize=["token_slots", "most", "max_chunks"])
 def prefix_kernel(
     q, q_stride, keys, values, token_slots, items, most, order, page_table, pages_per_slot, acc_buffer, ml_buffer,
-    most_chunks, scale,
+    max_chunks, scale,
     G: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, KV_HEADS: gl.constexpr, PDL: gl.constexpr,
     TOKENS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -132,16 +132,16 @@ def prefix_kernel(
     start_next(PDL)  # not earlier: `decode_attention` reads queries and keys without waiting again
     sync()
     gl.warp_specialize([
-        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
                           q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, G, KV_HEADS)),
-        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
                           q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, G, KV_HEADS)),
         (_copy_items, (items, most, keys, values, kv_head * token_slots, page_table, pages_per_slot, k_buffers,
                        v_buffers, k_ready, v_ready, k_free, v_free, PAGE)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
 
 
-def takes(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
+def supports(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
     """True if the kernel supports these heads, data types and pages. It supports no softcap."""
     pages = page_size % 8 == 0 and _TOKENS.value % page_size == 0
     return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
@@ -155,7 +155,7 @@ def programs(properties: DeviceProperties, kv_heads: int) -> int:
 def prefix_attention_hopper(
     q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, scale: float
 ) -> None:
-    """Computes `prefix_attention` for items with at most MOST_QUERIES queries. Arguments as there.
+    """Computes `prefix_attention` for items with at most MAX_QUERIES queries. Arguments as there.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
@@ -167,7 +167,7 @@ def prefix_attention_hopper(
     planes = [described(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
     prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
         q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks,
         scale * 1.4426950408889634,
         G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **overlapped(q.device),
         **OPTIONS,

@@ -34,10 +34,10 @@ class Backend(NamedTuple):
     def attend(self, rows, cache, plan, q, **options):
         make = make_attention(
             self.name,
-            AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
+            AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, max_rows=8, max_chunks=0),
         )  # fmt: skip
         out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
-        make.begin(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
+        make.plan_step(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
         return out
 
 
@@ -80,7 +80,7 @@ def test_decoding_rows_beside_blocks(backend, options, scaled):
 @pytest.mark.parametrize("scaled", [None, False, True])
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_torch_takes_rows_one_by_one_or_some_together(options, scaled, tokens, monkeypatch):
-    monkeypatch.setattr(torch_attention, "AT_ONCE", tokens * 2 * 24)
+    monkeypatch.setattr(torch_attention, "MAX_GATHERED_ELEMENTS", tokens * 2 * 24)
     test_decoding_rows_beside_blocks(Backend("torch", torch.float32, 24, 2e-5), options, scaled)
 
 
@@ -124,10 +124,10 @@ def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch
     found |= settings
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found["spec"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])
-    refuses = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].refuses
-    said = refuses(
+    unsupported_reason = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].unsupported_reason
+    said = unsupported_reason(
         AttentionRequirements(
-            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), most_rows=1, most_chunks=0
+            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), max_rows=1, max_chunks=0
         )
     )
     assert said == reason if reason is None else re.fullmatch(reason, said)
