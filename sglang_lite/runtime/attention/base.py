@@ -43,7 +43,7 @@ class AttentionRequirements:
         cache: data type of keys and values.
         device: device of the model.
         max_rows: maximum number of tokens decoded in one step.
-        max_chunks: maximum number of pieces of a shared prefix; 0 if prefixes are not shared.
+        max_chunks: maximum number of chunks of a shared prefix; 0 if prefixes are not shared.
         sinks: whether each head has an attention sink, a score whose weight goes to no value.
         latent: elements of a key that are its value, too: the first ones of a single plane that all heads read. 0 if
             values are stored separately.

@@ -77,7 +77,7 @@ class FlashAttention:
                     v,
                     cu_seqlens_q=part.queries,
                     seqused_k=part.lengths,
-                    max_seqlen_q=part.most,
+                    max_seqlen_q=part.max_new_tokens,
                     page_table=part.pages,
                     softmax_scale=scale,
                     causal=True,
@@ -96,14 +96,14 @@ class _Part(NamedTuple):
         queries: int32 [sequences + 1], start of each sequence's new tokens.
         lengths: int32 [sequences], length of each sequence.
         pages: int32 [sequences, pages], pages of each sequence.
-        most: maximum number of new tokens of a sequence.
+        max_new_tokens: maximum number of new tokens of a sequence.
     """
 
     tokens: slice
     queries: torch.Tensor
     lengths: torch.Tensor
     pages: torch.Tensor
-    most: int
+    max_new_tokens: int
 
 
 def _decoding(plan: DevicePlan) -> _Part:

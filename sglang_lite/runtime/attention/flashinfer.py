@@ -151,15 +151,15 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
 def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _Part:
     slots, counts, lengths = zip(*sequences)
     size, device = plan.page_size, plan.page_table.device
-    held = [-(-length // size) for length in lengths]
-    table = plan.page_table[torch.tensor(slots, device=device), : max(held)]
-    is_held = torch.arange(max(held), device=device) < torch.tensor(held, device=device).unsqueeze(1)
+    page_counts = [-(-length // size) for length in lengths]
+    table = plan.page_table[torch.tensor(slots, device=device), : max(page_counts)]
+    is_used = torch.arange(max(page_counts), device=device) < torch.tensor(page_counts, device=device).unsqueeze(1)
     return _Part(
         backend,
         first,
         first + sum(counts),
         torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-        torch.tensor([0, *accumulate(held)], dtype=torch.int32),
-        table[is_held],
+        torch.tensor([0, *accumulate(page_counts)], dtype=torch.int32),
+        table[is_used],
         torch.tensor([(length - 1) % size + 1 for length in lengths], dtype=torch.int32),
     )

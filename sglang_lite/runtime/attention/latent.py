@@ -7,7 +7,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.expanded import attend_expanded
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -70,7 +70,7 @@ class LatentAttention:
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
         rows, device = plan.decoding, self._needs.device
-        work = Work(
+        work = DecodeWork(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,

@@ -56,8 +56,8 @@ def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> 
     """
     from sglang_lite.runtime.attention.by_layer import AttentionByLayer  # needs Triton
 
-    made = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
-    return AttentionByLayer([made[each] for each in needs]) if len(made) > 1 else made[needs[0]]
+    backends = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
+    return AttentionByLayer([backends[each] for each in needs]) if len(backends) > 1 else backends[needs[0]]
 
 
 def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:

@@ -61,18 +61,18 @@ class TorchAttention:
         return StepAttention(attend)
 
 
-def _groups(lengths: list[int], most: int) -> list[tuple[int, int]]:
+def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
     """Returns neighbouring rows that are computed together, padded to the longest, as (first, end).
 
     Args:
         lengths: number of tokens that each row reads.
-        most: maximum number of tokens of a group of several rows, padding included.
+        max_tokens: maximum number of tokens of a group of several rows, padding included.
     """
     groups: list[tuple[int, int]] = []
     longest = 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if groups and (row + 1 - groups[-1][0]) * longest <= most:
+        if groups and (row + 1 - groups[-1][0]) * longest <= max_tokens:
             groups[-1] = groups[-1][0], row + 1
         else:
             groups.append((row, row + 1))

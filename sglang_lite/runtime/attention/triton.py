@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import columns
@@ -72,7 +72,7 @@ class TritonAttention:
             shared=plan.shared is not None,
         )  # fmt: skip
         assert launch is not None, "refused"
-        work = Work(
+        work = DecodeWork(
             items=torch.empty((self._items(rows, exclusive=launch.exclusive), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,

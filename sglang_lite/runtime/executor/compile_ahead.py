@@ -154,7 +154,7 @@ class BackgroundCompilation:
     ) -> None:
         folder = prepare_cache()
         self._done = folder / MARKS / _name(runner, properties)
-        self._mark = mark_of(model)
+        self._model_mark = mark_of(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
         count = min(cores, _MAX_FORKS) if processes is None else processes
@@ -182,7 +182,7 @@ class BackgroundCompilation:
         try:
             self._done.parent.mkdir(exist_ok=True)
             self._done.touch()
-            self._mark.touch()
+            self._model_mark.touch()
         except OSError as error:
             logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
 

@@ -26,11 +26,11 @@ class CudaGraphs:
 
     Args:
         sizes: numbers of rows that are worth a graph, ascending; empty if steps can't be captured.
-        most_tokens: maximum number of tokens decoded in one step.
+        max_tokens: maximum number of tokens decoded in one step.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        pieces: room for pieces of shared prefixes in addition to one for each token.
+        extra_items: items for chunks of shared prefixes in addition to one for each token.
         vocab_size: size of the model's vocabulary.
         dtype: data type of logits.
     """
@@ -38,19 +38,19 @@ class CudaGraphs:
     def __init__(
         self,
         sizes: tuple[int, ...],
-        most_tokens: int,
+        max_tokens: int,
         slots: GpuSlots,
         staging: Staging,
         *,
         page_size: int,
-        pieces: int,
+        extra_items: int,
         vocab_size: int,
         dtype: torch.dtype,
     ) -> None:
         self.sizes = sizes
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
-        self._pieces, self._vocab_size, self._dtype = pieces, vocab_size, dtype
+        self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
         # Key: number of tokens, whether rows have several tokens, whether rows share prefixes.
         self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
@@ -70,7 +70,7 @@ class CudaGraphs:
         for size in sorted(self.sizes, reverse=True):
             for shared in sharing if size > 1 else (False,):
                 self.captured[size, False, shared] = self._capture(compute, size, multi_token_rows=False, shared=shared)
-        for size in reversed(_token_sizes(self._most_tokens)) if self.sizes else ():
+        for size in reversed(_token_sizes(self._max_tokens)) if self.sizes else ():
             for shared in sharing:
                 self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
 
@@ -98,7 +98,7 @@ class CudaGraphs:
             return None
         size, multi_token_rows = self.padded_rows(rows), tokens > rows
         if multi_token_rows:
-            size = next(most for most in _token_sizes(self._most_tokens) if most >= tokens)
+            size = next(size for size in _token_sizes(self._max_tokens) if size >= tokens)
         key = size, multi_token_rows, shared
         if key not in self.captured:
             self.captured[key] = self._capture(compute, size, multi_token_rows=multi_token_rows, shared=shared)
@@ -107,7 +107,7 @@ class CudaGraphs:
     def _capture(self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool) -> CapturedGraph:
         """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
         some rows have several."""
-        slots, items, stride = self._slots, tokens + self._pieces, aligned(tokens)
+        slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
         static[1] = slots.dummy
@@ -203,12 +203,14 @@ class CapturedGraph:
         return self.logits[:rows]
 
 
-def graph_sizes(most: int) -> tuple[int, ...]:
+def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Returns the batch sizes that are worth a separate graph: padding costs at most an eighth."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
-    return (*(size for size in sizes if size < most), most)
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
 
 
-def _token_sizes(most: int) -> list[int]:
+def _token_sizes(max_tokens: int) -> list[int]:
     """Returns the numbers of tokens that are worth a graph of rows with several tokens, for which padding is cheap."""
-    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, most, 128)) if size < most] + [most]
+    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, max_tokens, 128)) if size < max_tokens] + [
+        max_tokens
+    ]

@@ -61,7 +61,7 @@ def build_gpu_inputs(
     if batch.singles == len(counts):
         slots, positions = batch.slots, batch.starts
         ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
-        return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(counts))
+        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
         np.int32
@@ -70,9 +70,11 @@ def build_gpu_inputs(
     ids = table.tokens[slots, positions]
     ids[last[batch.unknown]] = -1
     longest = int(counts.max())
-    most = max_decoded_tokens if longest <= _SHORT else min(_TOGETHER, max_decoded_tokens)
-    if len(rows) <= most and (longest <= MAX_DECODED_ROW_TOKENS or _read(batch, queries_per_read) <= max_token_reads):
-        return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(rows))
+    max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
+    if len(rows) <= max_tokens and (
+        longest <= MAX_DECODED_ROW_TOKENS or _token_reads(batch, queries_per_read) <= max_token_reads
+    ):
+        return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(rows))
     size = next((size for size in BLOCK_SIZES if longest <= size), BLOCK_SIZES[-1])
     blocks: list[tuple[int, int, int, int]] = []
     for i in range(batch.singles, len(counts)):
@@ -90,7 +92,7 @@ def build_gpu_inputs(
     )
 
 
-def _read(batch: Batch, queries_per_read: int) -> int:
+def _token_reads(batch: Batch, queries_per_read: int) -> int:
     """Returns the number of token reads if rows with several tokens are decoded: each token reads its row's new
     tokens up to itself, and all tokens before these, which a row with more than MAX_DECODED_ROW_TOKENS tokens reads
     once for `queries_per_read` tokens."""
@@ -107,6 +109,6 @@ MAX_DECODED_ROW_TOKENS = (
 # decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256 tokens, and 4.7 ms behind
 # 8,000 cached ones; in blocks of a captured graph 2.9 and 5.9 ms. For 400 tokens these are 4.2 and 6.4 ms, in blocks
 # 3.3 and 6.2 ms.
-_SHORT, _TOGETHER = 64, 256
+_SHORT_ROW_TOKENS, _MAX_LONG_ROW_TOKENS = 64, 256
 MAX_TOKEN_READS = 1 << 20  # token reads times KV heads that rows with several tokens may need in a decoded step
 _NO_BLOCKS: Ints = np.zeros((0, 4), dtype=np.int32)

@@ -60,7 +60,7 @@ _MARKS = 8  # events in the ring: a measured step uses two until its tokens are 
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
 _MEASURED = 8
-_FEW = 64  # most rows of a graph whose draws are captured, too
+_MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,35 +175,37 @@ class GpuRunner:
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         cuda = device.type == "cuda"
         # Results of captured draws, in memory that the host can read.
-        self._tokens = torch.empty(_FEW, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda)
+        self._tokens = torch.empty(
+            _MAX_CAPTURED_DRAWS, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda
+        )
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # first token slot of the dummy page
         self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
         self._with_masks = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
-        self._pieces = -(-properties_of(device).programs_to_fill // heads.kv_heads)
+        self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
             self._prefixes = self._find_prefixes(heads)
         captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
             graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
-            page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
+            page_size=table.page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
-        most = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
-        self.prompts = PrefillGraphs(most, self._slots, self._staging, table.page_size, self.graphs.record)
+        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
+        self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, table.page_size, self.graphs.record)
 
     def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
         group, precision = heads.heads // heads.kv_heads, self._model.precision
         queries = block_queries(group, precision.compute.itemsize)
         if isinstance(heads, LatentSpec):
-            return PrefixGroups(self._table, self._pieces, queries // group, LATENT_SAVING_FACTOR)
+            return PrefixGroups(self._table, self._target_chunks, queries // group, LATENT_SAVING_FACTOR)
         properties, page_size = properties_of(self._device), self._table.page_size
         hopper = hopper_prefix_module(
             properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
         )
         if hopper is None:
-            return PrefixGroups(self._table, self._pieces, queries // group)
+            return PrefixGroups(self._table, self._target_chunks, queries // group)
         return PrefixGroups(self._table, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
 
     @property
@@ -251,8 +253,8 @@ class GpuRunner:
             if graph.draws is None:
                 self._capture_draws(graph)
             return GpuForward(batch, None, logits, inputs.last, {}, graph, self._mark(batch))
-        read = self.prompts.run(self._run, inputs) if shared is None else None
-        hidden, last = read or (self._run(self._plan(batch, inputs, shared)), inputs.last)
+        prefilled = self.prompts.run(self._run, inputs) if shared is None else None
+        hidden, last = prefilled or (self._run(self._plan(batch, inputs, shared)), inputs.last)
         scored = score(self._model, self._table, batch, last.tolist(), hidden, self._staging.fetch)
         return GpuForward(batch, hidden, None, last, scored, None, self._mark(batch))
 
@@ -288,7 +290,7 @@ class GpuRunner:
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
         graph.draws[masks is not None].replay()
-        tokens, done = self._tokens[: len(rows)], self._staging.written()
+        tokens, done = self._tokens[: len(rows)], self._staging.record_event()
         return GpuPendingTokens(tokens, done, batch.ends[rows], {}, masks, {}, {}, waiting)
 
     def _draw_each(
@@ -328,7 +330,7 @@ class GpuRunner:
             logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
-        done = self._staging.written()
+        done = self._staging.record_event()
         return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting)
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -351,7 +353,7 @@ class GpuRunner:
     def _capture_draws(self, graph: CapturedGraph) -> None:
         """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
         plan, rows = graph.plan, len(graph.logits)
-        if not plan.separate or rows > _FEW:
+        if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
             return
 
         def draw_rows(masked: bool) -> torch.Tensor:
@@ -464,7 +466,7 @@ class GpuRunner:
 
         shared = None
         if shares:
-            items = zeros(decoding + self._pieces, 6)
+            items = zeros(decoding + self._target_chunks, 6)
             shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MAX_CHUNKS)
         slots = full(self._slots.dummy, count)
         plan = DevicePlan(
@@ -540,6 +542,6 @@ def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
-def _doubled(most: int) -> list[int]:
-    """Returns 1, 2, 4 and so on, then `most`: kernels are compiled for ranges of row counts between powers of two."""
-    return [*(1 << i for i in range((most - 1).bit_length())), most]
+def _doubled(limit: int) -> list[int]:
+    """Returns 1, 2, 4 and so on, then `limit`: kernels are compiled for ranges of row counts between powers of two."""
+    return [*(1 << i for i in range((limit - 1).bit_length())), limit]

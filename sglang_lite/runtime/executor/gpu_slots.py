@@ -51,9 +51,9 @@ class GpuSlots:
         table = self._table
         if batch.fresh:
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
-        most = int(table.held[batch.slots].max())
-        now: Ints = table.pages[batch.slots, :most]
-        row, page = (now != self._sent[batch.slots, :most]).nonzero()
+        max_pages = int(table.held[batch.slots].max())
+        now: Ints = table.pages[batch.slots, :max_pages]
+        row, page = (now != self._sent[batch.slots, :max_pages]).nonzero()
         if len(row):
             values = now[row, page]
             at = batch.slots[row] * table.pages.shape[1] + page

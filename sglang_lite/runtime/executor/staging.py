@@ -70,7 +70,7 @@ class Staging:
 
     def host_buffer(self, count: int) -> torch.Tensor:
         """Returns pinned int32 [count] that a kernel may write and the host may read. The data is valid after an event
-        that `written` returns next; the memory is reused by the `_RING`-th call after this one."""
+        that `record_event` returns next; the memory is reused by the `_RING`-th call after this one."""
         if not self._cuda:
             return torch.empty(count, dtype=torch.int32, device=self._device)
         self._host_buffer = (self._host_buffer + 1) % _RING
@@ -78,7 +78,7 @@ class Staging:
             self._host_buffers[self._host_buffer] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
         return self._host_buffers[self._host_buffer][:count]
 
-    def written(self) -> torch.cuda.Event | None:
+    def record_event(self) -> torch.cuda.Event | None:
         """Records and returns an event after everything launched so far; returns None if the device is not a GPU."""
         if not self._cuda:
             return None

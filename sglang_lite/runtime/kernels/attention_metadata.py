@@ -16,11 +16,11 @@ class SharedPrefixes:
 
     Attributes:
         lengths: int32 [rows], number of tokens of each row in a shared prefix, 0 for none.
-        chunks: int32 [rows], number of pieces of the row's prefix.
+        chunks: int32 [rows], number of chunks of the row's prefix.
         order: int32 [rows], rows sorted by group.
         items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are read, first token, end,
-            index of the piece. An item with 0 rows is unused.
-        max_chunks: maximum number of pieces of any row.
+            index of the chunk. An item with 0 rows is unused.
+        max_chunks: maximum number of chunks of any row.
     """
 
     lengths: torch.Tensor
@@ -38,7 +38,7 @@ class Partials:
         acc: weighted values of each part, not yet divided by the sum of weights.
         ml: highest score (base 2) and sum of weights of each part, interleaved.
         counters: int32, number of finished parts by row and KV head; zero between kernels.
-        prefix_acc, prefix_ml: the same as `acc` and `ml` for pieces of shared prefixes.
+        prefix_acc, prefix_ml: the same as `acc` and `ml` for chunks of shared prefixes.
     """
 
     acc: torch.Tensor
@@ -49,7 +49,7 @@ class Partials:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DecodeWork:
     """Distribution of the tokens that a step's decoding rows read among programs.
 
     Attributes:
@@ -169,9 +169,9 @@ class ExtendGroup:
         length: number of shared tokens, none of which is new.
         tokens: int64 [T], indices of the rows' new tokens in the batch, row by row.
         own: int64 [rows, longest], token slots of each row after the shared ones; padded with the row's first one.
-        padded: int64 [rows, most], each row's new tokens as indices into `tokens`; padded with the row's last one.
+        padded: int64 [rows, max_new], each row's new tokens as indices into `tokens`; padded with the row's last one.
         places: int64 [T], index of each of `tokens` in flattened `padded`.
-        masked: bool [rows, most, longest], True for the positions of `own` that a new token doesn't see.
+        masked: bool [rows, max_new, longest], True for the positions of `own` that a new token doesn't see.
     """
 
     rows: tuple[ExtendRow, ...]
@@ -187,9 +187,9 @@ class ExtendGroup:
         """Returns the group of rows that share `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])
-        most, longest = int(counts.max()), int(lengths.max())
+        max_new, longest = int(counts.max()), int(lengths.max())
         own = torch.stack([F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows])
-        new = torch.arange(most)
+        new = torch.arange(max_new)
         first = counts.cumsum(0) - counts
         is_token = new < counts.unsqueeze(1)
         return cls(

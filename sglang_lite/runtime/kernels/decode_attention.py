@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import attend_few, clamped_page_of, columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -85,8 +85,8 @@ def split_work(
     Args:
         positions, slots: int32 [rows], position and slot of each row's new token.
         shared: shared prefixes, whose tokens are left out.
-        work: `Work.items`, int32 [items, 4] (written); there must be more items than rows.
-        row_work: `Work.rows`, int32 [rows, 2] (written).
+        work: `DecodeWork.items`, int32 [items, 4] (written); there must be more items than rows.
+        row_work: `DecodeWork.rows`, int32 [rows, 2] (written).
         min_tokens: minimum number of tokens in an item, unless its row has fewer.
         at_once: number of programs that run at once, if more items than that are available: items are then only as
             short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use all items.
@@ -204,8 +204,8 @@ def merge_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
     """
     heads: int = power_of_2(group)
     # Adding up parts across many warps takes longer.
-    most = 1 if launch.exclusive else 1024 * launch.warps // (heads * padded_head_size(dim))
-    return {"GROUP": heads, "PARTS": max(most, 1)}
+    max_parts = 1 if launch.exclusive else 1024 * launch.warps // (heads * padded_head_size(dim))
+    return {"GROUP": heads, "PARTS": max(max_parts, 1)}
 
 
 @cached_launch
@@ -270,7 +270,7 @@ def decode_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     scale: float,

@@ -60,9 +60,9 @@ def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: 
 
 
 @cached_launch
-@triton.jit(do_not_specialize=["count", "most_blocks"])
+@triton.jit(do_not_specialize=["count", "max_blocks"])
 def _order(
-    ids, counts, pairs, block_experts, count, most_blocks,
+    ids, counts, pairs, block_experts, count, max_blocks,
     COUNTED: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -94,8 +94,8 @@ def _order(
         for start in range(first, end, BLOCK_E):
             tl.store(block_experts + start + bins, own, mask=start + bins < end)
         if own == E - 1:
-            for start in range(end, most_blocks, BLOCK_E):
-                tl.store(block_experts + start + bins, -1, mask=start + bins < most_blocks)
+            for start in range(end, max_blocks, BLOCK_E):
+                tl.store(block_experts + start + bins, -1, mask=start + bins < max_blocks)
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:

@@ -274,22 +274,22 @@ def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[
     """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
     H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
-        block_n, block_k, warps, most = 32, 32, 4, 2
+        block_n, block_k, warps, max_stages = 32, 32, 4, 2
     elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
-        block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
+        block_n, block_k, warps, max_stages = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
-        block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
-        block_n, block_k, warps, most = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
-    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, most)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
+    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, max_stages)
 
 
 def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns launch parameters of `_down`, as `gate_up_launch`."""
     if item > 2:
-        block_n, block_k, most = 32, 32, 2
+        block_n, block_k, max_stages = 32, 32, 2
     elif item == 1:
-        block_n, block_k, most = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
+        block_n, block_k, max_stages = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
     else:
-        block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
-    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, most)
+        block_n, block_k, max_stages = 128, 64, 4 if rows <= 64 else 3
+    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, max_stages)

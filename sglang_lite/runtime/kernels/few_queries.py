@@ -12,12 +12,12 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-_LEAST = 8
+_MIN_COLUMNS = 8
 
 
 def columns(group: int) -> int:
     """Returns the number of queries of a program for `group` real ones: a power of two of at least 8."""
-    return max(_LEAST, power_of_2(group))
+    return max(_MIN_COLUMNS, power_of_2(group))
 
 
 @triton.jit
@@ -55,13 +55,13 @@ def load_few(
 
 
 @triton.jit
-def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
+def add_few(queries, keys, values, visible, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
     """Adds a block of N tokens to the running results of Q queries.
 
     Args:
         queries: [BLOCK_D, Q].
         keys, values: [N, BLOCK_D] and [BLOCK_D, N], from `load_few`.
-        seen: bool [N], tokens that count.
+        visible: bool [N], tokens that count.
         m, total, acc: highest score [Q], sum of weights [Q] and weighted values [BLOCK_D, Q].
 
     Returns:
@@ -72,7 +72,7 @@ def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
         scale = 1.0
     scale *= 1.4426950408889634
-    scores = tl.where(seen[:, None], scores, float("-inf"))
+    scores = tl.where(visible[:, None], scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 0) * scale)
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # no token counted so far
     shrink = tl.exp2(m - shift)

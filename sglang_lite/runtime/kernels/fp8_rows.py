@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-_LEAST_ROWS = 16  # minimum number of rows of an 8-bit product
+_MIN_ROWS = 16  # minimum number of rows of an 8-bit product
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Fp8Rows:
     @staticmethod
     def empty(x: torch.Tensor, columns: int, *, unquantised: bool = False) -> Fp8Rows:
         """Returns uninitialised rows, as many as x has; with `unquantised`, also in the data type of x."""
-        rows = max(len(x), _LEAST_ROWS)
+        rows = max(len(x), _MIN_ROWS)
         values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
         return Fp8Rows(values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None)

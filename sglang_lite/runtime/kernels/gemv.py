@@ -99,7 +99,7 @@ def _gemv(
 
 @cached_launch
 @triton.jit(do_not_specialize=["M"])
-def _few(
+def _small_batch(
     x, w, bias, y, partials, counters, M, N, K,
     BIAS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -261,7 +261,7 @@ class SmallBatchLinear:
         # Few tiles would leave multiprocessors idle, so K is split; a short sum is not worth it.
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-        _few[(tiles, splits)](
+        _small_batch[(tiles, splits)](
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
             BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MAX_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
@@ -78,13 +78,13 @@ def _load_queries(
 
 @triton.jit
 def _attend_block(
-    q, q_rope, plane, page, token, there, seen, m, total, acc, scale,
+    q, q_rope, plane, page, token, there, visible, m, total, acc, scale,
     RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of N tokens to the running results of M queries.
 
-    Arguments as for `softmax.attend_block`. With TRANSPOSED, q, q_rope, seen and acc are transposed.
+    Arguments as for `softmax.attend_block`. With TRANSPOSED, q, q_rope, visible and acc are transposed.
     """
     TOKENS: tl.constexpr = 0 if TRANSPOSED else 1  # axis of the tokens in the scores
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
@@ -109,7 +109,7 @@ def _attend_block(
         scores = tl.dot(q_rope, tl.trans(rope_part), scores, input_precision="ieee")
     scores *= scale * 1.4426950408889634
     if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, TOKENS))
     shift = highest
     if MASKED:  # a query may not have seen any token yet
@@ -358,7 +358,7 @@ def latent_decode(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -402,7 +402,7 @@ def latent_decode(
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
     `latent_decode` merges it. Arguments as for `latent_decode`.

@@ -68,11 +68,11 @@ def _prefill(
     for at in range(clear, end, BLOCK_N):
         ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
-        seen = token[None, :] <= at_position[:, None]
+        visible = token[None, :] <= at_position[:, None]
         if WINDOW:
-            seen = seen & (token[None, :] > at_position[:, None] - window)
+            visible = visible & (token[None, :] > at_position[:, None] - window)
         m, total, acc = attend_block(
-            queries, k, v, page, token, token < end, seen, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
+            queries, k, v, page, token, token < end, visible, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
             BLOCK_D,
         )  # fmt: skip
         page = ahead

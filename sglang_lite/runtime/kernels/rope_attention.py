@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, clamped_page_of, columns, load_few
@@ -183,7 +183,7 @@ def rope_attention(
     out: torch.Tensor,
     *,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     scales: Scales | None = None,
     scale: float,
     window: int | None = None,

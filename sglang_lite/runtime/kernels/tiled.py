@@ -95,8 +95,8 @@ def split_k_of(weight: torch.Tensor) -> int:
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
-    most = min(MAX_PARTS, properties_of(weight.device).multiprocessors // programs)
-    return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
+    max_parts = min(MAX_PARTS, properties_of(weight.device).multiprocessors // programs)
+    return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
 def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
@@ -135,5 +135,5 @@ def _outputs(weight: torch.Tensor) -> int:
 
 
 def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool) -> int:
-    matrices, most = (2, 4) if gated else (1, 6)
-    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, most)
+    matrices, max_stages = (2, 4) if gated else (1, 6)
+    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages)

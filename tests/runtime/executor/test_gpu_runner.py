@@ -99,7 +99,7 @@ def with_graphs(device, monkeypatch):
         engine = device(**settings)
         if not GPU:
             engine.core.runner.graphs.sizes = graph_sizes(settings["max_running"])
-            engine.core.runner.prompts.most = settings.get("step_tokens", 0)
+            engine.core.runner.prompts.max_tokens = settings.get("step_tokens", 0)
         return engine
 
     if not GPU:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials, SharedPrefixes
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.embed import embed
@@ -77,13 +77,13 @@ class Attention:
             ints(tokens), ints(tokens), ints(tokens), ints(9), ints(9, 64), PAGE, decoding, prefixes, blocks, block
         )
 
-    def work(self, rows: int) -> Work:
+    def work(self, rows: int) -> DecodeWork:
         items, parts = rows + 132, (rows + 132) * self.heads
         shared = rows * 16 * self.heads
         partials = Partials(
             empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), empty(shared, self.dim), empty(shared, 2)
         )
-        return Work(ints(items, 4), ints(rows, 2), partials)
+        return DecodeWork(ints(items, 4), ints(rows, 2), partials)
 
     def q(self, tokens: int) -> torch.Tensor:
         return empty(tokens, self.heads + 2 * KV_HEADS, self.dim, dtype=self.compute)[:, : self.heads]
@@ -240,7 +240,7 @@ def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
         latent_store(product, empty(8, heads, rope_dim, dtype=dtype), q[..., rank:], norm, 1e-6, tables, plan, cache, 0)
         prefixes = empty(8 * 16 * heads, rank), empty(8 * 16 * heads, 2)
         partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), *prefixes)
-        work = Work(ints(140, 4), ints(8, 2), partials)
+        work = DecodeWork(ints(140, 4), ints(8, 2), partials)
         latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
         latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)
         if heads == 16 and properties_of(DEVICE).has_tma:  # others are not shared

@@ -10,11 +10,11 @@ from sglang_lite.runtime.kernels import sampling as sampling_kernel
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
+    DecodeWork,
     DevicePlan,
     ExtendRow,
     Partials,
     SharedPrefixes,
-    Work,
 )
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
@@ -92,7 +92,7 @@ class Rows:
         rows = plan.decoding
         items = 2 * rows + 8
         count, prefix = items * self.heads, rows * MAX_CHUNKS * self.heads
-        work = Work(
+        work = DecodeWork(
             items=torch.full((items, 4), 99, dtype=torch.int32, device=DEVICE),
             rows=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
             partials=Partials(

@@ -197,20 +197,20 @@ class _OwnParts:
     alike: int
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * most, N]."""
-        rows, most = self.group.padded.shape
-        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, most, -1)
-        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * most, -1)
+        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * max_new, N]."""
+        rows, max_new = self.group.padded.shape
+        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
+        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * max_new, -1)
 
     def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
-        """Reshapes [kv_heads * rows, alike * most, N] to [kv_heads, alike, T, N].
+        """Reshapes [kv_heads * rows, alike * max_new, N] to [kv_heads, alike, T, N].
 
         Args:
             padded: tensor to reshape; overwritten with `hides`.
             hides: whether they are scores, in which positions that a token doesn't see become -inf.
         """
-        rows, most = self.group.padded.shape
-        found = padded.view(-1, rows, self.alike, most, padded.shape[2])
+        rows, max_new = self.group.padded.shape
+        found = padded.view(-1, rows, self.alike, max_new, padded.shape[2])
         if hides:
             found.masked_fill_(self.group.masked.unsqueeze(1), float("-inf"))
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]

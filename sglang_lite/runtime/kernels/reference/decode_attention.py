@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
 from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
@@ -46,7 +46,7 @@ def decode_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     scale: float,
@@ -64,8 +64,8 @@ def decode_attention(
                 at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
                 parts.append(attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap))
         if plan.shared is not None:
-            most = plan.shared.max_chunks
-            pieces = range(row * most, row * most + int(plan.shared.chunks[row]))
+            max_chunks = plan.shared.max_chunks
+            pieces = range(row * max_chunks, row * max_chunks + int(plan.shared.chunks[row]))
             parts += [prefix_partials(work.partials, piece, q.shape[1]) for piece in pieces]
         out[row] = merged(parts)
     if cache.scales is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, scaled_by_latents
 from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
@@ -17,7 +17,7 @@ def latent_decode(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -37,7 +37,7 @@ def latent_decode(
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     assert plan.shared is not None
     q, plane, _ = _unscaled(q, cache, layer, rank)
@@ -62,8 +62,8 @@ def latent_prefill(
     q, plane, by = _unscaled(q, cache, layer, rank)
     for first, count, slot, position in plan.blocks.tolist():
         row = ExtendRow(0, count, _slots(plan, slot, 0, position + count))
-        seen = attend_rows(q[first : first + count], plane, plane, row, AttentionRules(scale))
-        out[first : first + count, :, :rank] = seen[..., :rank] * by
+        visible = attend_rows(q[first : first + count], plane, plane, row, AttentionRules(scale))
+        out[first : first + count, :, :rank] = visible[..., :rank] * by
 
 
 def _unscaled(
