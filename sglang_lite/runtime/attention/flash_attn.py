@@ -30,17 +30,17 @@ class FlashAttention:
     @staticmethod
     def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
-            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
+            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
-            return "it reads pages on GPUs of compute capability 9 (Hopper) to 11 alone"
+            return "only GPUs of compute capability 9 (Hopper) to 11 are supported"
         if needs.head_dim % 16 or needs.head_dim > _WIDEST:
-            return f"heads of {needs.head_dim} elements are no multiple of 16 up to {_WIDEST}"
+            return f"the head size {needs.head_dim} is not a multiple of 16 up to {_WIDEST}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         if needs.cache != needs.compute:
-            return f"it reads no keys and values in {needs.cache}"
+            return f"a KV cache in {needs.cache} is not supported"
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:

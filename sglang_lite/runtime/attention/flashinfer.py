@@ -32,15 +32,15 @@ class FlashInferAttention:
     @staticmethod
     def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
-            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
+            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
-            return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+            return "a GPU of compute capability 8.0 (Ampere) or newer is required"
         if needs.head_dim not in _HEADS:
-            return f"heads of {needs.head_dim} elements are not one of {', '.join(map(str, _HEADS))}"
+            return f"the head size {needs.head_dim} is not one of {', '.join(map(str, _HEADS))}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:

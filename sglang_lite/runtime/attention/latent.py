@@ -32,11 +32,11 @@ class LatentAttention:
     @staticmethod
     def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.latent > _WIDEST:
-            return f"latents of {needs.latent} elements are more than its {_WIDEST}"
+            return f"the latent size {needs.latent} is above the limit of {_WIDEST}"
         if needs.cache not in (needs.compute, torch.float8_e4m3fn):
-            return f"it reads no latents in {needs.cache}"
+            return f"latents in {needs.cache} are not supported"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         properties = properties_of(needs.device)
         if (
             latent_launch(properties, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS_PER_PROGRAM)

@@ -68,14 +68,18 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
         ParameterError: the named backend can't meet the requirements.
     """
     if name == "auto":
-        refused = {}
+        unsupported = {}
         for name in BUILTIN_BACKENDS:
             reason = _backend(name, needs).unsupported_reason(needs)
             if reason is None:
                 break
-            refused[name] = reason
-        for other, reason in refused.items():
-            logger.warning("attention_backend: %r, the slower path, as %r can't: %s.", name, other, reason)
+            unsupported[name] = reason
+        for other, reason in unsupported.items():
+            logger.warning(
+                "attention_backend: %r can't run this model: %s. Using %r, which is slower. To accept that without "
+                "this warning, set attention_backend=%r.",
+                other, reason, name, name,
+            )  # fmt: skip
     elif (reason := _backend(name, needs).unsupported_reason(needs)) is not None:
         able = [
             other

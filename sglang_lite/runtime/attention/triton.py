@@ -35,13 +35,13 @@ class TritonAttention:
     @staticmethod
     def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks:
-            return "it knows no attention sinks"
+            return "attention sinks are not supported"
         if needs.head_dim > _WIDEST:
-            return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
+            return f"the head size {needs.head_dim} is above the limit of {_WIDEST}"
         if needs.heads // needs.kv_heads > MAX_GROUP:
-            return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {MAX_GROUP}"
+            return f"{needs.heads // needs.kv_heads} query heads per KV head are above the limit of {MAX_GROUP}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         return _no_room(needs)
 
     def __init__(self, needs: AttentionRequirements) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.prefix_groups import find_groups
+from sglang_lite.runtime.executor.prefix_groups import MIN_SAVED_TOKENS, find_groups
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     DecodeGroup,
@@ -20,8 +20,6 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Number of token reads saved from which on rows with a common prefix are computed together.
-_SAVED_TOKENS = 4096
 # Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
 _PADDING = 512
 # Token reads up to which a row with several new tokens is computed as that many decoding rows: about the cost of
@@ -116,13 +114,13 @@ def _groups(
     """
     grouped = np.zeros(len(first), dtype=bool)
     shareable_pages = batch.starts // table.page_size
-    if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < _SAVED_TOKENS:
+    if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < MIN_SAVED_TOKENS:
         return (), grouped
     groups = []
     for group in find_groups(table.pages[batch.slots, : int(shareable_pages.max())], shareable_pages):
         shared = group.pages * table.page_size
         for rows in _of_one_size(group.rows, last + 1 - first, batch.ends - shared, shared):
-            if (len(rows) - 1) * shared < _SAVED_TOKENS:
+            if (len(rows) - 1) * shared < MIN_SAVED_TOKENS:
                 continue
             grouped[rows] = True
             groups.append(ExtendGroup.of(
