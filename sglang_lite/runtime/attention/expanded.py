@@ -17,16 +17,16 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, scaled_by_late
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 # Tokens of a row from which on the saved multiplications outweigh the additional launches.
-LEAST = 1536
+MIN_EXPANDED_TOKENS = 1536
 
 
 def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
     """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
     supports them or rows are too short for it to be faster."""
     hopper = hopper_kernels(properties_of(needs.device), "prefill_attention_hopper")
-    if hopper is None or needs.expanded is None or plan.fresh < LEAST:
+    if hopper is None or needs.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
         return None
-    if not hopper.takes_fresh(plan, needs.compute, *needs.expanded):
+    if not hopper.supports_uncached(plan, needs.compute, *needs.expanded):
         return None
     first = plan.decoding
     at = token_slots(plan, plan.slots[first:], plan.positions[first:])
@@ -47,6 +47,6 @@ def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExp
             stored = scaled_by_latents(stored, cache.scales.k[layer], rank)
         latents = stored[:, :rank].expand(heads, -1, -1)
         own = torch.bmm(latents, keys.transpose(1, 2)), stored, torch.bmm(latents, values)
-        hopper.fresh_attention_hopper(q, *own, plan, out, scale=scale)
+        hopper.uncached_attention_hopper(q, *own, plan, out, scale=scale)
 
     return attend

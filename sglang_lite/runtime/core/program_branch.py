@@ -156,8 +156,7 @@ class Branch:
             self._prepare_next()
 
     def refuse(self, count: int, error: SglError) -> None:
-        """Counts `count` nodes as added but doesn't queue them: the branch fails with `error` once all earlier nodes
-        are played."""
+        """Counts `count` nodes as added but not queued: the branch fails with `error` after the earlier ones."""
         if self._text is None:
             self._early.append(partial(self.refuse, count, error))
             return
@@ -174,8 +173,7 @@ class Branch:
             self._wake()
 
     def _prepare_next(self) -> None:
-        """Starts making the matcher for the next node if it is a generation: it may then continue in the slot of the
-        running request."""
+        """Starts making the matcher of a generation that is next, which may then continue in the running slot."""
         if self._text is not None and self._text.grammar is not None:
             return  # the matcher will first have to advance over text that is not known yet
         entry = self._queue.next_to_wait
@@ -228,8 +226,7 @@ class Branch:
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
     def wake_when_through(self, waiting: Waiting) -> None:
-        """Resumes another branch, or a decision, the next time that a node of this branch has been played or the branch
-        has failed."""
+        """Resumes another branch, or a decision, once the next node of this branch is played or has failed."""
         self._waiting.append(waiting)
 
     # ------------------------------------------------------------------------------------------- playing
@@ -302,8 +299,7 @@ class Branch:
                 self._marks[place] = text.mark()
 
     def _end_grammar(self, text: BranchText, grammar: OpenGrammar, place: int) -> None:
-        """Checks, off the loop's thread, that the text completes the grammar, and then leaves the grammar and plays
-        on."""
+        """Checks, off the loop's thread, that the text completes the grammar; then leaves the grammar."""
 
         def ended(error: SglError | None) -> None:
             if error is not None:
@@ -327,8 +323,7 @@ class Branch:
         self._look_ahead()
 
     def _through(self, place: int) -> bool:
-        """Records that a node has been played. Returns False if a decision that waited for it has rolled the branch
-        back or ended it."""
+        """Records that a node has been played. Returns False if a decision then rolled back or ended the branch."""
         epoch = self._work.epoch
         self._played = place + 1
         if self._text is not None:
@@ -470,8 +465,7 @@ class Branch:
         self._player.settle()
 
     def _fill(self, text: BranchText, node: Fill) -> bool:
-        """Appends the value of a node to the text. Returns False if the node has no value yet; the branch is then
-        resumed later.
+        """Appends the value of a node to the text. Returns False, and resumes later, if it has no value yet.
 
         Raises:
             SglError: the node has failed, or its value lacks the item that the hole names.

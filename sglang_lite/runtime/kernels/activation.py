@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -41,7 +41,7 @@ def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
     return gate * up
 
 
-@launched
+@cached_launch
 @triton.jit
 def _activate(
     x, row_scales, scales, out, out_scales, size,

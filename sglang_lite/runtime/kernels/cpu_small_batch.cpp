@@ -1,5 +1,5 @@
-// Operators of `cpu_small_batch.h`, exported for each data type. `cpu_small_batch.py` documents the functions and the order of
-// their arguments.
+// Operators of `cpu_small_batch.h`, exported for each data type. `cpu_small_batch.py` documents the functions and the
+// order of their arguments.
 
 #include <vector>
 

@@ -166,7 +166,8 @@ static void attend_one(const A *q, const C *keys, const C *values, Reads reads, 
     const float *queries = as_floats(q, count * size, sums + count * size), *near[NEAR];
     auto bring = [&](const C *numbers, int from, int many) {
         for (int j = from; j < from + many; j++) {
-            if (reads.slots && j + PREFETCHED_ITERATIONS < length) prefetch(numbers + reads[j + PREFETCHED_ITERATIONS] * size, size);
+            int ahead = j + PREFETCHED_ITERATIONS;
+            if (reads.slots && ahead < length) prefetch(numbers + reads[ahead] * size, size);
             near[j - from] = as_floats(numbers + reads[j] * size, size, near_buffer + (j - from) * size);
         }
     };

@@ -54,26 +54,26 @@ class ReadSlots:
         """Returns the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
         addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
-        kept = []
+        tensors = []
         for row in plan.extends:
             if isinstance(row.read_at, slice):
                 address, first = 0, row.read_at.start
             else:
-                kept.append(row.read_at.int().contiguous())
-                address, first = kept[-1].data_ptr(), 0
+                tensors.append(row.read_at.int().contiguous())
+                address, first = tensors[-1].data_ptr(), 0
             for token in range(row.start, row.end):
                 addresses[token], firsts[token] = address, first
                 lengths[token] = row.length - (row.end - token - 1)
         for group in plan.decode:
             slots = group.rows.read_at.int().contiguous()
-            kept.append(slots)
+            tensors.append(slots)
             tokens = group.tokens
             places = range(count)[tokens] if isinstance(tokens, slice) else tokens.tolist()
             for i, (token, length) in enumerate(zip(places, group.rows.lengths.tolist(), strict=True)):
                 addresses[token] = slots.data_ptr() + i * slots.stride(0) * slots.itemsize
                 lengths[token] = length
         sizes = torch.tensor(lengths, dtype=torch.int32)
-        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(kept))
+        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(tensors))
 
 
 class SmallBatchOps:

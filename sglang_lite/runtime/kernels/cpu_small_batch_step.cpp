@@ -114,8 +114,8 @@ static void run_layers(void *data) {
         share(step.tokens, step.queries + step.kv, [&](int64_t token, int from, int to) {
             int64_t at = token * step.rope_dims[layer.table];
             rotate_heads(work.qkv.of(token), layer.q_norm, layer.k_norm, step.eps, step.cos[layer.table] + at,
-                       step.sin[layer.table] + at, step.rope_dims[layer.table], stored, step.store_at[token], heads, from,
-                       to);
+                       step.sin[layer.table] + at, step.rope_dims[layer.table], stored, step.store_at[token], heads,
+                         from, to);
         });
         GOMP_barrier();
 

@@ -56,7 +56,7 @@ def properties_of(device: torch.device) -> DeviceProperties:
     """Returns the properties of the GPU that kernels on a device run on; for "meta", those set by `assume_device`."""
     if device.type == "meta":
         return _assumed.get()
-    return _found(device) if device.type == "cuda" else INTERPRETER
+    return _gpu_properties(device) if device.type == "cuda" else INTERPRETER
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def assume_device(properties: DeviceProperties) -> Iterator[None]:
 
 
 @functools.cache
-def _found(device: torch.device) -> DeviceProperties:
+def _gpu_properties(device: torch.device) -> DeviceProperties:
     device_properties: Any = torch.cuda.get_device_properties(device)  # torch's type lacks some attributes
     return DeviceProperties(
         name=device_properties.name,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -41,7 +41,7 @@ def _runs(matrix, value, RUN: tl.constexpr):
     return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1] // RUN, RUN]), 2)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _gate_up(
     x, ids, w, scales, bias, out, alpha, limit,
@@ -84,7 +84,7 @@ def _gate_up(
     tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _down(
     hidden, ids, weights, w, scales, bias, base, out,

@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _route(
     logits, correction, ids, weights, scale, PARTS: tl.constexpr,

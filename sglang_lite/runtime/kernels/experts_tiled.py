@@ -26,7 +26,7 @@ from sglang_lite.runtime.kernels.device_properties import DeviceProperties, prop
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
@@ -52,7 +52,7 @@ def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
     return tl.dot(weights, columns, acc, input_precision="ieee")
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _gate_up(
     x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
@@ -105,7 +105,7 @@ def _gate_up(
         tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
     hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
@@ -143,7 +143,7 @@ def _down(
         tl.store(place, acc.to(out.dtype.element_ty), mask=here)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -274,22 +274,22 @@ def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[
     """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
     H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
-        block_n, block_k, warps, most = 32, 32, 4, 2
+        block_n, block_k, warps, max_stages = 32, 32, 4, 2
     elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
-        block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
+        block_n, block_k, warps, max_stages = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
-        block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
-        block_n, block_k, warps, most = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
-    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, most)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
+    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, max_stages)
 
 
 def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns launch parameters of `_down`, as `gate_up_launch`."""
     if item > 2:
-        block_n, block_k, most = 32, 32, 2
+        block_n, block_k, max_stages = 32, 32, 2
     elif item == 1:
-        block_n, block_k, most = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
+        block_n, block_k, max_stages = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
     else:
-        block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
-    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, most)
+        block_n, block_k, max_stages = 128, 64, 4 if rows <= 64 else 3
+    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, max_stages)

@@ -13,18 +13,18 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import activated
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MOST_ROWS = 32  # above this, `tiled` or cuBLAS is faster
+MAX_ROWS = 32  # above this, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # most outputs of a matrix whose products are split along K
 HEAD = 1 << 16  # number of outputs from which on a matrix is most likely a model's head
 SMALL = 1 << 24  # most elements of a matrix that gets the launch of small ones
 _TINY = 1 << 24  # most bytes of a small matrix for which the next kernel is set up early
 
 
-@launched
+@cached_launch
 @triton.jit
 def _gemv(
     x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
@@ -97,9 +97,9 @@ def _gemv(
     tl.store(y + n, total.to(y.dtype.element_ty), mask=n < N)
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["M"])
-def _few(
+def _small_batch(
     x, w, bias, y, partials, counters, M, N, K,
     BIAS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -136,7 +136,7 @@ def _few(
     tl.store(y + m[None, :] * N + n[:, None], acc.to(y.dtype.element_ty), mask=inside)
 
 
-def linear_one(
+def linear_single_row(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -238,8 +238,8 @@ def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) 
     return 8192 // whole, whole, 4
 
 
-class FewRows:
-    """Products of 2 to MOST_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
+class SmallBatchLinear:
+    """Products of 2 to MAX_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
 
     Args:
         device: device of the tensors.
@@ -250,7 +250,7 @@ class FewRows:
 
     def __init__(self, device: torch.device) -> None:
         tiles = SPLIT_OUTPUTS // self.BLOCK_N
-        self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MOST_ROWS, device=device)
+        self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MAX_ROWS, device=device)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -261,9 +261,9 @@ class FewRows:
         # Few tiles would leave multiprocessors idle, so K is split; a short sum is not worth it.
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-        _few[(tiles, splits)](
+        _small_batch[(tiles, splits)](
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
+            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MAX_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,
             num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **overlapped(x.device),
         )  # fmt: skip

@@ -73,10 +73,10 @@ def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
-def latent_scales(scales: torch.Tensor, rank: int, turned: int) -> torch.Tensor:
-    """Returns the scale [rank + turned] of each element of a latent and its `turned` rotary elements, from the two of
-    `KVScales.k`."""
-    return torch.cat((scales[:1].expand(rank), scales[1:].expand(turned)))
+def latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
+    """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary elements, from the two
+    of `KVScales.k`."""
+    return torch.cat((scales[:1].expand(rank), scales[1:].expand(rope_dim)))
 
 
 def scaled_by_latents(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _kv_store(
     k, v, at, k_cache, v_cache, k_token, k_head, v_token, v_head, cache_head,

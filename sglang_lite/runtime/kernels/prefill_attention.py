@@ -14,11 +14,11 @@ from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
     q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
@@ -68,11 +68,11 @@ def _prefill(
     for at in range(clear, end, BLOCK_N):
         ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
-        seen = token[None, :] <= at_position[:, None]
+        visible = token[None, :] <= at_position[:, None]
         if WINDOW:
-            seen = seen & (token[None, :] > at_position[:, None] - window)
+            visible = visible & (token[None, :] > at_position[:, None] - window)
         m, total, acc = attend_block(
-            queries, k, v, page, token, token < end, seen, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
+            queries, k, v, page, token, token < end, visible, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
             BLOCK_D,
         )  # fmt: skip
         page = ahead
@@ -105,7 +105,7 @@ def prefill_attention(
         scale, window, softcap: as for `reference.attention.attention`.
     """
     hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
-    if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
+    if hopper is not None and window is None and softcap is None and hopper.supports(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]

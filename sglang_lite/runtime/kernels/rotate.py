@@ -6,14 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _HEADS = 8  # heads of a program
 
 
-@launched
+@cached_launch
 @triton.jit
 def _rotate(
     q, k, cos, sin, q_out, k_out, q_head, q_token, k_head, k_token, cos_token, sin_token,

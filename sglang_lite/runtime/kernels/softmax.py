@@ -17,7 +17,7 @@ def page_of(pages, token, end, PAGE: tl.constexpr):
 
 @triton.jit
 def attend_block(
-    queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
+    queries, k, v, page, token, there, visible, m, total, acc, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of N tokens to the running results of M queries.
@@ -27,7 +27,7 @@ def attend_block(
         k, v: keys and values of the KV head.
         page, token: page and position of each token [N].
         there: bool [N], tokens that may be read; used only if MASKED.
-        seen: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
+        visible: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
         m, total, acc: highest score [M], sum of weights [M] and weighted values [M, BLOCK_D].
 
     Returns:
@@ -52,7 +52,7 @@ def attend_block(
         scale = 1.0
     scale *= 1.4426950408889634
     if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 1) * scale)
     shift = highest
     if MASKED:  # a query may not have seen any token yet

@@ -1,7 +1,7 @@
 """Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA, from Hopper on).
 
 Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 % less time than cuBLAS
-or `gemv.FewRows`; above 64 rows cuBLAS is as fast.
+or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from sglang_lite.runtime.kernels.activation import activated
 from sglang_lite.runtime.kernels.descriptors import described
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 _BLOCK_K = 128
-MOST_PARTS = 2
+MAX_PARTS = 2
 # Most elements of a matrix that gets smaller tiles, which keep more multiprocessors busy.
 _SMALL = 1 << 23
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
     x, w, bias, y, M, N, K,
@@ -75,7 +75,7 @@ def linear_tiled(
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
     Args:
-        x: up to MOST_ROWS rows, contiguous.
+        x: up to MAX_ROWS rows, contiguous.
         weight: [N, K], which must satisfy `can_tile`; with `gate` [2 N, K], gates first.
         bias: [N], with `gate` [2 N]; or None.
         gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
@@ -87,7 +87,7 @@ def linear_tiled(
     return y
 
 
-def parts_of(weight: torch.Tensor) -> int:
+def split_k_of(weight: torch.Tensor) -> int:
     """Returns the number of parts that the sums of a product should be split into: as many as possible with at most one
     program per multiprocessor.
 
@@ -95,11 +95,11 @@ def parts_of(weight: torch.Tensor) -> int:
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
-    most = min(MOST_PARTS, properties_of(weight.device).multiprocessors // programs)
-    return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
+    max_parts = min(MAX_PARTS, properties_of(weight.device).multiprocessors // programs)
+    return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
     up.
 
@@ -135,5 +135,5 @@ def _outputs(weight: torch.Tensor) -> int:
 
 
 def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool) -> int:
-    matrices, most = (2, 4) if gated else (1, 6)
-    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, most)
+    matrices, max_stages = (2, 4) if gated else (1, 6)
+    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages)

@@ -82,12 +82,12 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def telling(properties: DeviceProperties, tell: Callable[[Variant], object]) -> Iterator[None]:
-    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `tell` once.
+def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Variant], object]) -> Iterator[None]:
+    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `on_variant` once.
 
     Args:
         properties: properties of the GPU that the tensors stand for.
-        tell: callback for each variant.
+        on_variant: callback for each variant.
     """
     major, minor = properties.capability
     target = GPUTarget("cuda", 10 * major + minor, 32)
@@ -100,7 +100,7 @@ def telling(properties: DeviceProperties, tell: Callable[[Variant], object]) -> 
             source = function.ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
             options = json.loads(compile["specialization_data"])["options"]
             launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-            tell(Variant(_name(function), key, launch, source, target))
+            on_variant(Variant(_name(function), key, launch, source, target))
         return True  # True: skip the launch
 
     nothing = SimpleNamespace(
@@ -111,7 +111,7 @@ def telling(properties: DeviceProperties, tell: Callable[[Variant], object]) -> 
 
 
 @contextmanager
-def awaiting(wait_for: Callable[[str], object]) -> Iterator[None]:
+def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
     """Context in which `wait_for` is called with the variant's digest before the first launch of each kernel variant in
     this process."""
 

@@ -90,8 +90,7 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs, and the waiting requests leave the room to held prefixes of programs that are expected
-        to continue at once; for at most `PATIENCE` plans."""
+        """True if nothing runs because waiting requests leave room to held prefixes, for at most `PATIENCE` plans."""
         return not self.running_any and bool(self.waiting) and self._refused > 0
 
     def requests(self) -> Iterator[Request]:
@@ -145,13 +144,11 @@ class Scheduler:
             self._pace.took(batch.tokens, seconds, streams=batch.streams)
 
     def left(self, batch: Batch, seconds: float) -> float:
-        """Remaining time in seconds that a step with streams should take at most, `seconds` after its start; infinite
-        without streams."""
+        """Remaining seconds of a step with streams, `seconds` after its start; infinite without streams."""
         return self._pace.left(seconds) if self._pace is not None and batch.streams else math.inf
 
     def launched(self, batch: Batch) -> list[int]:
-        """Records that the batch's keys and values are visible to every later step, and publishes prompts. Returns the
-        rows whose prompts are complete; they continue decoding."""
+        """Records that later steps see the batch's keys and values. Returns the rows whose prompts are complete."""
         table = self.store.table
         table.computed[batch.slots] = batch.ends
         through: list[int] = []
@@ -177,8 +174,7 @@ class Scheduler:
         self.store.table.length[slots] += 1
 
     def repeat(self, slots: Ints) -> None:
-        """Schedules the last token of these slots to be computed again, because none was drawn after it. Its page
-        belongs to the request."""
+        """Schedules the last token of these slots, after which none was drawn, to be computed again."""
         self.store.table.computed[slots] -= 1
 
     def learned(self, slots: Ints, tokens: Ints) -> None:
@@ -199,12 +195,7 @@ class Scheduler:
         self.prefilling.append(request)
 
     def finish(self, request: Request, end: State) -> None:
-        """Removes a request from its queue, and frees its slot and pages.
-
-        Args:
-            request: request to end.
-            end: final state.
-        """
+        """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
         if request.state in (State.WAITING, State.RETRACTED):
             self.waiting.remove(request)
         elif request.state is not State.COMPILING:
@@ -215,8 +206,8 @@ class Scheduler:
         request.move(end)
 
     def succeed(self, request: Request, following: Request) -> None:
-        """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
-        common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
+        """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that
+        would change shared pages, the other one waits for admission."""
         table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
         assert holding is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
@@ -244,21 +235,18 @@ class Scheduler:
         self._start(following)
 
     def flush(self) -> int:
-        """Evicts every prefix that no request uses, including those held for programs. Returns the number of pages
-        freed."""
+        """Evicts every prefix that no request uses, also held ones. Returns the number of freed pages."""
         self.hints.clear()
         return self.store.flush()
 
     def retract(self, request: Request) -> None:
-        """Moves a running request to the front of the waiting queue. Its prefix stays in the tree while there is
-        room."""
+        """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
         self._stop(request)
         request.move(State.RETRACTED)
         self.waiting.appendleft(request)
 
     def isolate(self) -> None:
-        """Retracts all running requests, and starts to run them one by one, each until it has one more token or has
-        ended. Called after an out-of-memory error."""
+        """Retracts all running requests after an out-of-memory error, and runs them one by one."""
         last_first = sorted(self.running(), key=lambda r: -r.admission)
         for request in last_first:
             self.retract(request)
@@ -326,8 +314,7 @@ class Scheduler:
         return [r for r in ready if r.output.stream or r.id in served]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Decoding requests that have, or could be given, a page for their next token. Usually needs a single
-        allocation."""
+        """Decoding requests that have, or could be given, a page for their next token."""
         table, size = self.store.table, self.store.page_size
         slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
@@ -342,8 +329,7 @@ class Scheduler:
         return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
 
     def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves pages for positions before `end`, retracting requests admitted after `request` if needed. Returns
-        False if the request has to wait, for pages that are about to become free or for earlier requests."""
+        """Reserves pages up to `end`, also by retracting later requests. Returns False if the request has to wait."""
         while not self.store.reserve(request.slot, end):
             if self.store.frees(request.slot, end):
                 return False
@@ -427,13 +413,11 @@ class Scheduler:
             self.hints.release(request.prospect)
 
     def pages_ahead(self, prospect: ScheduleHints) -> int:
-        """Number of pages to reserve for the nodes that a branch has yet to play; at most half of all pages, so that a
-        long program alone doesn't block admission."""
+        """Number of pages to reserve for the queued nodes of a branch, at most half of all pages."""
         return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)
 
     def _hints_yield(self) -> bool:
-        """Releases a held prefix for a request that has been refused often enough. Returns False if the request has to
-        wait."""
+        """Releases a held prefix for a request that was refused often enough. Returns False if it has to wait."""
         if not len(self.hints):
             return False
         self._refused += 1

@@ -118,7 +118,7 @@ def test_every_head_finds_room(properties):
 
 def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
     needs = AttentionRequirements(
-        8, 1, 256, torch.float32, torch.float32, torch.device("meta"), most_rows=4, most_chunks=0
+        8, 1, 256, torch.float32, torch.float32, torch.device("meta"), max_rows=4, max_chunks=0
     )
     with assume_device(DeviceProperties("tiny", 32_768, 1 << 16, 4, (8, 0))):
         backend = make_attention("auto", needs)

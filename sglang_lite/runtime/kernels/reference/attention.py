@@ -17,7 +17,7 @@ _SCORES = 1 << 22  # most scores of a plain product, so that they fit the proces
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class AttentionRules:
     """Rules by which a layer's attention weighs positions. Attributes are the arguments of `attention` with these
     names."""
 
@@ -32,20 +32,20 @@ class Scoring:
         """True if each token sees all tokens before it, with unmodified scores."""
         return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
-    def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
+    def softmax(self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
         """Returns the weights of scaled scores [kv_heads, …, positions].
 
         Args:
             scores: scaled scores; overwritten.
-            hidden: mask, True for positions that a token doesn't see; None if it sees all.
+            masked: mask, True for positions that a token doesn't see; None if it sees all.
             heads: shape of the scores, with 1 for all dimensions that are not heads.
         """
         if self.softcap is not None or self.sinks is not None:
             scores = scores.float()
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        if hidden is not None:
-            scores = scores.masked_fill_(hidden, float("-inf"))
+        if masked is not None:
+            scores = scores.masked_fill_(masked, float("-inf"))
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
@@ -99,31 +99,33 @@ def attention(
         [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
-    how = Scoring(scale, window, softcap, sinks, causal)
+    rules = AttentionRules(scale, window, softcap, sinks, causal)
     if len(plan.extends) == 1 and plan.extends[0].end - plan.extends[0].start == len(q):
-        out = attend_rows(q, k, v, plan.extends[0], how)
+        out = attend_rows(q, k, v, plan.extends[0], rules)
     else:
-        out = _attend_parts(q, k, v, plan, how)
+        out = _attend_parts(q, k, v, plan, rules)
     return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
 
 
-def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, how: Scoring) -> torch.Tensor:
+def _attend_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, rules: AttentionRules
+) -> torch.Tensor:
     """Attention of a batch with several rows, group by group."""
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
-        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
+        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, rules)
     done: set[int] = set()
     for group in plan.groups:
-        if how.plain:
-            out[group.tokens] = _extend_together(q[group.tokens], k, v, group, how.scale)
+        if rules.plain:
+            out[group.tokens] = _extend_together(q[group.tokens], k, v, group, rules.scale)
             done.update(row.start for row in group.rows)
         elif (single := group.single) is not None:
-            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, how)
+            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, rules)
             done.update(row.start for row in group.rows if row.end - row.start == 1)
     for row in plan.extends:
         if row.start not in done:
             mine = q[row.start : row.end]
-            out[row.start : row.end] = attend_rows(mine, k, v, row, how)
+            out[row.start : row.end] = attend_rows(mine, k, v, row, rules)
     return out
 
 
@@ -132,7 +134,7 @@ def attend_rows(
     k: torch.Tensor,
     v: torch.Tensor,
     rows: DecodeRows | ExtendRow,
-    how: Scoring,
+    rules: AttentionRules,
 ) -> torch.Tensor:
     """Attention of the tokens of `rows` only, q [tokens, heads, head_dim], computed in the data type of keys and
     values, or in that of q if they have 8 bits.
@@ -142,8 +144,8 @@ def attend_rows(
     """
     queries = q if k.dtype.itemsize == 1 else q.to(k.dtype)
     if isinstance(rows, DecodeRows):
-        return _decode(queries, k, v, rows, how).to(q.dtype)
-    return _extend(queries, k, v, rows, how).to(q.dtype)
+        return _decode(queries, k, v, rows, rules).to(q.dtype)
+    return _extend(queries, k, v, rows, rules).to(q.dtype)
 
 
 def _extend_together(
@@ -195,22 +197,22 @@ class _OwnParts:
     alike: int
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * most, N]."""
-        rows, most = self.group.padded.shape
-        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, most, -1)
-        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * most, -1)
+        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * max_new, N]."""
+        rows, max_new = self.group.padded.shape
+        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
+        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * max_new, -1)
 
     def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
-        """Reshapes [kv_heads * rows, alike * most, N] to [kv_heads, alike, T, N].
+        """Reshapes [kv_heads * rows, alike * max_new, N] to [kv_heads, alike, T, N].
 
         Args:
             padded: tensor to reshape; overwritten with `hides`.
             hides: whether they are scores, in which positions that a token doesn't see become -inf.
         """
-        rows, most = self.group.padded.shape
-        found = padded.view(-1, rows, self.alike, most, padded.shape[2])
+        rows, max_new = self.group.padded.shape
+        found = padded.view(-1, rows, self.alike, max_new, padded.shape[2])
         if hides:
-            found.masked_fill_(self.group.hidden.unsqueeze(1), float("-inf"))
+            found.masked_fill_(self.group.masked.unsqueeze(1), float("-inf"))
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
 
     def by_row(self, own: torch.Tensor) -> torch.Tensor:
@@ -218,7 +220,7 @@ class _OwnParts:
         return own.view(-1, self.group.own.shape[1], own.shape[2])
 
 
-def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, how: Scoring) -> torch.Tensor:
+def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, rules: AttentionRules) -> torch.Tensor:
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
@@ -226,25 +228,25 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
     values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
-    scores = _scores(queries, keys, how.scale)
-    window, hidden = how.window, None
+    scores = _scores(queries, keys, rules.scale)
+    window, masked = rules.window, None
     if window is not None and longest <= window:
         window = None
     if rows.ragged or window is not None:
         at = torch.arange(longest, device=q.device)
-        hidden = at >= rows.lengths.unsqueeze(1)
+        masked = at >= rows.lengths.unsqueeze(1)
         if window is not None:
-            hidden |= at < rows.lengths.unsqueeze(1) - window
-        hidden = hidden.view(1, count, 1, longest)
-    weights = how.softmax(scores.view(kv_heads, count, group, longest), hidden, (kv_heads, 1, group, 1))
+            masked |= at < rows.lengths.unsqueeze(1) - window
+        masked = masked.view(1, count, 1, longest)
+    weights = rules.softmax(scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1))
     out = torch.bmm(weights.reshape(kv_heads * count, group, longest).to(values.dtype), values)
     return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, kv_heads * group, -1)
 
 
-def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, how: Scoring) -> torch.Tensor:
+def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, rules: AttentionRules) -> torch.Tensor:
     new, heads, dim = q.shape
-    scale, window = how.scale, how.window
-    explicit = how.softcap is not None or how.sinks is not None
+    scale, window = rules.scale, rules.window
+    explicit = rules.softcap is not None or rules.sinks is not None
     first = 0 if window is None else max(0, row.length - new - window + 1)  # first position in any window
     keys = row.read(k, first, q.dtype)
     values = keys if v is k else row.read(v, first, q.dtype)
@@ -260,19 +262,19 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if how.causal and window is None and not explicit and new * length >= _MANY and products_are_faster(q):
+    if rules.causal and window is None and not explicit and new * length >= _MANY and products_are_faster(q):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and window is None and not explicit:
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=how.causal, scale=scale)
+        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=rules.causal, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
         position = at[length - new :].unsqueeze(1)
-        visible = at <= position if how.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
+        visible = at <= position if rules.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
         if window is not None:
             visible &= (at > position - window) & (at < position + window)
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
-            out = how.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
+            out = rules.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
         elif new <= _FEW:  # the heads of a group as rows of one product, with the same bits as separately
             queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
@@ -301,7 +303,7 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     kv_heads, group, new, dim = queries.shape
     length = keys.shape[1]
     step = max(1, min(_ROWS, _SCORES // length) // group)
-    hidden = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
+    masked = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
     out = queries.new_empty((*queries.shape[:3], values.shape[2]))
     for start in range(0, new, step):
         count = min(step, new - start)
@@ -309,7 +311,7 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         for head in range(kv_heads):
             block = queries[head, :, start : start + count].reshape(1, -1, dim)
             scores = _scores(block, keys[head : head + 1, :seen], scale)
-            scores.view(group, count, seen)[..., -count:].add_(hidden[:count, :count])
+            scores.view(group, count, seen)[..., -count:].add_(masked[:count, :count])
             weights = torch.softmax(scores, -1, out=scores)[0]
             out[head, :, start : start + count] = (weights @ values[head, :seen]).view(group, count, -1)
     return out

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.reference.activation import activated
 
 
-def linear_one(
+def linear_single_row(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -32,7 +32,7 @@ def linear_one(
     return y.to(x.dtype), total
 
 
-class FewRows:
+class SmallBatchLinear:
     def __init__(self, device: torch.device) -> None: ...
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -39,6 +39,6 @@ def rope_store(
 def turned_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements beyond dim are
     unchanged."""
-    turned, rest = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
-    first, second = turned.chunk(2, -1)
-    return torch.cat((turned * cos + torch.cat((second, first), -1) * sin, rest), -1).to(x.dtype)
+    rotated, remaining = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
+    first, second = rotated.chunk(2, -1)
+    return torch.cat((rotated * cos + torch.cat((second, first), -1) * sin, remaining), -1).to(x.dtype)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable, scaled_by_latents
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows, attention
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows, attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
@@ -180,7 +180,7 @@ def _expanded(
         k = latents @ keys[heads].transpose(1, 2)
         k = torch.cat((k, turned.expand(len(k), -1, -1)), 2)
         k, v, queries = (_padded(x, wide) for x in (k, latents @ values[heads], q[:, heads]))
-        parts.append(attend_rows(queries, k, v, own, Scoring(spec.scale))[..., : spec.value_size])
+        parts.append(attend_rows(queries, k, v, own, AttentionRules(spec.scale))[..., : spec.value_size])
     return torch.cat(parts, 1)
 
 
