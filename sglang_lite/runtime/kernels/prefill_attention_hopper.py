@@ -123,7 +123,7 @@ def attend_blocks(
     copies.
 
     Args:
-        queries, q_rope: queries and their rests in shared memory.
+        queries, q_rope: queries and their rotary parts in shared memory.
         seen_to: last token that each query sees [QUERIES].
         start, end: first token, and end of the tokens.
         blocks: number of blocks.
@@ -324,7 +324,7 @@ def uncached_attention_hopper(
     Args:
         q: queries [T, heads, key size + rotary size]; the heads of a token are contiguous.
         keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of the batch.
-        rope_parts: [T - plan.decoding, …, rest]: the last columns are the end of the keys of all heads.
+        rope_parts: [T - plan.decoding, …, rotary size]: the last columns are the end of the keys of all heads.
         plan: plan of the step.
         out: [T, heads, value size] (the tokens of the blocks are written).
         scale: factor of the scores.
