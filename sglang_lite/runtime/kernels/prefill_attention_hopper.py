@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 
@@ -354,7 +354,7 @@ def _launch(
         before: number of tokens at the start of the batch that keys and values leave out.
     """
     heads, box = q.shape[1], (page_size, COLUMNS.value)
-    of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))
+    of_keys, of_values = (tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values))
     rope_part, of_rope_parts, column = 0, of_keys, 0
     if rope_parts is not None:
         rope_part, of_rope_parts = (
