@@ -13,7 +13,7 @@ from sglang_lite.runtime.attention.base import AttendExpanded, AttentionRequirem
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
-from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, scaled_by_latents
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, gather
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 # Tokens of a row from which on the saved multiplications outweigh the additional launches.
@@ -44,7 +44,7 @@ def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExp
         stored = gather(cache.k[layer], at, q.dtype)[0]
         heads, _, rank = keys.shape
         if cache.scales is not None:
-            stored = scaled_by_latents(stored, cache.scales.k[layer], rank)
+            stored = apply_latent_scales(stored, cache.scales.k[layer], rank)
         latents = stored[:, :rank].expand(heads, -1, -1)
         own = torch.bmm(latents, keys.transpose(1, 2)), stored, torch.bmm(latents, values)
         hopper.uncached_attention_hopper(q, *own, plan, out, scale=scale)

@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 
 _HEADS = (64, 128, 256)
 _TYPES = (torch.bfloat16, torch.float16)
@@ -72,7 +72,7 @@ class FlashInferAttention:
             for part, wrapper in planned[kind]:
                 wrapper.run(q[part.first : part.end], pages, out=out[part.first : part.end])
             if cache.scales is not None:
-                out.copy_(by_kv_head(out, cache.scales.v[layer]))
+                out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 

@@ -50,9 +50,9 @@ class LatentAttention:
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
         self.shares_prefixes = properties_of(needs.device).has_tma  # without TMA, registers overflow
-        self._at_once = 0  # shares computed at once if one program fills a multiprocessor, else 0
+        self._concurrent_items = 0  # shares computed at once if one program fills a multiprocessor, else 0
         if hopper_module(needs.device, needs.cache, needs.latent, needs.head_dim):
-            self._at_once = max(1, properties_of(needs.device).multiprocessors // -(-needs.heads // 64))
+            self._concurrent_items = max(1, properties_of(needs.device).multiprocessors // -(-needs.heads // 64))
         parts, device = self._items(needs.max_rows) * needs.heads, needs.device
         shared = needs.max_rows * needs.max_chunks * needs.heads
         blocks = 2 * -(-needs.heads // 16)  # upper bound for blocks of heads times halves of latents
@@ -65,7 +65,7 @@ class LatentAttention:
         )
 
     def _items(self, rows: int) -> int:
-        programs = 2 * self._at_once or properties_of(self._needs.device).programs_to_fill
+        programs = 2 * self._concurrent_items or properties_of(self._needs.device).programs_to_fill
         return rows + min(programs, _MAX_PARTS * rows)
 
     def plan_step(self, plan: DevicePlan) -> StepAttention:
@@ -78,7 +78,7 @@ class LatentAttention:
         if rows:
             split_work(
                 plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=_MIN_TOKENS,
-                at_once=self._at_once,
+                concurrent_programs=self._concurrent_items,
             )  # fmt: skip
 
         expanded = attend_expanded(self._needs, plan)

@@ -10,7 +10,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, scaled_by_latents
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 
 # Most elements of keys, and of values, gathered for one product of several rows.
@@ -52,11 +52,11 @@ class TorchAttention:
         ) -> None:
             rules = AttentionRules(scale, window, softcap, sinks)
             if self._latent and cache.scales is not None:
-                q = scaled_by_latents(q, cache.scales.k[layer], self._latent)
+                q = apply_latent_scales(q, cache.scales.k[layer], self._latent)
             for first, end, part in parts:
                 out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, rules)
             if cache.scales is not None:
-                out.copy_(by_kv_head(out, cache.scales.v[layer]))
+                out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 

@@ -74,22 +74,22 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, last_tokens: Ints, *, one_b
         for i in range(len(singles), len(counts))
         if not grouped[i]
     ]
-    several: list[slice | NDArray[np.int64]] = []
+    decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        alone, extends = list(range(len(rows))), []  # every token becomes an extend row
+        separate, extends = list(range(len(rows))), []  # every token becomes an extend row
     else:
-        few = {} if len(batch.slots) == 1 else _short_rows(extends)
-        extends = [row for row in extends if row.start not in few]
-        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in few.items())])
-        alone, several = _by_length(at, lengths[at])
-    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in alone]
+        short_rows = {} if len(batch.slots) == 1 else _short_rows(extends)
+        extends = [row for row in extends if row.start not in short_rows]
+        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
+        separate, decode_groups = _by_length(at, lengths[at])
+    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in separate]
     extends += [row for group in groups for row in group.rows]
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
         plan=AttentionPlan(
             torch.from_numpy(store_at),
-            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in several),
+            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
             tuple(extends),
             groups,
         ),
@@ -192,8 +192,8 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
             groups.append([])
             padding, longest = 0, length
         groups[-1].append(int(tokens[i]))
-    alone = [group[0] for group in groups if len(group) == 1]
-    return alone, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
+    separate = [group[0] for group in groups if len(group) == 1]
+    return separate, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
 
 
 def _decode_group(

@@ -56,10 +56,10 @@ from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
-_MARKS = 8  # events in the ring: a measured step uses two until its tokens are read
+_EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
-_MEASURED = 8
+_MEASURE_EVERY = 8
 _MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
 
 
@@ -180,8 +180,8 @@ class GpuRunner:
         )
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # first token slot of the dummy page
-        self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
-        self._with_masks = 0  # number of steps whose draws may wait for masks
+        self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE if cuda else 0)])
+        self._masked_steps = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
         self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
@@ -252,22 +252,22 @@ class GpuRunner:
             logits = graph.run(inputs, shared)
             if graph.draws is None:
                 self._capture_draws(graph)
-            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._mark(batch))
+            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._forward_event(batch))
         prefilled = self.prompts.run(self._run, inputs) if shared is None else None
         hidden, last = prefilled or (self._run(self._plan(batch, inputs, shared)), inputs.last)
         scored = score(self._model, self._table, batch, last.tolist(), hidden, self._staging.fetch)
-        return GpuForward(batch, hidden, None, last, scored, None, self._mark(batch))
+        return GpuForward(batch, hidden, None, last, scored, None, self._forward_event(batch))
 
-    def _mark(self, batch: Batch) -> torch.cuda.Event | None:
+    def _forward_event(self, batch: Batch) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
         as these may wait for masks. Returns None in all other steps."""
         if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
             return None
-        self._with_masks += 1
-        return self._now() if self._with_masks % _MEASURED == 1 else None
+        self._masked_steps += 1
+        return self._record_event() if self._masked_steps % _MEASURE_EVERY == 1 else None
 
-    def _now(self) -> torch.cuda.Event:
-        mark = next(self._marks)
+    def _record_event(self) -> torch.cuda.Event:
+        mark = next(self._event_ring)
         mark.record()
         return mark
 
@@ -283,7 +283,7 @@ class GpuRunner:
         if not len(rows):
             return Sampled((), {})
         batch, graph = forward.batch, forward.graph
-        waiting = None if masks is None or forward.done is None else (forward.done, self._now())
+        waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
         whole = graph is not None and graph.plan.separate and len(rows) == len(batch.slots)
         if not whole or graph is None or graph.draws is None or adjustments:
             return self._draw_each(forward, rows, adjustments, masks, waiting)
@@ -397,7 +397,7 @@ class GpuRunner:
         sharing = (False,) if self._prefixes is None else (False, True)
         for count in _doubled(self._max_decoded_tokens):
             for shared in sharing if count > 1 else (False,):
-                self._try(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
+                self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
         self.graphs.capture_all(self._compute, sharing)
         page_table = self._slots.page_table
         dummy = torch.full((1,), self._dummy_token, dtype=torch.int64, device=self._device)
@@ -408,7 +408,7 @@ class GpuRunner:
         longest = self._table.tokens.shape[1] - 1  # learned position embeddings end there
         for block in BLOCK_SIZES:
             count = min(block, longest)
-            self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
+            self._warm_up_step(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
         if self._device.type != "meta":
             self._run_first_steps()
 
@@ -440,7 +440,7 @@ class GpuRunner:
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
-    def _try(
+    def _warm_up_step(
         self,
         count: int,
         *,

@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.few_queries import attend_few, clamped_page_of,
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _ITEMS = 16  # items that one program of _split writes
@@ -32,8 +32,8 @@ _WARP = 32  # minimum block of rows: fewer are no faster, and each power of two 
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
     positions, slots, shared, work, row_work, rows, items,
-    MIN_TOKENS: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, ROUND_UP: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr, CONCURRENT_PROGRAMS: tl.constexpr, LONG: tl.constexpr, ROUND_UP: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK)
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
@@ -43,8 +43,8 @@ def _split(
     # max(round(x), 1) <= x + 1, and likewise rounded up.
     tokens = tl.sum(length)
     chunk = tl.maximum(tl.cdiv(tokens, items - rows), MIN_TOKENS)
-    if AT_ONCE > 0:
-        chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, AT_ONCE), LONG))
+    if CONCURRENT_PROGRAMS > 0:
+        chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, CONCURRENT_PROGRAMS), LONG))
     about = tl.cdiv(length, chunk) if ROUND_UP else (2 * length + chunk) // (2 * chunk)
     about = tl.maximum(about, 1)
     even = tl.maximum(tl.cdiv(tl.cdiv(length, about), 64) * 64, 64)
@@ -77,7 +77,7 @@ def split_work(
     row_work: torch.Tensor,
     *,
     min_tokens: int,
-    at_once: int = 0,
+    concurrent_programs: int = 0,
     round_up: bool = False,
 ) -> None:
     """Splits the tokens that decoding rows read into items, each of which one program reads.
@@ -88,16 +88,17 @@ def split_work(
         work: `DecodeWork.items`, int32 [items, 4] (written); there must be more items than rows.
         row_work: `DecodeWork.rows`, int32 [rows, 2] (written).
         min_tokens: minimum number of tokens in an item, unless its row has fewer.
-        at_once: number of programs that run at once, if more items than that are available: items are then only as
-            short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use all items.
+        concurrent_programs: number of programs that run at once, if more items than that are available: items are then
+            only as short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use
+            all items.
         round_up: whether to round the number of items up: no item has more than `min_tokens` tokens if there are enough
             items.
     """
     rows, items = len(positions), len(work)
     _split[(cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
-        MIN_TOKENS=min_tokens, AT_ONCE=at_once, LONG=_LONG, ROUND_UP=round_up, SHARED=shared is not None,
-        BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
+        MIN_TOKENS=min_tokens, CONCURRENT_PROGRAMS=concurrent_programs, LONG=_LONG, ROUND_UP=round_up,
+        SHARED=shared is not None, BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
 
@@ -314,5 +315,5 @@ def decode_attention(
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
         BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
-        **overlapped(q.device),
+        **pdl_options(q.device),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import first_of_step, start_next
+from sglang_lite.runtime.kernels.pdl import first_kernel_options, start_next
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 
@@ -31,6 +31,6 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block = min(1024, power_of_2(size))
     _embed[(len(out), cdiv(size, block))](
-        plan.ids, plan.slots, plan.last_tokens, table, out, size, scale, BLOCK=block, **first_of_step(out.device)
+        plan.ids, plan.slots, plan.last_tokens, table, out, size, scale, BLOCK=block, **first_kernel_options(out.device)
     )
     return out

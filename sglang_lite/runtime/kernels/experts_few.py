@@ -17,7 +17,7 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
@@ -159,7 +159,7 @@ def experts_gate_up_few(
     _gate_up[(pairs, cdiv(outputs, block_n))](
         x, ids, weight, scales, bias, out, alpha, limit,
         TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -195,7 +195,7 @@ def experts_down_few(
         hidden, ids, weights, weight, scales, bias, base, out,
         TOP=ids.shape[1], K=inputs, N=outputs,
         SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(hidden.device),
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(hidden.device),
     )  # fmt: skip
     return out
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 4096  # pairs that a program looks at together
@@ -112,10 +112,10 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
     warps, chunks = min(max(chunk // 256, 1), 8), cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
     if chunks > 1:
-        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **overlapped(ids.device))
+        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **pdl_options(ids.device))
     _order[(experts, chunks)](
         ids, counts, blocks.pairs, blocks.experts, count, len(blocks.experts),
         COUNTED=chunks > 1, E=experts, SIZE=size, BLOCK_E=bins, CHUNK=chunk,
-        num_warps=warps, **overlapped(ids.device),
+        num_warps=warps, **pdl_options(ids.device),
     )  # fmt: skip
     return blocks

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
@@ -125,6 +125,6 @@ def experts_route(
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
         BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),
         BLOCK_K=power_of_2(top_k),
-        num_warps=min(max(block // 256, 1), 8), **overlapped(logits.device),
+        num_warps=min(max(block // 256, 1), 8), **pdl_options(logits.device),
     )  # fmt: skip
     return ids, weights

@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs are adjacent for one tile of outputs
@@ -201,11 +201,11 @@ def experts_gate_up(
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = gate_up_launch(properties_of(out.device), blocks.size, values.element_size())
     _gate_up[(count * cdiv(outputs, block_n),)](
-        values, row_scales, described(weight, inputs, (block_n, block_k)),
+        values, row_scales, tensor_descriptor(weight, inputs, (block_n, block_k)),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
         TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **overlapped(out.device),
+        num_warps=warps, num_stages=stages, **pdl_options(out.device),
     )  # fmt: skip
     return out
 
@@ -241,13 +241,13 @@ def experts_down(
     out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
     block_n, block_k, warps, stages = down_launch(properties_of(out.device), blocks.size, values.element_size())
     _down[(count * cdiv(outputs, block_n),)](
-        described(values, inputs, (blocks.size, block_k)), row_scales,
-        described(weight, inputs, (block_n, block_k)), scales,
+        tensor_descriptor(values, inputs, (blocks.size, block_k)), row_scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)), scales,
         bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
         TOP=weights.shape[1], K=inputs, N=outputs,
         EIGHT=scales is not None, BIAS=bias is not None, BASE=base is not None,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **overlapped(out.device),
+        num_warps=warps, num_stages=stages, **pdl_options(out.device),
     )  # fmt: skip
     return out
 
@@ -258,7 +258,7 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
     block = min(1024, power_of_2(outputs))
     _sum[(tokens, cdiv(outputs, block))](
-        y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **overlapped(y.device)
+        y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **pdl_options(y.device)
     )
     return out
 

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.activation import activated
+from sglang_lite.runtime.kernels.activation import apply_activation
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MAX_ROWS = 32  # above this, `tiled` or cuBLAS is faster
@@ -93,7 +93,7 @@ def _gemv(
             other *= tl.load(scales + N + n, mask=n < N, other=0.0)
         if BIAS:
             other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-        total = activated(total, GATE) * other
+        total = apply_activation(total, GATE) * other
     tl.store(y + n, total.to(y.dtype.element_ty), mask=n < N)
 
 
@@ -175,7 +175,7 @@ def linear_single_row(
         PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
         BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
         # The head's neighbours are too short to be worth overlapping.
-        **(overlapped(x.device) if rows < HEAD else {"PDL": False}),
+        **(pdl_options(x.device) if rows < HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
@@ -265,6 +265,6 @@ class SmallBatchLinear:
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
             BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MAX_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,
-            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **overlapped(x.device),
+            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **pdl_options(x.device),
         )  # fmt: skip
         return y

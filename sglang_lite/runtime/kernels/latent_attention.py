@@ -28,7 +28,7 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import Launch, latent_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.softmax import page_of
 
@@ -397,7 +397,7 @@ def latent_decode(
         0 if shared is None else shared.max_chunks, scale,
         HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
         PREFIX=shared is not None, TRANSPOSED=block < 64, BLOCK_H=block,
-        **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
+        **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
     )  # fmt: skip
 
 
@@ -421,7 +421,7 @@ def latent_prefix(
         q, cache.k[layer], cache.scales and cache.scales.k[layer], shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale,
         HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
+        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
     )  # fmt: skip
 
 

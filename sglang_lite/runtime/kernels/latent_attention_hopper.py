@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import cdiv
@@ -547,4 +547,4 @@ def latent_prefill_hopper(
 
 def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
     box = plan.page_size, _COLUMNS.value
-    return described(cache.k[layer], _SIZE.value, box, SHARED.value)
+    return tensor_descriptor(cache.k[layer], _SIZE.value, box, SHARED.value)

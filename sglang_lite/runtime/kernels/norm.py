@@ -14,7 +14,7 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
@@ -126,5 +126,5 @@ def _launch(
         eight and eight.values, eight and eight.scales, size, eps,
         SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
         WIDE=out is not None, EIGHT=eight is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
-        num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+        num_warps=min(max(block // 512, 1), 16), **pdl_options(x.device),
     )  # fmt: skip

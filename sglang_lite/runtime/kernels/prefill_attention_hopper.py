@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
 
@@ -123,7 +123,7 @@ def attend_blocks(
     copies.
 
     Args:
-        queries, q_rope: queries and their rests in shared memory.
+        queries, q_rope: queries and their rotary parts in shared memory.
         seen_to: last token that each query sees [QUERIES].
         start, end: first token, and end of the tokens.
         blocks: number of blocks.
@@ -324,7 +324,7 @@ def uncached_attention_hopper(
     Args:
         q: queries [T, heads, key size + rotary size]; the heads of a token are contiguous.
         keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of the batch.
-        rope_parts: [T - plan.decoding, …, rest]: the last columns are the end of the keys of all heads.
+        rope_parts: [T - plan.decoding, …, rotary size]: the last columns are the end of the keys of all heads.
         plan: plan of the step.
         out: [T, heads, value size] (the tokens of the blocks are written).
         scale: factor of the scores.
@@ -354,7 +354,7 @@ def _launch(
         before: number of tokens at the start of the batch that keys and values leave out.
     """
     heads, box = q.shape[1], (page_size, COLUMNS.value)
-    of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))
+    of_keys, of_values = (tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values))
     rope_part, of_rope_parts, column = 0, of_keys, 0
     if rope_parts is not None:
         rope_part, of_rope_parts = (

@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
 MAX_GROUP = 64  # most query heads per KV head
@@ -139,5 +139,5 @@ def prefix_attention(
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **overlapped(q.device),
+        BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **pdl_options(q.device),
     )  # fmt: skip

@@ -13,11 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     BY_ROW,
     COLUMNS,
@@ -164,11 +164,11 @@ def prefix_attention_hopper(
     assert shared is not None
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, token_slots, dim = keys.shape
-    planes = [described(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
+    planes = [tensor_descriptor(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
     prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
         q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
         plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks,
         scale * 1.4426950408889634,
-        G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **overlapped(q.device),
+        G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **pdl_options(q.device),
         **OPTIONS,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.rope_store import rotate_heads
 
 
@@ -215,5 +215,5 @@ def rope_attention(
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
         SOFTCAP=softcap is not None, WINDOW=window is not None,
         BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
-        **overlapped(qkv.device),
+        **pdl_options(qkv.device),
     )  # fmt: skip

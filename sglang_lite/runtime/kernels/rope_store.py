@@ -13,7 +13,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
@@ -131,6 +131,6 @@ def rope_store(
         cache_slots * dim, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
+        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **pdl_options(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

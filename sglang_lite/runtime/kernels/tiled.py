@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.activation import activated
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.activation import apply_activation
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
 from sglang_lite.runtime.kernels.launcher import cached_launch
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 MAX_ROWS = 64
@@ -58,7 +58,7 @@ def _tiled(
         if BIAS:
             up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         # Rounded as separate operations would.
-        gate = activated(out.to(tl.float32), GATE).to(out.dtype).to(tl.float32)
+        gate = apply_activation(out.to(tl.float32), GATE).to(out.dtype).to(tl.float32)
         out = (gate * up.to(out.dtype).to(tl.float32)).to(out.dtype)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -120,12 +120,12 @@ def _launch(
     block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
     properties, programs = properties_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
-        described(x, inputs, (block_m, _BLOCK_K)),
-        described(weight, inputs, (block_n, _BLOCK_K)),
+        tensor_descriptor(x, inputs, (block_m, _BLOCK_K)),
+        tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)),
         bias, y, rows, outputs, inputs,
         BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= properties.multiprocessors,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(properties, block_m, block_n, gated=bool(gate)), **overlapped(x.device),
+        num_warps=4, num_stages=_stages(properties, block_m, block_n, gated=bool(gate)), **pdl_options(x.device),
     )  # fmt: skip
 
 

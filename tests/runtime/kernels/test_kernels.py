@@ -20,7 +20,7 @@ from sglang_lite.runtime.kernels.decode_attention import decode_attention, split
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Scales
-from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, scale_by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -120,7 +120,7 @@ def in_eight_bits(rows, q, *, scaled):
     if scaled:
         heads = torch.arange(rows.kv_heads, device=DEVICE)
         scales = KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
-        q.copy_(by_kv_head(q, scales.k[0]))
+        q.copy_(scale_by_kv_head(q, scales.k[0]))
     sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
     rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))  # type: ignore[arg-type]  # keys and values
     k, v = ((x,) for x in eight)
@@ -375,7 +375,7 @@ def test_keys_and_values_are_stored_in_eight_bits():
         assert all((side[0][:, rows.read_at(0, 9)[-1]].float() == 448).all() for side in (cache.k, cache.v))
 
 
-def activated(x, kind):
+def apply_activation(x, kind):
     gate, up = x.chunk(2, -1)
     if kind == "silu":
         return torch.nn.functional.silu(gate) * up
@@ -385,7 +385,7 @@ def activated(x, kind):
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 def test_gates(kind):
     x = normal(3, 2 * 1500)
-    close(gated(x, kind), activated(x, kind))
+    close(gated(x, kind), apply_activation(x, kind))
 
 
 def test_tokens_that_were_drawn_are_embedded():

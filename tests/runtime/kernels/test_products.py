@@ -7,7 +7,7 @@ from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE, GPU, activated, close, normal
+from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
 
 pytestmark = [needs_kernels, pytest.mark.slow]
 
@@ -45,7 +45,7 @@ def test_products_by_tiles(rows, outputs, inputs, biased, gate):
     bias = normal(outputs, dtype=torch.float16) if biased else None
     assert can_tile(weight)
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    close(linear_tiled(x, weight, bias, gate), activated(expected, gate) if gate else expected, torch.float16)
+    close(linear_tiled(x, weight, bias, gate), apply_activation(expected, gate) if gate else expected, torch.float16)
 
 
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
@@ -56,7 +56,7 @@ def test_a_single_row_with_its_norm_and_gate(gate, biased):
     y, total = linear_single_row(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
     assert torch.equal(total, x + residual)
     expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
-    close(y, activated(expected, gate) if gate else expected)
+    close(y, apply_activation(expected, gate) if gate else expected)
 
 
 @pytest.mark.parametrize("gate", ["", "silu"])
@@ -77,7 +77,7 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
         row = total if by is None else torch.nn.functional.rms_norm(total, (inputs,), by, 1e-5)
         expected = torch.nn.functional.linear(row.double(), full)
         y, _ = linear_single_row(x, weight, None, scales=scales, residual=add, norm=by, eps=1e-5, gate=gate)
-        close(y, activated(expected, gate) if gate else expected)
+        close(y, apply_activation(expected, gate) if gate else expected)
 
 
 def test_products_with_weights_in_eight_bits():
@@ -87,4 +87,4 @@ def test_products_with_weights_in_eight_bits():
     assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
     expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
     close(linear_single_row(x, weight, None, scales=scales)[0], expected)
-    close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], activated(expected, "silu"))
+    close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], apply_activation(expected, "silu"))

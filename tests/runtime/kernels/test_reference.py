@@ -198,7 +198,7 @@ def split(run):
         results += [work, row_work]
     for lengths in ((1499, 899, 699), (24_999, 2999, 199)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=32, at_once=5)
+        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=32, concurrent_programs=5)
         results += [work, row_work]
     for lengths in ((127, 128, 0), (1499, 899, 699)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
 
-_FEW = 8  # most new tokens of a row for which the heads of a group are one product
-_MANY = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
-_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
-_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
+_MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
+_MIN_PRODUCT_PAIRS = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
+_MAX_PRODUCT_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
+_MAX_PRODUCT_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def store_kv(
     """
     if cache.scales is not None:
         k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
-        q, k, v = by_kv_head(q, k_scales), by_kv_head(k, 1 / k_scales), by_kv_head(v, 1 / v_scales)
+        q, k, v = scale_by_kv_head(q, k_scales), scale_by_kv_head(k, 1 / k_scales), scale_by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
         indexable(target).index_copy_(1, store_at, indexable(value.transpose(0, 1).to(target.dtype)))
     return q
@@ -104,7 +104,7 @@ def attention(
         out = attend_rows(q, k, v, plan.extends[0], rules)
     else:
         out = _attend_parts(q, k, v, plan, rules)
-    return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
+    return out if cache.scales is None else scale_by_kv_head(out, cache.scales.v[layer])
 
 
 def _attend_parts(
@@ -117,15 +117,15 @@ def _attend_parts(
     done: set[int] = set()
     for group in plan.groups:
         if rules.plain:
-            out[group.tokens] = _extend_together(q[group.tokens], k, v, group, rules.scale)
+            out[group.tokens] = _extend_group(q[group.tokens], k, v, group, rules.scale)
             done.update(row.start for row in group.rows)
         elif (single := group.single) is not None:
             out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, rules)
             done.update(row.start for row in group.rows if row.end - row.start == 1)
     for row in plan.extends:
         if row.start not in done:
-            mine = q[row.start : row.end]
-            out[row.start : row.end] = attend_rows(mine, k, v, row, rules)
+            row_q = q[row.start : row.end]
+            out[row.start : row.end] = attend_rows(row_q, k, v, row, rules)
     return out
 
 
@@ -148,9 +148,7 @@ def attend_rows(
     return _extend(queries, k, v, rows, rules).to(q.dtype)
 
 
-def _extend_together(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
-) -> torch.Tensor:
+def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float) -> torch.Tensor:
     """Attention of a group's tokens, q [T, heads, head_dim]: one product over the shared tokens, another one over the
     rest of each row, and one softmax over both.
 
@@ -160,57 +158,57 @@ def _extend_together(
     dtype = q.dtype if k.dtype.itemsize == 1 else k.dtype
     count, heads, dim = q.shape
     kv_heads = k.shape[0]
-    alike = heads // kv_heads  # query heads that read the same keys
-    queries = q.to(dtype).view(count, kv_heads, alike, dim).permute(1, 2, 0, 3)
-    rows = _OwnParts(group, alike)
+    heads_per_kv = heads // kv_heads  # query heads that read the same keys
+    queries = q.to(dtype).view(count, kv_heads, heads_per_kv, dim).permute(1, 2, 0, 3)
+    rows = _GroupShapes(group, heads_per_kv)
     keys = gather(k, group.own.view(-1), dtype)
     values = keys if v is k else gather(v, group.own.view(-1), dtype)
     own = rows.flat(_scores(rows.padded(queries), rows.by_row(keys), scale), hides=True)
     first = group.rows[0]
     shared_keys = first.read(k, 0, dtype, group.length)
     shared_values = shared_keys if v is k else first.read(v, 0, dtype, group.length)
-    out = queries.new_empty((kv_heads, alike, count, shared_values.shape[2]))
-    step = max(1, min(_ROWS, _SCORES // group.length) // alike)
+    out = queries.new_empty((kv_heads, heads_per_kv, count, shared_values.shape[2]))
+    step = max(1, min(_MAX_PRODUCT_ROWS, _MAX_PRODUCT_SCORES // group.length) // heads_per_kv)
     for start in range(0, count, step):
         some = slice(start, min(start + step, count))
         for head in range(kv_heads):
             block = queries[head, :, some].reshape(1, -1, dim)
             shared = _scores(block, shared_keys[head : head + 1], scale)[0]
             weights = torch.cat((shared, own[head, :, some].flatten(0, 1)), 1).softmax(-1)
-            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(alike, -1, out.shape[3])
-            own[head, :, some] = weights[:, group.length :].view(alike, -1, own.shape[3])
+            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(heads_per_kv, -1, out.shape[3])
+            own[head, :, some] = weights[:, group.length :].view(heads_per_kv, -1, own.shape[3])
     out += rows.flat(rows.padded(own) @ rows.by_row(values))
     return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnParts:
+class _GroupShapes:
     """Conversion between two shapes of a group's tensors. Flat tensors hold one token after the other; padded tensors
     are a batch of matrices, one for each row and KV head.
 
     Attributes:
         group: rows that share a prefix.
-        alike: number of query heads that read the same keys.
+        heads_per_kv: number of query heads that read the same keys.
     """
 
     group: ExtendGroup
-    alike: int
+    heads_per_kv: int
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * max_new, N]."""
+        """Reshapes [kv_heads, heads_per_kv, T, N] to [kv_heads * rows, heads_per_kv * max_new, N]."""
         rows, max_new = self.group.padded.shape
         found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
-        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * max_new, -1)
+        return found.transpose(1, 2).reshape(len(flat) * rows, self.heads_per_kv * max_new, -1)
 
     def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
-        """Reshapes [kv_heads * rows, alike * max_new, N] to [kv_heads, alike, T, N].
+        """Reshapes [kv_heads * rows, heads_per_kv * max_new, N] to [kv_heads, heads_per_kv, T, N].
 
         Args:
             padded: tensor to reshape; overwritten with `hides`.
             hides: whether they are scores, in which positions that a token doesn't see become -inf.
         """
         rows, max_new = self.group.padded.shape
-        found = padded.view(-1, rows, self.alike, max_new, padded.shape[2])
+        found = padded.view(-1, rows, self.heads_per_kv, max_new, padded.shape[2])
         if hides:
             found.masked_fill_(self.group.masked.unsqueeze(1), float("-inf"))
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
@@ -262,7 +260,13 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if rules.causal and window is None and not explicit and new * length >= _MANY and products_are_faster(q):
+    if (
+        rules.causal
+        and window is None
+        and not explicit
+        and new * length >= _MIN_PRODUCT_PAIRS
+        and products_are_faster(q)
+    ):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and window is None and not explicit:
         out = F.scaled_dot_product_attention(queries, keys, values, is_causal=rules.causal, scale=scale)
@@ -275,7 +279,9 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, r
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
             out = rules.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
-        elif new <= _FEW:  # the heads of a group as rows of one product, with the same bits as separately
+        elif (
+            new <= _MAX_GROUPED_QUERIES
+        ):  # the heads of a group as rows of one product, with the same bits as separately
             queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
@@ -302,7 +308,7 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     """
     kv_heads, group, new, dim = queries.shape
     length = keys.shape[1]
-    step = max(1, min(_ROWS, _SCORES // length) // group)
+    step = max(1, min(_MAX_PRODUCT_ROWS, _MAX_PRODUCT_SCORES // length) // group)
     masked = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
     out = queries.new_empty((*queries.shape[:3], values.shape[2]))
     for start in range(0, new, step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
 from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
@@ -19,15 +19,15 @@ def split_work(
     row_work: torch.Tensor,
     *,
     min_tokens: int,
-    at_once: int = 0,
+    concurrent_programs: int = 0,
     round_up: bool = False,
 ) -> None:
     starts = [0] * len(positions) if shared is None else shared.lengths.tolist()
     ends = (positions + 1).tolist()
     tokens = sum(ends) - sum(starts[: len(ends)])
     chunk = max(-(-tokens // (len(work) - len(ends))), min_tokens)
-    if at_once:
-        chunk = max(chunk, min(-(-tokens // at_once), 1024))
+    if concurrent_programs:
+        chunk = max(chunk, min(-(-tokens // concurrent_programs), 1024))
     items: list[tuple[int, int, int, int]] = []
     for row, (slot, start, end) in enumerate(zip(slots.tolist(), starts, ends)):
         half = chunk - 1 if round_up else chunk // 2
@@ -70,4 +70,4 @@ def decode_attention(
         out[row] = merged(parts)
     if cache.scales is not None:
         rows = out[: plan.decoding]
-        rows.copy_(by_kv_head(rows, cache.scales.v[layer]))
+        rows.copy_(scale_by_kv_head(rows, cache.scales.v[layer]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.reference.activation import activated
+from sglang_lite.runtime.kernels.reference.activation import apply_activation
 
 
 def linear_single_row(
@@ -28,7 +28,7 @@ def linear_single_row(
         y = y + bias.float()
     if gate:
         first, second = y.chunk(2, -1)
-        y = activated(first, gate) * second
+        y = apply_activation(first, gate) * second
     return y.to(x.dtype), total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, scaled_by_latents
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
 from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
@@ -74,7 +74,7 @@ def _unscaled(
     if cache.scales is None:
         return q, plane, 1.0
     scales = cache.scales.k[layer]
-    return scaled_by_latents(q, scales, rank), plane, scales[0]
+    return apply_latent_scales(q, scales, rank), plane, scales[0]
 
 
 def _slots(plan: DevicePlan, slot: int, start: int, end: int) -> torch.Tensor:

@@ -31,12 +31,12 @@ def rope_store(
     if q_norm is not None and k_norm is not None:
         q, k = (F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype) for x, w in ((q, q_norm), (k, k_norm)))
     cos, sin = (table[plan.positions].float().unsqueeze(1) for table in rope)
-    q, k = turned_heads(q, cos, sin), turned_heads(k, cos, sin)
+    q, k = rotated_heads(q, cos, sin), rotated_heads(k, cos, sin)
     queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
     return queries
 
 
-def turned_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements beyond dim are
     unchanged."""
     rotated, remaining = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
