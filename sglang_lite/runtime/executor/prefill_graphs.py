@@ -90,18 +90,18 @@ class PrefillGraphs:
             return None
         if size not in self.captured:
             self.captured[size] = self._capture(compute, *size)
-        graph, behind = self.captured[size], size[0] - decoding
+        graph, shift = self.captured[size], size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
         tokens, blocks = _parts(host, sum(size))
         tokens[1] = self._slots.dummy
         for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions)):
             to[:decoding], to[size[0] : size[0] + prefilled] = of[:decoding], of[decoding:]
         blocks[: len(inputs.blocks)] = inputs.blocks
-        blocks[: len(inputs.blocks), 0] += behind
+        blocks[: len(inputs.blocks), 0] += shift
         blocks[len(inputs.blocks) : len(inputs.blocks) + len(padding)] = padding
         self._staging.send(host, graph.static)
         graph.graph.replay()
-        return graph.hidden, np.where(inputs.last < decoding, inputs.last, inputs.last + behind)
+        return graph.hidden, np.where(inputs.last < decoding, inputs.last, inputs.last + shift)
 
     @property
     def _reach(self) -> int:

@@ -151,10 +151,10 @@ def score_rows(
         likeliest.append(top.indices)
         at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
         del logprobs  # frees them before the next piece
-    there, _ = fetch(torch.cat(values))
+    host_values, _ = fetch(torch.cat(values))
     ids, done = fetch(torch.cat(likeliest))
     counts = [len(row.tokens) for row in rows]
-    parts = zip(rows, torch.split(there, counts), torch.split(ids, counts))
+    parts = zip(rows, torch.split(host_values, counts), torch.split(ids, counts))
     return [PromptLogprobs(row.first, row.tokens.tolist(), requested, some, best, done) for row, some, best in parts]
 
 

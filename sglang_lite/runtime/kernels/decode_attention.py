@@ -111,13 +111,13 @@ def _merge_all(
     one after the other each would wait for its loads."""
     p, g, d = tl.arange(0, PARTS), tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     for at in range(0, count, PARTS):
-        there = (at + p < count)[:, None] & (g < G)[None, :]
+        valid = (at + p < count)[:, None] & (g < G)[None, :]
         part = first + (at + p).to(tl.int64)[:, None] * step + g[None, :]
-        m_part = tl.load(ml_buffer + part * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        total_part = tl.load(ml_buffer + part * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        m_part = tl.load(ml_buffer + part * 2, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        total_part = tl.load(ml_buffer + part * 2 + 1, mask=valid, other=0.0, cache_modifier=".cg")
         acc_part = tl.load(
             acc_buffer + part[:, :, None] * DIM + d[None, None, :],
-            mask=there[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+            mask=valid[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         highest = tl.maximum(m, tl.max(m_part, 0))
         shift = tl.where(highest == float("-inf"), 0.0, highest)  # all parts were outside the window

@@ -24,12 +24,12 @@ SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
 
 
 @triton.jit
-def _weights(at, there, inside, WHOLE: tl.constexpr):
+def _weights(at, valid, inside, WHOLE: tl.constexpr):
     """Loads weights [N, K] as float32, marked for early eviction, as no other program reads them soon."""
     if WHOLE:
         matrix = tl.load(at, eviction_policy="evict_first")
     else:
-        matrix = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        matrix = tl.load(at, mask=valid[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
     return matrix.to(tl.float32)
 
 

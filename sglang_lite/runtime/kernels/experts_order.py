@@ -89,8 +89,8 @@ def _order(
     hit = (experts == own).to(tl.int32)
     tl.store(pairs + row + tl.cumsum(hit, 0) - 1, chunk * CHUNK + tl.arange(0, CHUNK), mask=hit > 0)
     if chunk == last:
-        rest = row + tl.sum(hit, 0) + tl.arange(0, SIZE)
-        tl.store(pairs + rest, count, mask=rest < end * SIZE)
+        padding = row + tl.sum(hit, 0) + tl.arange(0, SIZE)
+        tl.store(pairs + padding, count, mask=padding < end * SIZE)
         for start in range(first, end, BLOCK_E):
             tl.store(block_experts + start + bins, own, mask=start + bins < end)
         if own == E - 1:

@@ -33,12 +33,12 @@ def _route(
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_G)
     member = tl.arange(0, BLOCK_S)
-    there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
+    valid = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]
-    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=there, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=valid, other=float("-inf")).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         later = logits + (part * tl.num_programs(0) + row) * (GROUPS * SIZE)
-        x += tl.load(later + expert, mask=there, other=0.0).to(tl.float32)
+        x += tl.load(later + expert, mask=valid, other=0.0).to(tl.float32)
     if SIGMOID:
         score = tl.sigmoid(x)
     else:
@@ -47,10 +47,10 @@ def _route(
         score = score / tl.sum(tl.sum(score, 1), 0)
     choice = score
     if CORRECTED:
-        choice += tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
-    bad = tl.max(tl.max((there & (choice != choice)).to(tl.int32), 1), 0) > 0
+        choice += tl.load(correction + expert, mask=valid, other=0.0).to(tl.float32)
+    bad = tl.max(tl.max((valid & (choice != choice)).to(tl.int32), 1), 0) > 0
     # Only experts that can't be chosen get -inf, so an expert is always found.
-    choice = tl.where(there, tl.maximum(choice, -1.0e30), float("-inf"))
+    choice = tl.where(valid, tl.maximum(choice, -1.0e30), float("-inf"))
     if KEPT < GROUPS:
         best, at = tl.max(choice, 1, return_indices=True)
         rank = best

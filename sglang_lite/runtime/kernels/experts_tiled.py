@@ -69,8 +69,8 @@ def _gate_up(
     if expert >= 0:
         k = tl.arange(0, BLOCK_K)
         pair = tl.load(pairs + block * BLOCK_M + m)
-        there = pair < count
-        token = tl.where(there, pair // TOP, 0)
+        valid = pair < count
+        token = tl.where(valid, pair // TOP, 0)
         rows = x + token.to(tl.int64)[:, None] * K + k[None, :]
         gate_row = expert * (2 * N) + first
         gate_scales = scales
@@ -82,9 +82,9 @@ def _gate_up(
         up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for at in range(0, K, BLOCK_K):
             if K % BLOCK_K == 0:
-                values = tl.load(rows + at, mask=there[:, None], other=0.0)
+                values = tl.load(rows + at, mask=valid[:, None], other=0.0)
             else:
-                values = tl.load(rows + at, mask=there[:, None] & (at + k < K)[None, :], other=0.0)
+                values = tl.load(rows + at, mask=valid[:, None] & (at + k < K)[None, :], other=0.0)
             acc = _add_product(acc, w, gate_row, at, values.T, gate_scales, EIGHT)
             up = _add_product(up, w, gate_row + N, at, values.T, up_scales, EIGHT)
         start_next(PDL)  # not earlier, as not all programs fit the GPU at once
@@ -132,10 +132,10 @@ def _down(
         if BIAS:
             acc += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         pair = tl.load(pairs + m)
-        there = pair < count
-        acc *= tl.load(weights + pair, mask=there, other=0.0)[None, :]
+        valid = pair < count
+        acc *= tl.load(weights + pair, mask=valid, other=0.0)[None, :]
         token, part = (pair // TOP).to(tl.int64)[None, :], pair % TOP
-        here = there[None, :] & (n < N)[:, None]
+        here = valid[None, :] & (n < N)[:, None]
         if BASE:
             mask = here & (part == 0)[None, :]
             acc += tl.load(base + token * N + n[:, None], mask=mask, other=0.0).to(tl.float32)

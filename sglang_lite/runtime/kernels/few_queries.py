@@ -29,22 +29,22 @@ def clamped_page_of(pages, token, end, PAGE: tl.constexpr):
 
 @triton.jit
 def load_few(
-    k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
+    k, v, page, token, valid, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Loads the keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
 
     Args:
         k, v: keys and values of the KV head.
         page, token: page and position of each token [N].
-        there: bool [N], tokens that may be read; used only if MASKED.
+        valid: bool [N], tokens that may be read; used only if MASKED.
     """
     d = tl.arange(0, BLOCK_D)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
     at_keys = k + offset[:, None] + d[None, :]
     at_values = v + offset[None, :] + d[:, None]
     if MASKED:
-        keys = tl.load(at_keys, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        values = tl.load(at_values, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        keys = tl.load(at_keys, mask=valid[:, None] & (d < DIM)[None, :], other=0.0)
+        values = tl.load(at_values, mask=valid[None, :] & (d < DIM)[:, None], other=0.0)
     elif DIM < BLOCK_D:
         keys = tl.load(at_keys, mask=(d < DIM)[None, :], other=0.0)
         values = tl.load(at_values, mask=(d < DIM)[:, None], other=0.0)
@@ -95,8 +95,8 @@ def attend_few(
     """
     n = tl.arange(0, BLOCK_N)
     for at in range(start, end, BLOCK_N):
-        ahead = clamped_page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = clamped_page_of(pages, at + BLOCK_N + n, end, PAGE)
         keys, values = load_few(k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D)
         m, total, acc = add_few(queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP)
-        page = ahead
+        page = next_page
     return m, total, acc

@@ -36,11 +36,11 @@ def _gemv(
     k = tl.arange(0, BLOCK_K)
     rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
     ups = rows + tl.full((), N, tl.int64) * K
-    there = (n < N)[:, None]
+    valid = (n < N)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    first = there & (k < K)[None, :]
+    first = valid & (k < K)[None, :]
     if PREFETCH:  # no kernel writes weights, so the first loads start before the previous kernels finish
         weights = tl.load(rows, mask=first, other=0.0, eviction_policy="evict_first")
         up_weights = weights
@@ -52,10 +52,10 @@ def _gemv(
     for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
         if not PREFETCH:
-            weights = tl.load(rows + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
+            weights = tl.load(rows + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
             up_weights = weights
             if GATE != "":
-                up_weights = tl.load(ups + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
+                up_weights = tl.load(ups + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
             # Rounded to the data type of the residual stream first, as in add_norm. Stored in a separate tensor, as
@@ -73,7 +73,7 @@ def _gemv(
             up += up_weights.to(tl.float32) * value[None, :]
         if PREFETCH and not WHOLE:
             later = at + BLOCK_K
-            both = there & (later + k < K)[None, :]
+            both = valid & (later + k < K)[None, :]
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")

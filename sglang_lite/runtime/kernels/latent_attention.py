@@ -54,7 +54,7 @@ def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
 
 @triton.jit
 def _load_queries(
-    q, at, there, plane, scales,
+    q, at, valid, plane, scales,
     RANK: tl.constexpr, ROPE_DIM: tl.constexpr, SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -64,8 +64,8 @@ def _load_queries(
     With SCALED, they are multiplied by the scales of the latents and of the keys' rotary parts.
     """
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
-    absorbed = tl.load(q + at[:, None] + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
-    rope_part = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=there[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
+    absorbed = tl.load(q + at[:, None] + r[None, :], mask=valid[:, None] & (r < RANK)[None, :], other=0.0)
+    rope_part = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=valid[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
     # As in decode_attention, for a cheaper conversion.
     MET: tl.constexpr = tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
     if SCALED:
@@ -78,7 +78,7 @@ def _load_queries(
 
 @triton.jit
 def _attend_block(
-    q, q_rope, plane, page, token, there, visible, m, total, acc, scale,
+    q, q_rope, plane, page, token, valid, visible, m, total, acc, scale,
     RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +92,8 @@ def _attend_block(
     at_latents = plane + offset[:, None] + r[None, :]
     at_rope = plane + offset[:, None] + (RANK + t)[None, :]
     if MASKED:
-        latents = tl.load(at_latents, mask=there[:, None] & (r < RANK)[None, :], other=0.0)
-        rope_part = tl.load(at_rope, mask=there[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
+        latents = tl.load(at_latents, mask=valid[:, None] & (r < RANK)[None, :], other=0.0)
+        rope_part = tl.load(at_rope, mask=valid[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
     elif RANK < BLOCK_R or ROPE_DIM < BLOCK_T:
         latents = tl.load(at_latents, mask=(r < RANK)[None, :], other=0.0)
         rope_part = tl.load(at_rope, mask=(t < ROPE_DIM)[None, :], other=0.0)
@@ -149,16 +149,16 @@ def _attend_all(
     acc = tl.zeros((BLOCK_R, M) if TRANSPOSED else (M, BLOCK_R), tl.float32)
     clear = start + (end - start) // BLOCK_N * BLOCK_N
     for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
             queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
             TRANSPOSED, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     if clear < end:
-        there = clear + n < end
+        valid = clear + n < end
         m, total, acc = _attend_block(
-            queries, rope_part, plane, page, clear + n, there, tl.expand_dims(there, 1 if TRANSPOSED else 0), m, total,
+            queries, rope_part, plane, page, clear + n, valid, tl.expand_dims(valid, 1 if TRANSPOSED else 0), m, total,
             acc, scale, RANK, ROPE_DIM, PAGE, True, TRANSPOSED, BLOCK_R, BLOCK_T,
         )  # fmt: skip
     return m, total, tl.trans(acc) if TRANSPOSED else acc
@@ -312,20 +312,20 @@ def _prefill(
     end = position + (tl.minimum(lowest + BLOCK_M, pairs) - 1) // HEADS + 1
     page = page_of(pages, n, end, PAGE)
     for at in range(0, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
             queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
             False, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     for at in range(clear, end, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
         m, total, acc = _attend_block(
             queries, rope_part, plane, page, token, token < end, token[None, :] <= at_position[:, None], m, total, acc,
             scale, RANK, ROPE_DIM, PAGE, True, False, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     inside = real[:, None] & (r < RANK)[None, :]
     if SCALED:

@@ -115,11 +115,11 @@ def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER:
 @gluon.jit
 def _mend(values, count):
     """Zeroes the values from token `count` on: data behind the end may be NaN, and 0 x NaN is NaN."""
-    there = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
+    valid = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
     parts = _view(values, values.dtype, [_HALF // _COLUMNS, _TOKENS, _COLUMNS], SHARED)
     for c in gl.static_range(_HALF // _COLUMNS):
         found = parts.index(c).load(_BY_ROW)
-        parts.index(c).store(gl.where(there[:, None], found, gl.zeros_like(found)))
+        parts.index(c).store(gl.where(valid[:, None], found, gl.zeros_like(found)))
     fence_async_shared()
     _sync()
 
@@ -165,13 +165,13 @@ def _finish(
 
 
 @gluon.jit
-def _keep(acc, m, total, acc_buffer, ml_buffer, part, there, FIRST: gl.constexpr):
+def _keep(acc, m, total, acc_buffer, ml_buffer, part, valid, FIRST: gl.constexpr):
     """Stores one half of the results of parts [_QUERIES], not yet divided by the sum of weights."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
     at = part.to(gl.int64)
-    gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
-    gl.store(ml_buffer + at * 2, m, mask=there)  # both warp groups store the same
-    gl.store(ml_buffer + at * 2 + 1, total, mask=there)
+    gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=valid[:, None])
+    gl.store(ml_buffer + at * 2, m, mask=valid)  # both warp groups store the same
+    gl.store(ml_buffer + at * 2 + 1, total, mask=valid)
 
 
 @gluon.jit
@@ -183,7 +183,7 @@ def _store(acc, total, out, queries, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, stride):
+def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, stride):
     """Adds parts of a row to the results of queries i. Loads bypass the L1 cache, which doesn't see the stores of other
     programs.
 
@@ -194,12 +194,12 @@ def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, fir
     """
     for n in range(0, count, _TOGETHER):
         for p in gl.static_range(_TOGETHER):
-            known = there & (n + p < count)
+            valid_part = valid & (n + p < count)
             part = (first + (n + p) * stride + i).to(gl.int64)
-            m = gl.load(ml_buffer + part * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
-            weight = gl.load(ml_buffer + part * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+            m = gl.load(ml_buffer + part * 2, mask=valid_part, other=float("-inf"), cache_modifier=".cg")
+            weight = gl.load(ml_buffer + part * 2 + 1, mask=valid_part, other=0.0, cache_modifier=".cg")
             at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
-            found = gl.load(at, mask=known[:, None], other=0.0, cache_modifier=".cg")
+            found = gl.load(at, mask=valid_part[:, None], other=0.0, cache_modifier=".cg")
             higher = gl.maximum(highest, m)
             shift = gl.where(higher == float("-inf"), 0.0, higher)
             old, new = gl.exp2(highest - shift), gl.exp2(m - shift)
@@ -218,18 +218,18 @@ def _merge(
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
     for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
         i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
-        there = i < queries
+        valid = i < queries
         highest = gl.full([_AT_ONCE], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
         total = gl.full([_AT_ONCE], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
         acc = gl.zeros([_AT_ONCE, _HALF], gl.float32, layout=_MERGED)
         highest, total, acc = _add_parts(
-            highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, heads
+            highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, heads
         )
         highest, total, acc = _add_parts(
-            highest, total, acc, prefix_acc, prefix_ml, i, there, column, prefix_first, chunks, heads
+            highest, total, acc, prefix_acc, prefix_ml, i, valid, column, prefix_first, chunks, heads
         )
         target = out + i[:, None] * _SIZE + column[None, :]
-        gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+        gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
 
 
 @gluon.jit

@@ -36,7 +36,9 @@ class KernelLauncher:
         constant = [parameter.is_constexpr for parameter in function.params]
         self._arguments = constant.index(True) if True in constant else len(constant)
         assert all(constant[self._arguments :]), "constants come last"
-        self._rest = (None,) * (len(constant) - self._arguments)  # placeholders for constants, which are compiled in
+        self._constant_slots = (None,) * (
+            len(constant) - self._arguments
+        )  # placeholders for constants, which are compiled in
         self._kernels: dict[tuple[Any, ...], CompiledKernel] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -55,7 +57,7 @@ class KernelLauncher:
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
         kernel.run(
-            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._rest
+            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._constant_slots
         )  # fmt: skip
 
 

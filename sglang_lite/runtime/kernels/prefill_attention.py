@@ -60,13 +60,13 @@ def _prefill(
     end = position + count
     page = page_of(pages, start + n, end, PAGE)
     for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = attend_block(
             queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
         )
-        page = ahead
+        page = next_page
     for at in range(clear, end, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
         visible = token[None, :] <= at_position[:, None]
         if WINDOW:
@@ -75,7 +75,7 @@ def _prefill(
             queries, k, v, page, token, token < end, visible, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
             BLOCK_D,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     if SCALED:

@@ -163,10 +163,10 @@ def attend_blocks(
     mbarrier.wait(v_ready.index(first), before // STAGES & 1)
     if end < start + blocks * TOKENS:  # values behind the end may be NaN, and 0 x NaN is NaN; both groups do this
         values = v_buffers.index(first)
-        there = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
+        valid = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
         found = values.load(ROWS)
         sync()
-        values.store(gl.where(there[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
+        values.store(gl.where(valid[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
         fence_async_shared()
         sync()
     for i in range(before + 1, before + blocks):

@@ -138,10 +138,10 @@ def _rope_attention(
     k += kv_head.to(tl.int64) * head_stride
     v += kv_head.to(tl.int64) * head_stride
     token = start + tl.arange(0, BLOCK_N)
-    there = token < old
+    valid = token < old
     page = clamped_page_of(pages, token, old, PAGE)
-    keys, values = load_few(k, v, page, token, there, DIM, PAGE, True, BLOCK_D)
-    ahead = clamped_page_of(pages, token + BLOCK_N, old, PAGE)
+    keys, values = load_few(k, v, page, token, valid, DIM, PAGE, True, BLOCK_D)
+    next_page = clamped_page_of(pages, token + BLOCK_N, old, PAGE)
     last_page = tl.load(pages + position // PAGE)
     c, s, q_weight, q_pair, k_weight, k_pair = _load_rope(
         position, q_norm, k_norm, cos, sin, DIM, ROPE_DIM, NORM, BLOCK_D
@@ -161,10 +161,10 @@ def _rope_attention(
         _store(k, v, key, value, last_page, position, DIM, PAGE, BLOCK_D)
         m, total, acc = _see_itself(queries, key, value, scale, softcap, SOFTCAP)
     queries, acc = tl.trans(queries), tl.trans(acc)
-    m, total, acc = add_few(queries, keys, values, there, m, total, acc, scale, softcap, SOFTCAP)
+    m, total, acc = add_few(queries, keys, values, valid, m, total, acc, scale, softcap, SOFTCAP)
     m, total, acc = attend_few(
-        queries, k, v, pages, ahead, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D,
-        BLOCK_N,
+        queries, k, v, pages, next_page, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP,
+        BLOCK_D, BLOCK_N,
     )  # fmt: skip
     store_or_merge(
         m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,

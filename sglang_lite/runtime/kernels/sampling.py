@@ -142,11 +142,11 @@ def _pick(
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     b = tl.arange(0, BLOCKS)
-    there = b < blocks
-    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=there, other=float("-inf")), 0, return_indices=True)
+    valid = b < blocks
+    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=valid, other=float("-inf")), 0, return_indices=True)
     token = tl.load(block_at + row * blocks + winner)
-    highest = tl.max(tl.load(block_max + row * blocks + b, mask=there, other=float("-inf")), 0)
-    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=there, other=0), 0)
+    highest = tl.max(tl.load(block_max + row * blocks + b, mask=valid, other=float("-inf")), 0)
+    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=valid, other=0), 0)
     temperature = tl.load(temperatures + slot)
     top_k = tl.load(top_ks + slot)
     top_p = tl.load(top_ps + slot)
