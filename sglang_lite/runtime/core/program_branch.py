@@ -94,8 +94,8 @@ class Branch:
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._prospect = ScheduleHints(player, player.priority)
-        self._queue = BranchQueue(self._prospect, player.played)
+        self._hints = ScheduleHints(player, player.priority)
+        self._queue = BranchQueue(self._hints, player.played)
         self._played = 0  # number of nodes played, counted from the branch's start
         self._text: BranchText | None = None  # None until the branch has been forked
         self._early: list[Callable[[], None]] = []  # calls made before that; run after the nodes that the fork brings
@@ -190,9 +190,9 @@ class Branch:
     def hold(self) -> None:
         """Asks the scheduler to keep the cached prefix of the branch's text, if the branch has nodes to play."""
         self._look_ahead()
-        if self._prospect.returns and self._text is not None:
+        if self._hints.returns and self._text is not None:
             ids = np.array(self._text.log.fixed, dtype=np.int32)
-            self._player.parts.loop.scheduler.hints.want(self._prospect, ids, self._player.namespace)
+            self._player.parts.loop.scheduler.held_prefixes.want(self._hints, ids, self._player.namespace)
 
     def drop(self) -> None:
         """Drops everything that is queued or running, without an event."""
@@ -312,10 +312,10 @@ class Branch:
 
     def _look_ahead(self) -> None:
         """Updates the hint that the branch will need its text again, and releases the held prefix if not."""
-        prospect = self._prospect
-        prospect.returns = self._busy or bool(self._queue) or self._judged
-        if not prospect.returns:
-            self._player.parts.loop.scheduler.hints.release(prospect)
+        hints = self._hints
+        hints.returns = self._busy or bool(self._queue) or self._judged
+        if not hints.returns:
+            self._player.parts.loop.scheduler.held_prefixes.release(hints)
 
     def end(self) -> None:
         """Ends the branch when its program ends: no more nodes will come."""
@@ -434,14 +434,14 @@ class Branch:
         player = self._player
         return GenerationJob(
             player.parts, params, tell, done,
-            stream=player.stream, namespace=player.namespace, prospect=self._prospect,
+            stream=player.stream, namespace=player.namespace, hints=self._hints,
         )  # fmt: skip
 
     def _select(self, text: BranchText, place: int, node: Select) -> None:
         if not node.choices:
             raise no_choices_error()
         done = partial(self._selected, place, node)
-        job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)
+        job = SelectionJob(self._player.parts, node, self._player.namespace, self._hints, done)
         self._work.begin(job)
         self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
 

@@ -60,7 +60,7 @@ def build_gpu_inputs(
     last = np.cumsum(counts) - 1
     if batch.singles == len(counts):
         slots, positions = batch.slots, batch.starts
-        ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
+        ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, BLOCK_SIZES[0], last, len(counts))
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
@@ -68,7 +68,7 @@ def build_gpu_inputs(
     )
     slots = batch.slots[rows]
     ids = table.tokens[slots, positions]
-    ids[last[batch.unknown]] = -1
+    ids[last[batch.pending]] = -1
     longest = int(counts.max())
     max_tokens = max_decoded_tokens if longest <= _SHORT_ROW_TOKENS else min(_MAX_LONG_ROW_TOKENS, max_decoded_tokens)
     if len(rows) <= max_tokens and (
