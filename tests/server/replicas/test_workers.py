@@ -39,7 +39,7 @@ def status(url, path="/health"):
 
 
 @pytest.fixture
-def after():
+def behind():
     """Starts the command in front of a worker. Gives it with its address."""
     started = []
 
