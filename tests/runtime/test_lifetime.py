@@ -229,7 +229,7 @@ def small(folder):
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
     core = small.core
-    owners = core, core.open, core.loop, core.loop.inbox, core.compiler
+    owners = core, core.open_requests, core.loop, core.loop.inbox, core.compiler
     locks = [each for owner in owners for each in vars(owner).values() if isinstance(each, type(threading.Lock()))]
     assert len(locks) >= 4
     for lock in locks:

@@ -97,7 +97,7 @@ class BranchText:
         new, self.new = self.new, []
         return new
 
-    def through(self, place: int) -> None:
+    def mark_played(self, place: int) -> None:
         """Records the length of the added text after the node at `place`."""
         self._lengths[place] = len(self.added)
 

@@ -14,7 +14,7 @@ class Submitting:
 
     async def submit(self, name, count):
         def submitted():
-            ended = self.open.counted(lambda event: None, count)
+            ended = self.open.track(lambda event: None, count)
             self.under_way += [ended] * count
             self.submitted.append(name)
             return Ticket(lambda: None)
