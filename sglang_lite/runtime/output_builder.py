@@ -110,7 +110,7 @@ class OutputBuilder:
         token = tokens[-1]
         if logprob is not None:
             self._logprobs.append(self._with_text(logprob))
-        if self.params.asks_next:
+        if self.params.scores_next_token:
             return Finish("length", None)
         ends = self._ends_at(token)
         complete = self.matcher is not None and self._accept(self.matcher, token)
@@ -310,7 +310,7 @@ class OutputBuilder:
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
-        params, number = self.params, None if self.params.asks_next else self._number
+        params, number = self.params, None if self.params.scores_next_token else self._number
         written, logprobs = output, self._logprobs
         if number is not None:
             number.close()

@@ -55,7 +55,7 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.load import LoadedModel, load_alike
+from sglang_lite.runtime.load import LoadedModel, load_same_architecture
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
@@ -302,7 +302,7 @@ class EngineCore:
         location = resolve(path, None)
 
         def update() -> None:
-            loaded = load_alike(config, location, self.runner.model)
+            loaded = load_same_architecture(config, location, self.runner.model)
             self.runner.replace(loaded.model)
             for request in list(self.scheduler.running()):
                 self.scheduler.retract(request)

@@ -120,6 +120,7 @@ class RequestBuilder:
         output = self.output(output_ids, len(tokens), params)
         start = params.logprob_start_len if params.return_logprob else -1
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        limit = len(tokens) + 1 if params.scores_next_token else min(len(tokens) + params.max_tokens, self._longest)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -128,7 +129,7 @@ class RequestBuilder:
                     id=number,
                     tokens=np.concatenate((tokens, output)) if len(output) else tokens,
                     prompt_len=len(tokens),
-                    limit=len(tokens) + 1 if params.asks_next else min(len(tokens) + params.max_tokens, self._longest),
+                    limit=limit,
                     params=params,
                     seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
                     output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
