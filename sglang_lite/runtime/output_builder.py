@@ -117,7 +117,8 @@ class OutputBuilder:
         if ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens) if self._number is None else self._number.take()
-        certain = self._stops.push(piece) if self.decoded_count >= self.params.min_tokens else self._stops.skip(piece)
+        stops, early = self._stops, self.decoded_count < self.params.min_tokens
+        certain = stops.append_unmatched(piece) if early else stops.push(piece)
         self.decoded_count += len(tokens)
         self._unsent += tokens
         self._add(certain)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import ENDS, PATTERNS, first_number
+from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS, first_number
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http_client import LostConnectionError, typed_error
 from sglang_lite.protocol import (
@@ -84,7 +84,7 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
         case Choices(options):
             return {"regex": "(" + "|".join(map(re.escape, options)) + ")"}
         case Number(kind):
-            return {"regex": f"{PATTERNS[kind]}[{re.escape(ENDS)}]"}
+            return {"regex": f"{PATTERNS[kind]}[{re.escape(TERMINATORS)}]"}
         case JsonSchema(text):
             return {"json_schema": text}
         case Ebnf(grammar):

@@ -77,7 +77,7 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
 def _choices(player: Player, node: Select) -> Sequence[str]:
     """Choices that the open grammar allows here; all of them if no grammar is open."""
     walk = player.transcript.walk
-    return node.choices if walk is None else walk.possible(node.choices)
+    return node.choices if walk is None else walk.filter(node.choices)
 
 
 async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:
