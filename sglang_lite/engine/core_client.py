@@ -443,7 +443,7 @@ class CoreClient:
         wanted = self._closed
         ended = process.child.end()
         process.child.connection.release()
-        startup_messages.update_bar(process.bar, 1, 1, self.config.log_level)
+        startup_messages.move_bar(process.bar, 1, 1, self.config.log_level)
         if wanted:
             self._events.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
@@ -464,9 +464,7 @@ class CoreClient:
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case Progress():
-                process.bar = startup_messages.update_bar(
-                    process.bar, message.done, message.total, self.config.log_level
-                )
+                process.bar = startup_messages.move_bar(process.bar, message.done, message.total, self.config.log_level)
             case Ready():
                 process.ready.set_result(message)
             case Failed():

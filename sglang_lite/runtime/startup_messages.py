@@ -34,7 +34,7 @@ def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
     return bar
 
 
-def update_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
+def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
     """Updates the progress bar of parts that another process loads; makes a bar if `bar` is None, and closes it when
     all parts are done."""
     if bar is None and done < total:

@@ -123,24 +123,23 @@ class EngineCore:
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
         )  # fmt: skip
         warming = self.compiler.warm_up()  # runs while kernels are compiled
-        try:
-            runner = make_runner(
-                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
-            )
-        except BaseException:
-            self.compiler.close()
-            raise
-        wait(warming)
         rounds = loaded.model.rounds and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
         )  # fmt: skip
-        self.loop = StepLoop(
-            self.scheduler, runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
-            overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-        )  # fmt: skip
-        self.runner = runner
+        try:
+            self.runner = make_runner(
+                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
+            )
+            wait(warming)
+            self.loop = StepLoop(
+                self.scheduler, self.runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
+                overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
+            )  # fmt: skip
+        except BaseException:
+            self.compiler.close()
+            raise
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,

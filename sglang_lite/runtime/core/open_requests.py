@@ -82,7 +82,7 @@ class OpenRequests:
                     self._open -= 1
                     remaining -= 1
                     if not remaining and rid is not None:
-                        del self._tickets[rid]
+                        self._tickets.pop(rid, None)  # none was kept without a ticket
                 self._call_next()
             sink(event)
 

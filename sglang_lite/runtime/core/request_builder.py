@@ -230,7 +230,8 @@ def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
         struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # five times as fast as numpy's conversion of a list
     except struct.error:
         return None
-    return None if isinstance(ids[0], bool) else tokens
+    small = np.flatnonzero(tokens < 2).tolist()  # booleans are packed as 0 and 1
+    return None if any(isinstance(ids[i], bool) for i in small) else tokens
 
 
 def _check_not_empty(ids: Sequence[int]) -> None:
