@@ -157,7 +157,9 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
     for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
         if getattr(config, name) != plain:
-            raise ParameterError(name, f"{spec.architecture} runs by transformers' code, which can't.")
+            raise ParameterError(
+                name, f"{spec.architecture} runs by transformers' code, without it.", hint="Leave it out."
+            )
     if config.dtype == "int8":
         raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
     if config.load_format in ("safetensors", "gguf"):

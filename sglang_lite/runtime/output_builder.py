@@ -400,5 +400,5 @@ class OutputBuilder:
 
 def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
     return ConstraintError(
-        f"{matcher.engine.name} failed: {error!r}", hint="Another engine may not: constraint_backend."
+        f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )

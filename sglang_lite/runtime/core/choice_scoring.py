@@ -83,7 +83,7 @@ class ChoiceScoring:
         self._choices = choices
         if unconditional and not all(choices):
             raise ParameterError(
-                "choices", "an empty one has no likelihood without the prompt.", hint="Use another choices_method."
+                "choices", "an empty one can't be scored without the prompt.", hint="Use another choices_method."
             )
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)

@@ -316,7 +316,7 @@ class EngineCore:
 
         def start() -> None:
             if self._profile is not None:
-                raise ParameterError("profile", "one is being taken.", hint="Stop it first.")
+                raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
             profile = Profile(folder, device, with_stack=with_stack, record_shapes=record_shapes)
             profile.start()
@@ -331,7 +331,7 @@ class EngineCore:
         def stop() -> Profile:
             profile, self._profile = self._profile, None
             if profile is None:
-                raise ParameterError("profile", "none is being taken.", hint="Start one first.")
+                raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
             self.loop.unmark()
             profile.stop()
             return profile

@@ -360,7 +360,7 @@ class Branch:
         self._give_up(RequestAbortedError("the branch went back."))
         self.error = self._queue.predicted_tail = None
         if place is None:
-            self.fail(ProgramError("there is no mark to go back to."))
+            self.fail(ProgramError("a rollback names a mark that its branch does not have."))
             return
         self._marks = {at: each for at, each in self._marks.items() if at <= mark}
         self._forks.go_back(mark)

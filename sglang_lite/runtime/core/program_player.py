@@ -269,7 +269,7 @@ class ProgramPlayer:
         try:
             done = job()
         except Exception as error:  # raised by a library; must be reported, as nobody reads the future
-            failure = ProgramError(f"the program can't go on: {type(error).__name__}: {error}")
+            failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
             failure.__cause__ = error
             done = partial(self.fail, failure)
         try:
@@ -296,7 +296,7 @@ class ProgramPlayer:
         if self._closed:
             for branch in self._branches.values():
                 if branch.joining:
-                    branch.fail(ProgramError("a join or a hole waits for nodes that its branch never had."))
+                    branch.fail(ProgramError("a join or a hole waits for nodes that were never added."))
                     return
             main = self.branch(())
             self._end(main.error or ProgramResult(main.text))

@@ -199,7 +199,7 @@ class RequestBuilder:
         if not len(output_ids):
             return np.empty(0, dtype=np.int32)
         if params.n > 1:
-            raise ParameterError("output_ids", f"they continue one output; n is {params.n}.", hint="Ask one by one.")
+            raise ParameterError("output_ids", f"can continue one output only, and n is {params.n}.", hint="Use n=1.")
         room = min(params.max_tokens, self._longest - prompt_len)
         if len(output_ids) > room:
             raise ParameterError(
