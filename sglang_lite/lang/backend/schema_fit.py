@@ -34,7 +34,7 @@ class Fit:
     refused: tuple[tuple[str, str], ...] = ()
     required: tuple[str, ...] = ()
 
-    def below(self, pointer: str) -> Fit:
+    def subschema_report(self, pointer: str) -> Fit:
         """Report for the part of the schema at a pointer, with pointers relative to it."""
 
         def cut(found: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglang_lite.lang.backend.asked_node import scores_needed
+from sglang_lite.lang.backend.node_context import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import most_of_selection
