@@ -1,6 +1,7 @@
 """The loop of an encoder, with one that fails."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ class Panicking:
 
 
 def test_texts_of_a_step_that_panics_fail_with_those_that_wait():
-    loop = EmbeddingLoop(Panicking(), step_tokens=2)
+    encoder: Any = Panicking()
+    loop = EmbeddingLoop(encoder, step_tokens=2)
     tokens = np.ones(2, np.int32)
     futures = [loop.submit(EncodeRequest(tokens, tokens, np.array([2], np.int32))) for _ in range(2)]
     with pytest.raises(Panic):
