@@ -63,7 +63,7 @@ def behind():
 
 def test_a_server_of_another_machine_is_put_behind_the_gateway_and_taken_out(engine, behind):
     with serving(engine) as worker:
-        process, url = after(worker)
+        process, url = behind(worker)
         until(lambda: status(url) == 200)
         asked = {"text": "a quick", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
         found = httpx2.post(f"{url}/generate", json=asked, timeout=60).json()
