@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 _SCORED = {"max_new_tokens": 0, "temperature": 0}
+_CHECK = "Check what listens at base_url."
 
 
 class RuntimeEndpoint(BaseBackend):
@@ -145,7 +146,7 @@ class RuntimeEndpoint(BaseBackend):
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != count:
-            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.")
+            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.", hint=_CHECK)
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
@@ -164,7 +165,8 @@ class RuntimeEndpoint(BaseBackend):
                     async for answer in answers:
                         index = answer.get("index", 0)
                         if not isinstance(index, int) or not 0 <= index < count:
-                            raise BackendError(f"{self.base_url} returned an answer with the index {index!r:.60}.")
+                            problem = f"returned an answer with the index {index!r:.60} for {count} samples."
+                            raise BackendError(f"{self.base_url} {problem}", hint=_CHECK)
                         if samples[index].ended:
                             continue
                         for event in samples[index].feed(answer):
@@ -174,7 +176,8 @@ class RuntimeEndpoint(BaseBackend):
                             yield event
                 if all(sample.ended for sample in samples):
                     return
-                raise BackendError(f"{self.base_url}: the stream ended before the answer was complete.")
+                problem = "the stream ended before the answer was complete."
+                raise BackendError(f"{self.base_url}: {problem}", hint=_CHECK)
             except RETRYABLE_ERRORS as error:
                 if all(sample.ended for sample in samples):  # only its last line is missing
                     return
@@ -208,7 +211,7 @@ class RuntimeEndpoint(BaseBackend):
                 async for event in events:
                     assert isinstance(event, Selection)
                     return event
-            raise BackendError(f"{self.base_url} returned no scores.")
+            raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
         text = prompt.text
         known = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
         prompt_tokens = usage_from_meta(known["meta_info"]).prompt_tokens
