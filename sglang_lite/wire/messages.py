@@ -125,8 +125,8 @@ def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack"
     if isinstance(found, Failure):
         return as_error(found)
     if isinstance(found, RecordedCallData):
-        told = {each: getattr(found, each) for each in found.__struct_fields__}
-        return recording.RecordedCall(**{**told, "error": None if found.error is None else as_error(found.error)})
+        fields = {each: getattr(found, each) for each in found.__struct_fields__}
+        return recording.RecordedCall(**{**fields, "error": None if found.error is None else as_error(found.error)})
     if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
         return Played(found.path, found.name, event)
@@ -158,9 +158,9 @@ def _named(message: Message) -> tuple[str, Record]:
     if isinstance(message, Played) and isinstance(message.event, SglError):
         return name, PlayedData(message.path, message.name, as_failure(message.event))
     if isinstance(message, recording.RecordedCall):
-        told = {each: getattr(message, each) for each in message.__struct_fields__}
+        fields = {each: getattr(message, each) for each in message.__struct_fields__}
         error = None if message.error is None else as_failure(message.error)
-        return name, RecordedCallData(**{**told, "error": error})
+        return name, RecordedCallData(**{**fields, "error": error})
     return name, message
 
 
