@@ -52,15 +52,16 @@ T = TypeVar("T")
 
 
 class Engine:
-    __doc__ = f"""A model, ready to run: for programs (`sgl.set_default_backend`, `run(backend=…)`), and by itself.
+    __doc__ = f"""Engine with a loaded model: a backend of programs (`sgl.set_default_backend`, `run(backend=…)`), or
+    used by itself.
 
     Args:
 {FIELDS}
 
-    SGLang's ServerArgs (`model_path` …) are taken, too: docs/compatibility.md says what each of them means here.
+    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each.
 
     Raises:
-        ParameterError: an unknown parameter or a bad value.
+        ParameterError: a parameter is unknown, or has an invalid value.
         ModelError: the model can't be found, read or run.
     """
 
@@ -84,7 +85,7 @@ class Engine:
         started = time.perf_counter()
         self.core = _started(self, settings, path)
         seconds = time.perf_counter() - started
-        startup_messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
+        startup_messages.announce(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as of the constructor
@@ -100,7 +101,7 @@ class Engine:
     def __reduce__(self) -> NoReturn:
         raise BackendError(
             "an engine can't be pickled: it belongs to the process that started it.",
-            hint="Start one where it is used, or send what it is to do to where it is.",
+            hint="Start an engine in each process that needs one, or serve one and connect to it.",
         )
 
     @property
@@ -436,7 +437,9 @@ class Engine:
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     """Core for an engine, ended when the engine is garbage-collected."""
     if not config.in_process and os.name != "posix":
-        startup_messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
+        startup_messages.announce(
+            "The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level
+        )
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch
