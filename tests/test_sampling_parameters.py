@@ -277,7 +277,7 @@ def table():
     for p in PARAMETERS:
         anywhere = "" if str(p.range) == "any" or p.kind not in ("int", "float") else str(p.range)
         engine = [f"at most {p.max_entries:,} entries"] if p.max_entries is not None else []
-        engine += [str(p.engine)] if p.engine is not None else []
+        engine += [str(p.engine_range)] if p.engine_range is not None else []
         places = [
             text for place, text in (
                 ("gen", "`gen`"), ("run", "`run`"), ("sampling_params", "`sampling_params`"), ("request", "`generate`")
