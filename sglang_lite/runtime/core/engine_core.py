@@ -361,7 +361,7 @@ class EngineCore:
             **self.open.counts(),
             "grammars_compiled": self.compiler.misses,
             "grammars_cached": self.compiler.hits,
-            "grammars_from_disk": self.compiler.kept,
+            "grammars_from_disk": self.compiler.disk_hits,
             **self.loop.mask_times.summary("mask"),
             **self.loop.mask_waits.summary("mask_wait"),
             "late_masks": self.loop.late_masks,
