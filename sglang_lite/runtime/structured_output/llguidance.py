@@ -185,7 +185,7 @@ class LlguidanceGrammar:
         parser = prepared.parser_bytes or _BYTES + byte_matcher.PARSER_BYTES * len(prepared.text)
         self.size = max_lexers * parser + size_of(prepared.language)
         self._starts = [(object(), start)]  # key and first parser of each lexer
-        self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # matchers of each line
+        self._matchers: list[weakref.WeakSet[LlguidanceMatcher]] = [weakref.WeakSet()]  # of each lexer
         self._shared = False  # True once enough matchers existed for sharing masks
         self._combinable: LlguidanceGrammar | None = None
         self._making = threading.Lock()
