@@ -49,7 +49,7 @@ from sglang_lite.runtime.core.submission import (
     check_kind,
     check_priority,
 )
-from sglang_lite.runtime.embedding.request import EncodeRequest, reads_no_text
+from sglang_lite.runtime.embedding.request import EncodeRequest, not_an_encoder_error
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
@@ -131,7 +131,7 @@ class EngineCore:
             self.compiler.close()
             raise
         wait(warming)
-        rounds = loaded.model.rounds and not loaded.model.fused
+        rounds = loaded.model.batch_sensitive and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
@@ -236,7 +236,7 @@ class EngineCore:
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
         """Raises CapabilityError, as the model generates text."""
-        raise reads_no_text(self.model_name)
+        raise not_an_encoder_error(self.model_name)
 
     def abort(self, rid: str) -> None:
         """Aborts the request with this name; see `Engine.abort`."""

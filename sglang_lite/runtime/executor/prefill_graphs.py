@@ -35,7 +35,7 @@ def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     """Returns the number of tokens of the largest step that is worth a captured graph."""
     latent = any(isinstance(each, LatentSpec) for each in model.attentions)
     longest = EXPANDED - 1 if latent else _LONGEST  # longer prompts attend to keys and values expanded from latents
-    return min(longest, step_tokens, _PRODUCTS // model.products)
+    return min(longest, step_tokens, _PRODUCTS // model.active_parameters)
 
 
 class PrefillGraphs:

@@ -228,7 +228,7 @@ def pool_tokens(monkeypatch):
         half = SimpleNamespace(itemsize=2)
         model = SimpleNamespace(
             device=None, attentions=(replace(spec.layers[0].attention, heads=heads),), vocab_size=spec.vocab_size,
-            products=2 * 10**9, widest=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
+            active_parameters=2 * 10**9, activation_elements=20_000, shares_prefixes=heads < 64, token_bytes=2 * layout.numbers,
             precision=SimpleNamespace(compute=half, cache=half),
         )  # fmt: skip
         return kv_pool_size.pool_tokens(model, 0.9, Sizes(256, 8192, 16), 16384)
