@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from sglang_lite.runtime.embedding.bert_spec import BertSpec
 from sglang_lite.runtime.embedding.lengths import equal_lengths, positions
-from sglang_lite.runtime.embedding.linear import Linear, Weights
+from sglang_lite.runtime.embedding.linear import Weights
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 

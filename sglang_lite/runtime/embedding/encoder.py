@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from sglang_lite.runtime.embedding.bert import Bert
 from sglang_lite.runtime.embedding.bert_spec import BertSpec
 from sglang_lite.runtime.embedding.lengths import equal_lengths
-from sglang_lite.runtime.embedding.linear import Linear, Weights
+from sglang_lite.runtime.embedding.linear import Weights
 from sglang_lite.runtime.embedding.packed_decoder import PackedDecoder
 from sglang_lite.runtime.embedding.sentence_transformers import DenseLayer
 from sglang_lite.runtime.embedding.spec import Classifier, EncoderSpec
+from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.weights.source import WeightSource
 
 
