@@ -222,7 +222,10 @@ def _rope(family: Family, parameters: Mapping[str, Json], config: Config, head_d
         if len(numbers) != count or not all(isinstance(n, int | float) and n > 0 for n in numbers):
             raise ValueError(f"rope's {name} is {params[name]!r}, not {count} positive numbers")
     if rotary_dim < 2 or rotary_dim % 2:
-        raise ValueError(f"{rotary_dim} numbers of a head can't be turned in pairs")
+        raise ValueError(
+            f"{rotary_dim} elements of a head can't be rotated in pairs: head_dim * partial_rotary_factor (or "
+            "qk_rope_head_dim) must be an even number from 2 to head_dim"
+        )
     interleaved = config[family.interleaved] if isinstance(family.interleaved, str) else family.interleaved
     return RopeSpec(float(parameters["rope_theta"]), kind, rotary_dim, params, interleaved)
 

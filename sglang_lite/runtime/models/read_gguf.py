@@ -201,7 +201,11 @@ def _config(
     head_dim = metadata.get(f"{arch}.attention.key_length", hidden // heads)
     rotary = metadata.get(f"{arch}.rope.dimension_count", head_dim)
     if head_dim < 1 or rotary % 2 or rotary > head_dim:
-        raise ModelError(f"{source}: heads of {head_dim} numbers, of which {rotary} are turned in pairs, can't be.")
+        raise ModelError(
+            f"{source}: `{arch}.rope.dimension_count` is {rotary}: it must be an even number of at most "
+            f"`{arch}.attention.key_length`, which is {head_dim}.",
+            hint="Fetch the file again, or use the HF folder.",
+        )
     layers = value("block_count")
     scalar = hidden // heads if layers == family.hidden_scaled_layers else head_dim
     layer_norm = _LAYER_NORM["layer_norm_eps"] in family.required_keys.values()

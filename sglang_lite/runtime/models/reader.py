@@ -312,7 +312,10 @@ class WeightReader:
         place = self._place(table["router", None])
         weight = stacked([self._take(table["router", None])], torch.float32)
         if not weight.isfinite().all():
-            raise ModelError(f"{self.source.label}: {place.name} has NaN or infinite numbers: it chooses no expert.")
+            raise ModelError(
+                f"{self.source.label}: {place.name} has NaN or infinite elements, so it can't choose experts.",
+                hint="Fetch the checkpoint again, or use another one.",
+            )
         return self._float32_linear(weight, self._bias(table, ("router",)))
 
     def _float32_linear(self, weight: Weight, bias: torch.Tensor | None) -> Linear:

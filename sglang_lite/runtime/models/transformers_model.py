@@ -30,6 +30,7 @@ _TRIAL = 12  # tokens of the second trial run
 # Largest difference between the trial run at once and in steps, relative to the norm of a token's hidden state: for
 # 32-bit formats, and for narrower ones, where rounding alone causes 0.07 in 32 layers of random weights.
 _TOLERANCE, _COARSE = 2e-3, 0.2
+_HINT = "Use a model of the families in docs/models.md."
 # Arguments of transformers' attention that have no effect here: the plan holds the positions, and dropout is off.
 _WITHOUT_MEANING = frozenset({
     "attention_mask", "dropout", "position_ids", "cache_position", "past_key_values", "past_key_value", "use_cache",
@@ -95,7 +96,7 @@ class TransformersModel:
         self._head_input: torch.Tensor | None = None  # hidden states that the layers return instead of computing them
         body = module.get_decoder()
         if body is None or body is module or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise self._refusal("its layers can't be told from its head, or take no positions")
+            raise self._refusal("it has no separate decoder (`get_decoder`) that takes `position_ids`")
         self._layers, body.forward = body.forward, self._body
         for part in module.modules():
             part.__dict__["_sglang_lite"] = self
@@ -207,9 +208,9 @@ class TransformersModel:
         if left := kinds - {"full_attention", "sliding_attention"}:
             raise self._refusal(f"it has layers of {', '.join(sorted(left))}")
         if "sliding_attention" in kinds and windows <= {None}:
-            raise self._refusal("its layers see a window, and don't say of how many tokens")
+            raise self._refusal("its layers have a sliding window of unknown size")
         if getattr(config, "attention_chunk_size", None) is not None:
-            raise self._refusal("it attends by chunks")
+            raise self._refusal("it uses chunked attention (`attention_chunk_size`)")
 
     def _check_against_reference(self) -> None:
         """Compares transformers' hidden states of random tokens with ours, which are computed in three steps over a
@@ -226,7 +227,10 @@ class TransformersModel:
         found = torch.cat(parts)
         tolerance = _COARSE if self.batch_sensitive else _TOLERANCE
         if found.shape != expected.shape or not _close(found.float(), expected.float(), tolerance):
-            raise self._refusal("it keeps more than keys and values, or attends in a way of its own")
+            raise self._refusal(
+                "its hidden states differ from transformers', so it keeps other state than keys and values, or has its "
+                "own form of attention"
+            )
 
     def _reference(self, ids: torch.Tensor) -> torch.Tensor:
         self._module.set_attn_implementation("eager")
@@ -237,8 +241,9 @@ class TransformersModel:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _refusal(self, why: str) -> ModelError:
-        return ModelError(f"{self.label}: {type(self._module).__name__} can't be run through transformers: {why}.")
+    def _refusal(self, reason: str) -> ModelError:
+        name = type(self._module).__name__
+        return ModelError(f"{self.label}: {name} can't be run through transformers: {reason}.", hint=_HINT)
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

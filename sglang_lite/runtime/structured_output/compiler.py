@@ -43,7 +43,7 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.simple import is_simple
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, mask_of
 from sglang_lite.runtime.structured_output.watched_rules import EndingTokens, unpacked, watched_in, with_watched_rules
-from sglang_lite.runtime.structured_output.worker import OverBudgetError, Worker
+from sglang_lite.runtime.structured_output.worker import TransientError, Worker
 
 if TYPE_CHECKING:
     from sglang_lite.runtime.tokens.tokenizer import Tokenizer
@@ -255,7 +255,7 @@ class Compiler:
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
         with self._lock:
             is_cached = self._cache.get(key) is future
-            if is_cached and isinstance(error, ConstraintError) and not isinstance(error, OverBudgetError):
+            if is_cached and isinstance(error, ConstraintError) and not isinstance(error, TransientError):
                 self._cache[key] = cached = _failed(error)
                 self._count(key, cached, 0)
             elif is_cached:  #  not cached: another attempt may stay within the limits

@@ -75,8 +75,13 @@ class GrammarDiskCache:
             packed = zlib.compress(content, 1)
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                file.write(hashlib.sha256(packed).digest() + packed)
-            os.replace(file.name, self.path_of(constraint))
+                try:
+                    file.write(hashlib.sha256(packed).digest() + packed)
+                    file.flush()
+                    os.replace(file.name, self.path_of(constraint))
+                except BaseException:  # a full disk must get its space back
+                    os.unlink(file.name)
+                    raise
             self._drop_oldest()
         except (OSError, RecursionError) as error:
             logger.warning("a compiled grammar could not be kept in %s: %s", self._folder, error)
@@ -89,7 +94,9 @@ class GrammarDiskCache:
         files = []
         for path in self._folder.iterdir():
             with contextlib.suppress(OSError):  # another process may remove files, too
-                files.append((path.stat().st_mtime, path.stat().st_size, path))
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= MAX_BYTES:

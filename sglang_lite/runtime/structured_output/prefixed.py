@@ -96,8 +96,11 @@ class PartMatcher:
     def accept(self, token: int) -> bool:
         ends = bool(self._end[token // 32] >> (token % 32) & 1)
         if not self._part.accept(token) or not (ends or self._whole.accept(token)):
-            why = self._part.error or self._whole.error
-            self.error = f"what the generation may be by itself does not go on in the grammar around it: {why}"
+            reason = self._part.error or self._whole.error
+            self.error = (
+                "the surrounding grammar does not allow the text that this generation's own constraint allows: "
+                f"{reason}. Let the two agree, or leave out the generation's own constraint."
+            )
             return False
         self._finished = self._part.finished
         if self._part.complete and not self._finished:

@@ -42,11 +42,6 @@ class Vocabulary:
     def size(self) -> int:
         return len(self.tokens)
 
-    @property
-    def words(self) -> int:
-        """Number of int32 words of a mask."""
-        return -(-len(self.tokens) // 32)
-
     def eos_mask(self) -> NDArray[np.int32]:
         """Returns the mask that allows only the end of the sequence."""
         return mask_of(self.eos_ids, self.size)

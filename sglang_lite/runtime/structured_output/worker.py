@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from sglang_lite.protocol import Constraint, ConstraintError
+from sglang_lite.protocol import Constraint, ConstraintError, EngineClosedError
 from sglang_lite.runtime.socket_pair import socket_pair
 from sglang_lite.runtime.structured_output.base import GrammarEngine, PreparedGrammar
 from sglang_lite.runtime.structured_output.fastest import fastest
@@ -46,8 +46,8 @@ _NICE = 10
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
-class OverBudgetError(ConstraintError):
-    """Raised if a constraint exceeds its time or memory limit, or no worker runs. Not cached, as a retry may
+class TransientError(ConstraintError):
+    """Raised if a constraint exceeds its time or memory limit, or no worker starts. Not cached, as a retry may
     succeed."""
 
 
@@ -76,6 +76,7 @@ class Worker:
 
         Raises:
             ConstraintError: the constraint can't be enforced, or not within the limits.
+            EngineClosedError: `close` was called before the process started.
         """
         connection = self._connection or self._started()
         try:
@@ -87,7 +88,7 @@ class Worker:
         except _DISCONNECTED as error:
             if self._end() == -signal.SIGPROF:
                 raise self._too_slow() from None
-            raise OverBudgetError(
+            raise TransientError(
                 f"compiling the constraint ended its process: it may need more than {self._memory} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             ) from error
@@ -98,8 +99,8 @@ class Worker:
         name, prepared, seconds = response
         return name, prepared, seconds
 
-    def _too_slow(self) -> OverBudgetError:
-        return OverBudgetError(
+    def _too_slow(self) -> TransientError:
+        return TransientError(
             f"compiling the constraint took more than {self._timeout:g} s.",
             hint="Simplify it, or raise the engine's compile_timeout_s.",
         )
@@ -138,7 +139,7 @@ class Worker:
         with self._lock, theirs:
             if self._closed:
                 ours.close()
-                raise OverBudgetError("the engine is closed.")
+                raise EngineClosedError("the engine is closed.")
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
@@ -153,7 +154,10 @@ class Worker:
             self._next(connection, START_SECONDS)
         except (TimeoutError, *_DISCONNECTED) as error:
             self._end()
-            raise OverBudgetError("the process that compiles constraints does not start.") from error
+            raise TransientError(
+                "the process that compiles constraints does not start.",
+                hint=f"Try again; or raise the engine's compile_memory_mb, which is {self._memory}.",
+            ) from error
         return connection
 
     def _end(self) -> int | None:
@@ -252,7 +256,7 @@ def _respond(
         return error
     except Exception as error:  # from a library: the request must fail with it
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-            return OverBudgetError(
+            return TransientError(
                 f"compiling the constraint needs more than {memory_mb} MB.",
                 hint="Simplify it, or raise the engine's compile_memory_mb.",
             )

@@ -129,7 +129,7 @@ def test_layers_that_draft_are_left_out_and_others_are_not(tmp_path):
         ({"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ({"kv_lora_rank": 0}, "`kv_lora_rank`: 0 is not between"),
-        ({"qk_rope_head_dim": 7}, "7 numbers of a head can't be turned in pairs"),
+        ({"qk_rope_head_dim": 7}, "7 elements of a head can't be rotated in pairs"),
     ],
     ids=str,
 )

@@ -68,7 +68,7 @@ def _shards(index: Path) -> set[Path]:
 
 def _regular(file: Path) -> Path:
     if not file.is_file():  # opening a pipe would block for ever
-        raise ModelError(f"{file}: no regular file.")
+        raise ModelError(f"{file}: not a regular file.", hint="Replace it by the file itself.")
     return file
 
 
