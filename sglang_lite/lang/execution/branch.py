@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import ENDS
+from sglang_lite.constraints.free_numbers import TERMINATORS
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared, may_share
@@ -84,7 +84,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import PARAMETERS
-from sglang_lite.text.reasoning import reasoned
+from sglang_lite.text.reasoning import with_reasoning
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -263,9 +263,9 @@ class Branch:
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
             else:  # a stop would end the reasoning
-                constraint = number_as_regex(constraint, ENDS)
+                constraint = number_as_regex(constraint, TERMINATORS)
         if reasoning is not None and constraint is not None and InOrder in known:
-            constraint = reasoned(reasoning, constraint)
+            constraint = with_reasoning(reasoning, constraint)
         params = self._params(own.node, stops)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if whole is not None or backend.capabilities is not EVERYTHING:
@@ -294,16 +294,14 @@ class Branch:
         check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
 
     def _held(self, own: SglGen) -> bool:
-        """Returns True if the caller's Python decides on the generation's result: by retries, a check, or another
-        backend."""
+        """Returns True if the caller's Python decides on the result: by retries, a check, or another backend."""
         if own.options is None or self.backend.remembers:
             return bool(self.run.settings.retries) or self.backend.remembers
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 
     def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
-        """Parameters of the node over those of the run. `more` stops, and in a turn those of the chat template, are
-        added."""
+        """Parameters of the node over those of the run, with `more` stops and those of the open turn's template."""
         params, seed = node.params, self.node_seed()
         if self.run.settings.params is not NO_PARAMS:
             params = merge(self.run.settings.params, params)
@@ -390,8 +388,7 @@ class Branch:
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
     def hand_down(self, children: Iterable[Branch]) -> None:
-        """Copies the submitting side's state (variables, turns, open grammar) to branches that are forked from this
-        one."""
+        """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
         for child in children:
             child.names.variables = dict(self.names.variables)
             child.begin(self._turns, self._role, self._grammar, self._ahead and self._ahead.copy())
@@ -425,8 +422,7 @@ class Branch:
         self.player.continue_on(backend)
 
     def tell(self, hook: str, *args: object) -> None:
-        """Calls a hook of the backend after everything queued before has been played. Does nothing if the backend does
-        not define it."""
+        """Calls a hook of the backend, if it defines the hook, after everything queued before has been played."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
 

@@ -13,7 +13,7 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
 from sglang_lite.lang.backend.turn_object import turn_object
 from sglang_lite.lang.backend.turn_text import turn_text
-from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
+from sglang_lite.lang.backend.turns import from_start, unrepeated, with_continue_request
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_match import Hole, OverrunAnswer, Part, read
 from sglang_lite.lang.execution.turn_plan import Generated, Setting, TurnPlan, plan, stops_of
@@ -105,7 +105,7 @@ class Turn:
         found = await self._known(place, backend, prompt, self._plan.drawn or SamplingParams(), attempt)
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asked else prompt
+        shown = with_continue_request(prompt, _template(backend)) if self._plan.asked else prompt
         picked = await backend.aselect(shown, choices, unconditional=False)
         said = self._with_spent(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=said.usage, meta=said.meta)
@@ -139,7 +139,7 @@ class Turn:
             if await self._ask_ahead(place, parts, backend, from_start(prompt), params, ""):
                 return
         if len(self._places) - place > 1:
-            shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asked else prompt
+            shown = with_continue_request(prompt, _template(backend)) if self._plan.asked else prompt
             parts = self._parts[self._places[place] :]
             self._ahead = await self._ask_ahead(place, parts, backend, shown, params, begun)
 
@@ -185,7 +185,7 @@ class Turn:
         whole = turn_object((prompt.partial, *self._plan.fields[self._places[place] :]))
         assert whole is not None  # plans by object are only made of parts that fit into one
         said = await self._whole(place, backend, prompt, params, whole.constraint)
-        self._keep_whole(place, said, whole.texts(said.text))
+        self._keep_whole(place, said, whole.parse_texts(said.text))
 
     async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
@@ -231,7 +231,7 @@ class Turn:
             BackendError: the model only repeated the begun turn.
         """
         begun = prompt.partial
-        shown = asked_to_go_on(prompt, _template(backend))
+        shown = with_continue_request(prompt, _template(backend))
         said = await only_answer(backend.agenerate(shown, params, constraint, stream=False))
         if constraint is not None:
             return msgspec.structs.replace(said, meta={**said.meta, "turn": {"by": "asked"}})

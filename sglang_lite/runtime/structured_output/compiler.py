@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import PATTERNS
-from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.constraints.memo import size_of, trim
 from sglang_lite.protocol import (
     Constraint,
@@ -279,7 +279,7 @@ class Compiler:
     def _build_locally(self, constraint: Constraint) -> CompiledGrammar:
         return self._with_watched_rules(self.build(constraint), watched_in(constraint))
 
-    def _with_watched_rules(self, grammar: CompiledGrammar, places: tuple[Watched, ...] | None) -> CompiledGrammar:
+    def _with_watched_rules(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
         return grammar if places is None else with_watched_rules(grammar, self._ending_tokens, places)
 
     def _build_in_worker(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:

@@ -301,7 +301,7 @@ def test_arrays_of_arrays_of_arrays_end(tmp_path):
 def test_a_metadata_type_of_a_later_version_is_named(tmp_path):
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + gguf_string("a") + struct.pack("<I", 77)
     (tmp_path / "m.gguf").write_bytes(head + b"\0" * 64)
-    with pytest.raises(ModelError, match="metadata type 77 at byte .* newer GGUF version"):
+    with pytest.raises(ModelError, match=r"metadata type 77 at byte .* newer GGUF version"):
         load(tmp_path / "m.gguf")
 
 
