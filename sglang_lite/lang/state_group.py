@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.equal_branches import EqualBranches, is_constant
+from sglang_lite.lang.execution.shared_call import SharedCall, is_constant
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, JoinMode, not_addable
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -86,7 +86,7 @@ class ProgramStateGroup:
                 hint="Give text, an expression, a list of them, or a function of the index.", where=where,
             )  # fmt: skip
         added = other if isinstance(other, Expression) else None
-        equal = EqualBranches(len(self)) if self._alike and added is not None and len(self) > 1 else None
+        equal = SharedCall(len(self)) if self._alike and added is not None and len(self) > 1 else None
         self._alike = self._alike and (isinstance(other, str) or (added is not None and is_constant(added)))
         for state, item in zip(self.states, each):
             if item is None:
@@ -108,7 +108,7 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
     def settled() -> None:
         for child, variable in zip(children, variables):
             if variable is not None and (error := variable.error()) is not None:
-                child.player.see_failure()
+                child.player.mark_failure_reported()
                 if not gathered.done:
                     gathered.where = variable.where
                     gathered.fail(error)
@@ -131,4 +131,4 @@ def _see_failure(child: Branch, variable: Variable) -> None:
     """Counts a branch's failure as told, as another branch shows a variable of it that has failed. (The failure of a
     node that no variable shows is still to be told.)"""
     if variable.error() is not None:
-        child.player.see_failure()
+        child.player.mark_failure_reported()

@@ -19,7 +19,7 @@ from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import Prices, Report
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
-from sglang_lite.program.prefixes import Counter
+from sglang_lite.program.prefixes import TokenCounter
 from sglang_lite.protocol import Location, ModelError, ParameterError
 
 MOST_WAYS = 64  # maximum number of ways that are followed through a body
@@ -77,7 +77,7 @@ def _line(finding: Finding) -> int:
     return finding.where.line if finding.where is not None else 0
 
 
-def _counter(model: str | None) -> tuple[Counter | None, str]:
+def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
     """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.installed import check_installed
@@ -93,13 +93,13 @@ def _counter(model: str | None) -> tuple[Counter | None, str]:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer_at(path: Path) -> Counter:
+def _tokenizer_at(path: Path) -> TokenCounter:
     from sglang_lite.runtime.model_files import open_model_files
 
     return open_model_files(path).tokenizer
 
 
-def _template(counter: Counter | None) -> Template | None:
+def _template(counter: TokenCounter | None) -> Template | None:
     """Chat template of the tokenizer's model, or None if it has none."""
     source = getattr(counter, "chat_template", None)
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
@@ -110,7 +110,7 @@ def _report(
     program: SglFunction,
     arguments: Sequence[dict[str, Any]],
     later: Graph | None,
-    counter: Counter | None,
+    counter: TokenCounter | None,
     backend: BaseBackend,
 ) -> Report:
     given = arguments[0] if arguments else dict(program.bind_arguments)
@@ -128,7 +128,7 @@ def _report(
     shared = None
     if counter is not None:
         graphs = [graph, *others] if arguments else [graph, graph]
-        shared = sharing(graphs, counter, known=bool(arguments))
+        shared = sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
             findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
     return Report(name, len(arguments), tuple(findings), tuple(notes), shared)
@@ -153,7 +153,7 @@ def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend
 def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     if shared is None or fail_under is None or shared.tree.shared * 100 >= fail_under:
         return []
-    node = shared.broken.node if shared.broken is not None else None
+    node = shared.divergence.node if shared.divergence is not None else None
     where: Location | None = node.where if node is not None else None
     told = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
     return [Finding("low-sharing", told, where, "Move what all rows share before what they don't.")]

@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.errors import ParameterError, shown
 from sglang_lite.program.choosing import checked_choices
-from sglang_lite.program.control_flow import all_nodes, check_decisions, decided, taken
+from sglang_lite.program.control_flow import all_nodes, check_decisions, decided, fill_value
 from sglang_lite.program.nodes import (
     Added,
     BaseNode,
@@ -288,7 +288,7 @@ def _text_maker(fill: Fill) -> _Make:
     assert argument is not None
     if not fill.steps:
         return lambda row, seed: Text(str(row[argument]), None, special, where=where)
-    return lambda row, seed: Text(str(taken(row[argument], fill)), None, special, where=where)
+    return lambda row, seed: Text(str(fill_value(row[argument], fill)), None, special, where=where)
 
 
 def _fork_maker(fork: Fork, plans: Sequence[Sequence[tuple[int, _Make]]]) -> _Make:
@@ -324,10 +324,10 @@ def _node_maker(node: Any, holes: Sequence[Hole], own: Seed | None) -> _Make:
 
 def _value(hole: Hole, row: Row) -> Any:
     if not hole.whole:
-        return "".join([p if isinstance(p, str) else str(taken(row[p.argument or ""], p)) for p in hole.parts])
+        return "".join([p if isinstance(p, str) else str(fill_value(row[p.argument or ""], p)) for p in hole.parts])
     (part,) = hole.parts
     assert isinstance(part, Fill)
-    value = taken(row[part.argument or ""], part)
+    value = fill_value(row[part.argument or ""], part)
     if hole.field == ("choices",):
         return checked_choices(value)
     parameter = _PARAMETERS.get(str(hole.field[-1]))

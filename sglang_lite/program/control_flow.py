@@ -23,7 +23,7 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 
 
-def taken(value: UserValue, fill: Fill) -> UserValue:
+def fill_value(value: UserValue, fill: Fill) -> UserValue:
     """Part of a value that a fill refers to.
 
     Raises:
@@ -59,7 +59,7 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
         raise ParameterError("a node's value", f"{shown(text)} can't be read as {reader}.", where=fill.where) from None
 
 
-def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
+def evaluate(condition: Condition, left: UserValue, right: UserValue) -> bool:
     """Truth value of a condition whose two sides are known.
 
     Raises:
@@ -83,19 +83,19 @@ def holds(condition: Condition, value: ValueOf) -> bool:
     """
     if condition.sign == "readable":
         return _readable(value(condition.left), condition.left)
-    sides = [taken(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
-    return answer(condition, *sides)
+    sides = [fill_value(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
+    return evaluate(condition, *sides)
 
 
 def _readable(value: Any, fill: Fill) -> bool:
     try:
-        taken(value, fill)
+        fill_value(value, fill)
     except ParameterError:
         return False
     return True
 
 
-def asked(decision: Decision) -> Iterator[Path]:
+def needed_nodes(decision: Decision) -> Iterator[Path]:
     """Yields the paths of the nodes whose values a decision needs."""
     if decision.condition is not None:
         for side in (decision.condition.left, decision.condition.right):
@@ -201,13 +201,13 @@ def _decided(
         raise ParameterError(
             "a decision", "the value of a node must be on the left of its condition.", where=condition.left.where
         )
-    part = parts[decision.parts[0 if answer(condition, left, right) else 1]]
+    part = parts[decision.parts[0 if evaluate(condition, left, right) else 1]]
     return part.added, part.decision
 
 
 def _of_row(side: Any, row: Mapping[str, Any]) -> Any:
     is_argument = isinstance(side, Fill) and side.argument is not None
-    return taken(row[side.argument], side) if is_argument else side
+    return fill_value(row[side.argument], side) if is_argument else side
 
 
 def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
@@ -229,7 +229,7 @@ def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, whose type the
     return found
 
 
-def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
+def played_nodes(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
     """Nodes that were played, as in a program without decisions.
 
     Args:

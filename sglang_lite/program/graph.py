@@ -20,7 +20,7 @@ from sglang_lite.protocol.record import Record
 
 MOST_BRANCHINGS: Final = 64  # maximum number of branchings on a way
 # Step from a value to its part; "other" has the repr of a key.
-Part: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
+AccessStep: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
 
 class Value(BaseNode, frozen=True, eq=False):
@@ -70,7 +70,7 @@ class Use(Record, frozen=True):
     """
 
     name: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AccessStep, ...] = ()
     into: str = "text"
     source: int | None = None
 

@@ -25,7 +25,7 @@ _Unknown: TypeAlias = tuple[object, ...]  # identity of unknown text
 _Segments: TypeAlias = tuple[Span | _Unknown, ...]
 
 
-class Counter(Protocol):
+class TokenCounter(Protocol):
     """Interface of a tokenizer, as far as it is needed here."""
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
@@ -95,7 +95,7 @@ def _tokens(prefix: Prefix) -> int:
     return prefix.tokens + sum(map(_tokens, prefix.after))
 
 
-def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
+def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixTree:
     """Prefix tree of the prompts of several runs.
 
     Args:
@@ -162,7 +162,7 @@ class _Counted:
     """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text. Tokenised spans are
     cached."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
         self._known: dict[tuple[tuple[Span, ...], bool], Sequence[int]] = {}
         self._unknown: dict[_Unknown, int] = {}
@@ -192,7 +192,7 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     return next(i for i in range(most) if one[i] != other[i])
 
 
-def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: int) -> Prefix:
+def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, depth: int) -> Prefix:
     """Tree of sorted prompts that are equal up to index `start`."""
     if not prompts:
         return Prefix("", 0, 0)

@@ -45,7 +45,7 @@ from sglang_lite.protocol.sampling import given
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
-    from sglang_lite.lang.execution.equal_branches import EqualBranches
+    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.symbolic.symbols import Entry
 
@@ -217,7 +217,7 @@ class _Reader:
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}
         self._marks: dict[Path, list[_Place]] = {}
-        self._shared: set[EqualBranches] = set()  # whose call was counted
+        self._shared: set[SharedCall] = set()  # whose call was counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
         """Takes note of the next node, and explains it if a backend has a say in it."""
@@ -289,7 +289,7 @@ class _Reader:
             least = 0 if entry.equal in self._shared else least
             self._shared.add(entry.equal)
         tries = self._tries(entry)
-        if turn is not None and turn.by in ("object", "text") and place:
+        if turn is not None and turn.strategy in ("object", "text") and place:
             return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer
         return replace(explained, calls=(least, worst * (1 + tries)))
 
@@ -298,7 +298,7 @@ class _Reader:
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
-        shown_whole = turn is None or turn.by == "ahead"
+        shown_whole = turn is None or turn.strategy == "ahead"
         try:
             self._backend.check_prompt(here.prompt if shown_whole else from_start(here.prompt))
         except CapabilityError as error:
@@ -313,15 +313,15 @@ class _Reader:
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
         """A node whose turn others share, or has begun (docs/backends.md, "Several generations in a turn")."""
         own = node.calls[1]
-        if turn.by in ("object", "text"):
-            whole = whole_turn("text" if turn.by == "text" else "object", (here.partial, *turn.fields))
-            rung = self._backend.rung(Asked("gen", turn.drawn or SamplingParams(), whole))
+        if turn.strategy in ("object", "text"):
+            whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
+            rung = self._backend.rung(Asked("gen", turn.common_params or SamplingParams(), whole))
             most = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), most))
         if not place and not turn.ahead and not here.partial.strip():
             return node  # it begins the turn, and brings nothing else
-        more = (turn.asked + turn.ahead + (not place)) if turn.ahead else 1
-        mode = "emulated" if turn.asked else node.mode
+        more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
+        mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
     def _asked(self, said: Gen | Select, entry: Entry) -> Asked:

@@ -76,7 +76,7 @@ class BatchPlan:
         return bool(self.options["generator_style"]) or not self.ordered
 
     @property
-    def left(self) -> list[tuple[int, Item]]:
+    def pending(self) -> list[tuple[int, Item]]:
         return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
 
     def __enter__(self) -> None:
@@ -206,7 +206,7 @@ class _Order:
 
     def __init__(self, plan: BatchPlan) -> None:
         self._come, self._progress = dict(plan.known), plan.progress
-        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `settle`
+        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `results_of`
         self._next = 0
         self.left = len(plan.items)
         self.awaited = self.left - len(plan.known)
@@ -225,7 +225,7 @@ class _Order:
             yield index, self._come.pop(index)
 
 
-def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
+def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
     """Results of a batch in the order of its items; failures are returned, skipped or raised as the plan's `on_error`
     specifies.
 
@@ -313,14 +313,16 @@ def _wanted(outcome: Outcome, on_error: OnError) -> bool:
     return on_error != "skip" or not isinstance(outcome, Exception)
 
 
-def passed(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
+def yield_results(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if _wanted(outcome, plan.on_error):
                 yield outcome if plan.ordered else (index, outcome)
 
 
-async def apassed(plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> AsyncIterator[UserValue]:
+async def ayield_results(
+    plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]
+) -> AsyncIterator[UserValue]:
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:

@@ -110,12 +110,12 @@ class BodyPool:
         for state in states:
             state.branch.stop(_stopped())
 
-    def blocks(self) -> None:
+    def blocked(self) -> None:
         with self._bell:
             self._waiting += 1
             self._staff()
 
-    def goes_on(self) -> None:
+    def unblocked(self) -> None:
         with self._bell:
             self._waiting -= 1
 
@@ -157,7 +157,7 @@ class BodyPool:
         executor().loop.call_later(_STALL, self._watch, taken)
 
     def _work(self) -> None:
-        watched.by = self
+        watched.pool = self
         while (job := self._next()) is not None:
             self._run(*job)
             del job  # an idle thread must keep no item alive
@@ -328,5 +328,5 @@ def _as_outcome(error: BaseException) -> Exception:
 
 def outcome_of(state: ProgramState) -> Outcome:
     player = state.branch.player
-    player.see_failure()  # the batch reports the failure
+    player.mark_failure_reported()  # the batch reports the failure
     return state if player.failure is None else player.failure

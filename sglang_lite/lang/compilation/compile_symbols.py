@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbolic.symbols import MARK, Symbol, TraceLog, recording
-from sglang_lite.program.control_flow import answer
+from sglang_lite.program.control_flow import evaluate
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
@@ -31,8 +31,8 @@ class Deciding(TraceLog):
         ways: which way the first decisions take; later ones take their first.
         cut: is called with each decision, when it is made.
         hold: gives what stands in the program for a value that only the caller's Python has.
-        hand_over: notes a call (its name, the number of the branch whose method it is, what is called, arguments) that
-            the caller's Python makes in a run, and gives the symbol of what it returns.
+        record_call: notes a call (its name, the number of the branch whose method it is, what is called, arguments)
+            that the caller's Python makes in a run, and gives the symbol of what it returns.
         taken: the way that each decision has taken.
         open: of each decision, whether there is another way.
     """
@@ -40,7 +40,7 @@ class Deciding(TraceLog):
     ways: tuple[int, ...] = ()
     cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
     hold: Callable[[CompileSymbolSource], Fill] = lambda origin: Fill(hold=0)
-    hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
+    record_call: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
     _answers: dict[Condition, bool] = field(default_factory=dict)
@@ -56,13 +56,13 @@ class Deciding(TraceLog):
         right, constant = condition.right, not isinstance(condition.right, Fill)
         possible = self._possible.get(condition.left, values)
         if possible and constant:
-            answers = {answer(condition, value, right) for value in possible}
+            answers = {evaluate(condition, value, right) for value in possible}
             if len(answers) == 1:
                 return answers.pop()
         if condition not in self._answers:
             found = self._answers[condition] = self._next(condition, ()) == 0
             if possible and constant:
-                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is found])
+                self._possible[condition.left] = tuple([v for v in possible if evaluate(condition, v, right) is found])
             elif found and condition.sign == "==" and constant:
                 self._possible[condition.left] = (cast(Scalar, right),)
         return self._answers[condition]
@@ -217,7 +217,7 @@ class CompileSymbol(Symbol):
         record = recording.get()
         if self.__comes_from__.argument or not isinstance(record, Deciding):
             self.__refuse__("call it")
-        return record.hand_over(self._name, None, self, args, kwargs)
+        return record.record_call(self._name, None, self, args, kwargs)
 
     # Questions, which are decisions of the compiled program.
 
@@ -272,7 +272,7 @@ def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
     """Result of a function; where an argument is only known when the program runs, the symbol of that."""
     record = recording.get()
     if isinstance(record, Deciding) and any(isinstance(each, CompileSymbol) for each in args):
-        return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
+        return record.record_call(getattr(function, "__name__", "a function"), None, function, args, {})
     return function(*args)
 
 

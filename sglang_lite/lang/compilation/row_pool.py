@@ -55,7 +55,7 @@ class RowPool:
         self._error: SglError | None = None  # of all rows that are left, if they are to be told
         self._flush = self._ring  # one object: backends call it once for all rows
         if self._outer is not None:
-            self._outer.contain(self)
+            self._outer.register_inner(self)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="sglang_lite-rows", daemon=True).start()
@@ -183,7 +183,7 @@ class RemoteRowPool:
         self._read = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         if self._outer is not None:
-            self._outer.contain(self)
+            self._outer.register_inner(self)
 
     def start(self) -> None:
         executor().post(self._start)

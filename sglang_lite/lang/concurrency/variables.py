@@ -38,13 +38,13 @@ def located(error: BaseException, where: Location | None) -> SglError:
 class Blocking(Protocol):
     """Watcher of threads that wait for values, so that a pool of bodies can run another thread meanwhile."""
 
-    def blocks(self) -> None: ...
+    def blocked(self) -> None: ...
 
-    def goes_on(self) -> None: ...
+    def unblocked(self) -> None: ...
 
 
 class _Watched(threading.local):
-    by: Blocking | None = None
+    pool: Blocking | None = None
 
 
 watched = _Watched()  # set by a pool of bodies on its own threads
@@ -61,18 +61,18 @@ class Variable:
         where: line of the user's code that made the variable.
         record: the backend's result for the node (a list for several samples); None for values set by hand.
         kind: Python type of the value, if one was requested.
-        behind: position in the branch's transcript directly after the node; None if no node of the branch made the
+        end_place: position in the branch's transcript directly after the node; None if no node of the branch made the
             variable.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "behind", "kind", "record", "where")
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "record", "where")
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
         self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
-        self.behind: Any = None
+        self.end_place: Any = None
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None
@@ -136,11 +136,11 @@ class Variable:
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
-            if watched.by is not None:
-                watched.by.blocks()
+            if watched.pool is not None:
+                watched.pool.blocked()
             came = settled.acquire(timeout=-1 if timeout is None else timeout)
-            if watched.by is not None:
-                watched.by.goes_on()
+            if watched.pool is not None:
+                watched.pool.unblocked()
             if not came:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()

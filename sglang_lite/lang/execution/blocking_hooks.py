@@ -57,11 +57,11 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
 
 def select(player: Player, op: SelectOp) -> ChoicesDecision:
     node = op.node
-    if op.own.multi is not None:
+    if op.expression.multi is not None:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(player.backend).__name__}: it picks without scores."
         )
     decision = player.backend.select(
-        StreamExecutor(player), list(node.choices), node.temperature, op.own.choices_method
+        StreamExecutor(player), list(node.choices), node.temperature, op.expression.choices_method
     )
     return checked(decision, node.choices)

@@ -83,7 +83,7 @@ class RunSettings:
             )
 
 
-class Calling(msgspec.Struct, frozen=True, eq=False):
+class BoundCall(msgspec.Struct, frozen=True, eq=False):
     """Program and the arguments of its body."""
 
     program: BaseProgram
@@ -153,7 +153,7 @@ class Run:
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()
         self.body: Any = None
-        self.called: Calling | None = None
+        self.called: BoundCall | None = None
         self.speculation: ApiSpeculation | None = None
         self.speculates = False
         self.remembered: tuple[SavedAnswer, ...] = ()
@@ -218,7 +218,7 @@ class Run:
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
-    def contain(self, inner: Inner) -> None:
+    def register_inner(self, inner: Inner) -> None:
         """Registers an inner run, to be stopped together with this run."""
         self._inside.add(weakref.ref(inner, self._inside.discard))
         if self._stopped is not None:
@@ -237,7 +237,7 @@ class Run:
             if inner is not None:
                 inner.stop(error)
 
-    def hand_over(
+    def record_call(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
         """Records a call of the user's Python, to be made when the compiled program runs, and returns a symbol of its

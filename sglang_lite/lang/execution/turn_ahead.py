@@ -15,8 +15,8 @@ from sglang_lite.lang.backend.turn_object import turn_object
 from sglang_lite.lang.backend.turn_text import turn_text
 from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
 from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.execution.turn_match import Hole, OverrunAnswer, Part, read
-from sglang_lite.lang.execution.turn_plan import Generated, Setting, TurnPlan, plan, stops_of
+from sglang_lite.lang.execution.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
+from sglang_lite.lang.execution.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.program.nodes import Expression
 from sglang_lite.protocol import (
@@ -38,7 +38,7 @@ _NOT_ASKED = {"calls": 0, "cost": 0.0}  # metadata of an answer that another gen
 _BESIDE = 16  # tokens of a JSON property, besides its value
 
 
-def turns_of(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[Turn, int]]:
+def turns_of(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[Turn, int]]:
     """Turns of a statement, by the indices of their generations in the statement, each with the generation's index in
     its turn. Generations that are asked for alone are left out.
 
@@ -65,11 +65,11 @@ class Turn:
 
     __slots__ = ("_ahead", "_found", "_parts", "_places", "_plan", "_speculation", "_spent")
 
-    def __init__(self, planned: TurnPlan, setting: Setting) -> None:
+    def __init__(self, planned: TurnPlan, setting: TurnContext) -> None:
         span = planned.span
         self._plan, self._speculation = planned, setting.speculation
         self._parts = tuple(p if isinstance(p, str) else _hole(p, setting.params) for p in span.parts)
-        self._places = [i for i, part in enumerate(self._parts) if isinstance(part, Hole)]
+        self._places = [i for i, part in enumerate(self._parts) if isinstance(part, TurnHole)]
         self._ahead = planned.ahead
         self._found: dict[int, Generation] = {}  # by index of the generation
         self._spent: list[Generation] = []  # calls that brought nothing for their generation
@@ -92,7 +92,7 @@ class Turn:
         found = await self._known(place, backend, prompt, params, attempt)
         if found is not None:
             yield found
-        elif self._plan.asked and prompt.partial.strip():
+        elif self._plan.asks_to_continue and prompt.partial.strip():
             yield self._with_spent(await self._go_on(backend, prompt, params, constraint))
         else:
             async for event in backend.agenerate(prompt, params, constraint, stream=stream):
@@ -102,10 +102,10 @@ class Turn:
         self, place: int, backend: BaseBackend, prompt: Prompt, choices: Sequence[str], attempt: int
     ) -> Selection:
         """Answer of the selection at index `place`, as `BaseBackend.aselect` returns it."""
-        found = await self._known(place, backend, prompt, self._plan.drawn or SamplingParams(), attempt)
+        found = await self._known(place, backend, prompt, self._plan.common_params or SamplingParams(), attempt)
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asked else prompt
+        shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
         picked = await backend.aselect(shown, choices, unconditional=False)
         said = self._with_spent(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=said.usage, meta=said.meta)
@@ -127,24 +127,24 @@ class Turn:
 
     async def _look_ahead(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Makes a call that may bring this generation and later ones of the turn."""
-        if self._plan.by == "object":
+        if self._plan.strategy == "object":
             await self._ask_object(place, backend, prompt, params)
-        elif self._plan.by == "text":
+        elif self._plan.strategy == "text":
             await self._ask_text(place, backend, prompt, params)
         if not self._ahead:
             return
-        begun = prompt.partial if self._plan.asked else ""
+        begun = prompt.partial if self._plan.asks_to_continue else ""
         if begun.strip() and place == 0 and self._plan.span.begins:
             parts = (begun, *self._parts[self._places[0] :])
             if await self._ask_ahead(place, parts, backend, from_start(prompt), params, ""):
                 return
         if len(self._places) - place > 1:
-            shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asked else prompt
+            shown = asked_to_go_on(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
             parts = self._parts[self._places[place] :]
             self._ahead = await self._ask_ahead(place, parts, backend, shown, params, begun)
 
     async def _ask_ahead(
-        self, place: int, parts: Sequence[Part], backend: BaseBackend, prompt: Prompt, params: SamplingParams,
+        self, place: int, parts: Sequence[TurnPart], backend: BaseBackend, prompt: Prompt, params: SamplingParams,
         begun: str,
     ) -> bool:  # fmt: skip
         """Asks for the rest of a turn, without the stops of its generations, and keeps the values found in the answer.
@@ -158,18 +158,18 @@ class Turn:
         said = await only_answer(backend.agenerate(prompt, free, None, stream=False))
         tokens = tuple(entry.text or "" for entry in said.output_logprobs)
         text = unrepeated(begun, said.text) if begun else said.text
-        answer = OverrunAnswer(text, said.finish_reason == "stop", said.usage.completion_tokens, tokens)
+        answer = UnstoppedAnswer(text, said.finish_reason == "stop", said.usage.completion_tokens, tokens)
         reading = read(answer, parts)
         possible, found = len(self._places) - place, len(reading.values)
         saved = max(found - 1, 0)
         self._speculation.note(
-            saved, possible - max(found, 1) + (not found), saved * said.usage.prompt_tokens, reading.thrown
+            saved, possible - max(found, 1) + (not found), saved * said.usage.prompt_tokens, reading.unused_tokens
         )
         for i, value in enumerate(reading.values):
             turn = {"by": "found", "saved_tokens": said.usage.prompt_tokens}
             if i == 0:
-                turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.thrown}
-            usage = Usage() if i else _with_thrown(said.usage, reading.thrown)
+                turn = {"by": "ahead", "found": saved, "thrown_tokens": reading.unused_tokens}
+            usage = Usage() if i else _with_thrown(said.usage, reading.unused_tokens)
             reason: Literal["stop", "length"] = "length" if value.cut else "stop"
             own = msgspec.structs.replace(
                 said, text=value.text, matched=value.matched, finish_reason=reason, output_logprobs=(), usage=usage,
@@ -198,7 +198,7 @@ class Turn:
         said = await self._whole(place, backend, prompt, params, whole)
         asked = self._parts[self._places[place] : self._places[-1] + 1]
         parts = [part for part in (prompt.partial, *asked) if part != ""]
-        values = read(OverrunAnswer(said.text, True, said.usage.completion_tokens), parts).values
+        values = read(UnstoppedAnswer(said.text, True, said.usage.completion_tokens), parts).values
         if len(values) < len(self._places) - place:
             error = ValueValidationError("the turn's text could not be split into its generations.", text=said.text)
             error.usage = said.usage
@@ -209,7 +209,7 @@ class Turn:
         self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint
     ) -> Generation:
         """Answer of a call that brings all generations from `place` on."""
-        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, Hole)]
+        limits = [p.max_tokens for p in self._parts[self._places[place] :] if isinstance(p, TurnHole)]
         most = sum(each or 0 for each in limits) + _BESIDE * len(limits)
         params = msgspec.structs.replace(params, stop=UNSET, max_tokens=UNSET if None in limits else most)
         return await only_answer(backend.agenerate(from_start(prompt), params, constraint, stream=False))
@@ -217,7 +217,7 @@ class Turn:
     def _keep_whole(self, place: int, said: Generation, texts: Sequence[str]) -> None:
         """Keeps the texts of all generations from `place` on. The first one carries the call's usage."""
         for i, text in enumerate(texts):
-            turn = {"by": "found"} if i else {"by": self._plan.by, "found": len(texts) - 1}
+            turn = {"by": "found"} if i else {"by": self._plan.strategy, "found": len(texts) - 1}
             usage = Usage() if i else said.usage
             meta = {**said.meta, **(_NOT_ASKED if i else {}), "turn": turn}
             self._found[place + i] = msgspec.structs.replace(said, text=text, usage=usage, meta=meta)
@@ -240,8 +240,8 @@ class Turn:
             self._spent.append(said)
             free = msgspec.structs.replace(params, stop=self._plan.stops or UNSET)
             said = await only_answer(backend.agenerate(shown, free, None, stream=False))
-            hole = Hole(() if isinstance(params.stop, Unset) else params.stop)
-            answer = OverrunAnswer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
+            hole = TurnHole(() if isinstance(params.stop, Unset) else params.stop)
+            answer = UnstoppedAnswer(unrepeated(begun, said.text), True, said.usage.completion_tokens)
             values = read(answer, (hole,)).values
             if not values:
                 raise BackendError(f"{backend.get_model_name()} did not continue {begun[-60:]!r}: it repeated it.")
@@ -261,11 +261,11 @@ class Turn:
         return msgspec.structs.replace(said, usage=usage, meta={**said.meta, "turn": turn})
 
 
-def _hole(gen: Generated, outer: SamplingParams) -> Hole:
+def _hole(gen: Generated, outer: SamplingParams) -> TurnHole:
     if isinstance(gen, SglSelect):
-        return Hole(fits=gen.choices.__contains__)
+        return TurnHole(fits=gen.choices.__contains__)
     most, constraint = merge(outer, gen.node.params).max_tokens, gen.node.constraint
-    return Hole(
+    return TurnHole(
         stops_of(gen, outer),
         None if isinstance(most, Unset) else most,
         None if constraint is None and gen.value_type is None else partial(_fits, gen),

@@ -29,11 +29,11 @@ _ALONE = (
 )  # fmt: skip
 
 Generated: TypeAlias = SglGen | SglSelect
-By: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
+Strategy: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
-class Span:
+class TurnSpan:
     """Adjacent text, generations and selections of a statement, within one turn.
 
     Attributes:
@@ -47,14 +47,14 @@ class Span:
     places: list[int] = field(default_factory=list)
 
     @property
-    def asked(self) -> list[Generated]:
+    def generated(self) -> list[Generated]:
         """Generations and selections of the span."""
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
     def begun(self) -> bool:
         """True if the span has several generations, or visible text besides its only one."""
-        return len(self.asked) > 1 or bool(self.first_behind[1].strip())
+        return len(self.generated) > 1 or bool(self.first_behind[1].strip())
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
@@ -66,11 +66,11 @@ class Span:
                 before += part
             elif before.strip():
                 return part, before
-        return self.asked[-1], before
+        return self.generated[-1], before
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TurnContext:
     """Circumstances that a statement's turns are planned for.
 
     Attributes:
@@ -95,34 +95,36 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        by: "object": one call for a JSON object with all values; "text": one call for the whole text, under a grammar;
-            "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun turn and
-            asked to continue; "asked_ahead": both; "refused": the backend can't do it.
+        strategy: "object": one call for a JSON object with all values; "text": one call for the whole text, under a
+            grammar; "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun
+            turn and asked to continue; "asked_ahead": both; "refused": the backend can't do it.
         stops: stop strings of the chat template, which end any generation in a turn.
-        drawn: sampling parameters common to all generations; None if they differ, so that no call brings several.
+        common_params: sampling parameters common to all generations; None if they differ, so that no call brings
+            several.
         fields: parts of the object or of the text.
-        refusal: the refused generation, what can't be done, and what to do instead; None unless `by` is "refused".
+        refusal: the refused generation, what can't be done, and what to do instead; None unless `strategy` is
+            "refused".
     """
 
-    by: By
-    span: Span
+    strategy: Strategy
+    span: TurnSpan
     stops: tuple[str, ...] = ()
-    drawn: SamplingParams | None = None
+    common_params: SamplingParams | None = None
     fields: tuple[str | Field, ...] = ()
     refusal: tuple[Generated, str, str] | None = None
 
     @property
-    def asked(self) -> bool:
+    def asks_to_continue(self) -> bool:
         """True if the model is shown the begun turn and asked to continue."""
-        return self.by in ("asked", "asked_ahead")
+        return self.strategy in ("asked", "asked_ahead")
 
     @property
     def ahead(self) -> bool:
         """True if a call may bring later generations besides its own."""
-        return self.by in ("ahead", "asked_ahead")
+        return self.strategy in ("ahead", "asked_ahead")
 
 
-def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnPlan, int]]:
+def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
     index in its turn. Generations that are asked for alone are left out."""
     if setting.backend.turn_rules is None:
@@ -145,9 +147,9 @@ def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
     return () if isinstance(stops, Unset) else stops
 
 
-def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, Span]]:
+def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
-    span = Span(begins=False)
+    span = TurnSpan(begins=False)
     for place, part in enumerate(parts):
         match part:
             case Text():
@@ -161,17 +163,17 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
                 if span.places:
                     yield role, span
                 role = part.role if isinstance(part, TurnBegin) else None if isinstance(part, TurnEnd) else role
-                span = Span(begins=isinstance(part, TurnBegin))
+                span = TurnSpan(begins=isinstance(part, TurnBegin))
     if span.places:
         yield role, span
 
 
-def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan | None:
+def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
     rules = setting.backend.turn_rules
     assert rules is not None
-    drawn = _drawn_alike(span.asked, setting.params)
+    drawn = _common_params(span.generated, setting.params)
     # A single generation is continued if the backend can continue it.
-    needed = len(span.asked) > 1 or not rules.constrained
+    needed = len(span.generated) > 1 or not rules.constrained
     if span.begun and drawn is not None and needed:
         if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
             return TurnPlan("object", span, stops, drawn, fields)
@@ -180,7 +182,7 @@ def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan |
             return TurnPlan("text", span, stops, drawn, fields)
     ahead = setting.ahead and drawn is not None and span.begun
     if rules.begun == "continued":
-        return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.asked) > 1 else None
+        return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.generated) > 1 else None
     if rules.begun == "asked" or setting.speculation is not None:
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, drawn)
     if span.begun:
@@ -196,7 +198,7 @@ _INSTEAD = (
 )
 
 
-def _drawn_alike(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
+def _common_params(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
     """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
     are drawn differently, or need details of their tokens."""
     alike = None
@@ -220,7 +222,9 @@ def _without_own(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, **dict.fromkeys(_OWN, UNSET))
 
 
-def _fields(span: Span, setting: Setting, form: Literal["object", "text"], *, free: bool) -> tuple[str | Field, ...]:
+def _fields(
+    span: TurnSpan, setting: TurnContext, form: Literal["object", "text"], *, free: bool
+) -> tuple[str | Field, ...]:
     """Parts of an object, or of a text, that brings a whole span; empty if the backend does not support it.
 
     Args:
@@ -243,7 +247,7 @@ def _fields(span: Span, setting: Setting, form: Literal["object", "text"], *, fr
         return ()
     try:
         params = msgspec.structs.replace(setting.params, stop=UNSET)
-        setting.backend.check(span.asked[0], params, whole, setting.where)
+        setting.backend.check(span.generated[0], params, whole, setting.where)
     except CapabilityError:
         return ()
     return tuple(parts)

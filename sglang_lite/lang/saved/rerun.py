@@ -219,13 +219,13 @@ class _Reader:
                     self._add(*(("", [piece]) if isinstance(piece, Image) else (getattr(piece, "text", piece), [])))
 
     def _generation(self, op: GenOp) -> Iterator[SavedAnswer]:
-        own = op.own.options is None or op.own.options.backend is None
+        own = op.expression.options is None or op.expression.options.backend is None
         constraint = op.node.constraint
         if self._grammar is not None:
             constraint = Continuation(*self._grammar, constraint)
         record = op.variable.record
         samples = () if record is None else tuple(record) if isinstance(record, list) else (record,)
-        attempts = [*(refused.answers for refused in op.refused), samples]
+        attempts = [*(refused.answers for refused in op.failed_attempts), samples]
         name = self._names.get(id(op.variable))
         for i, answers in enumerate(attempts):
             params = op.node.params
@@ -239,7 +239,7 @@ class _Reader:
             self._add("".join(span.text for span in spans) if spans else samples[0].text)
 
     def _selection(self, op: SelectOp) -> Iterator[SavedAnswer]:
-        record, multi = op.variable.record, op.own.multi
+        record, multi = op.variable.record, op.expression.multi
         if record is None or isinstance(record, dict):
             return
         left = list(op.node.choices)
@@ -249,7 +249,7 @@ class _Reader:
                 choices = [multi.separator + choice for choice in left] + [multi.end]
             if selection.scores:  # only the choices that the open grammar allows have scores
                 choices = [score.text for score in selection.scores]
-            asked = self._question.digest(tuple(choices), op.own.choices_method.requires_unconditional_logprobs)
+            asked = self._question.digest(tuple(choices), op.expression.choices_method.requires_unconditional_logprobs)
             yield SavedAnswer(asked, self._names.get(id(op.variable)), (choice_of(selection, decision),))
             if multi is not None and decision.decision == multi.end:
                 break

@@ -27,11 +27,11 @@ from sglang_lite.lang.symbolic.symbols import (
 from sglang_lite.lang.symbolic.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
+    AccessStep,
     Branching,
     Change,
     GraphNode,
     GraphRecord,
-    Part,
     Picture,
     Problem,
     Use,
@@ -54,7 +54,7 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, prefix_tree
 from sglang_lite.protocol import UNSET, ParameterError, WireError
 from sglang_lite.protocol.anything import Foreign, UserValue
 
@@ -93,7 +93,7 @@ class Graph(GraphRecord, frozen=True):
         """
         return check(self, backend)
 
-    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
+    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer) -> PrefixTree:
         """Prefixes that runs with these arguments share, and the number of tokens that sharing saves.
 
         Args:
@@ -327,7 +327,7 @@ def _replace(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)
 
 
-def _part(kind: str, key: object) -> Part:
+def _part(kind: str, key: object) -> AccessStep:
     if kind == "attribute":
         return "attribute", str(key)
     if type(key) in (str, int):

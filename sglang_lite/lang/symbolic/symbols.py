@@ -23,7 +23,7 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.equal_branches import EqualBranches
+    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
@@ -87,7 +87,7 @@ class Entry:
     own: SglGen | SglSelect | None = None
     states: tuple[TracerProgramState, ...] = ()
     turn: tuple[TurnPlan, int] | None = None
-    equal: EqualBranches | None = None
+    equal: SharedCall | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +158,7 @@ MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 Steps: TypeAlias = tuple[tuple[str, object], ...]
 
 
-class _Own:
+class _RuntimeAttribute:
     """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns the symbol of the
     value's attribute with that name instead."""
 
@@ -182,7 +182,7 @@ class Symbol(Expression, Deferred):
 
     __slots__ = ("_mark", "_name", "_parts_of")
 
-    name = _Own("name")
+    name = _RuntimeAttribute("name")
 
     def __init__(self, name: str, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
         self._name = name
@@ -333,7 +333,7 @@ class SglArgument(Symbol):
 
     __slots__ = ("_value",)
 
-    value = _Own("value")
+    value = _RuntimeAttribute("value")
 
     def __init__(self, name: str, value: object = None, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
         super().__init__(name, parts_of=parts_of)
@@ -348,7 +348,7 @@ class SglVariable(Symbol):
 
     __slots__ = ("_choices", "_source")
 
-    source = _Own("source")
+    source = _RuntimeAttribute("source")
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.execution.operations import AskedOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.trace.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
@@ -133,7 +133,7 @@ class _Reader:
         found = () if record is None else tuple(record) if isinstance(record, list) else (record,)
         text, forced = "", tuple[tuple[int, int], ...]()
         if found:
-            own = op.own.options is None or op.own.options.backend is None
+            own = op.expression.options is None or op.expression.options.backend is None
             text = "".join(span.text for span in found[0].spans) if found[0].spans and own else found[0].text
             forced = _forced(found[0], len(text))
             if own:
@@ -143,15 +143,15 @@ class _Reader:
     def _selection(self, op: SelectOp) -> None:
         record, found, text = op.variable.record, tuple[Selection, ...](), ""
         if isinstance(record, list):
-            assert op.own.multi is not None
-            found, text = tuple(each[0] for each in record), op.own.multi.separator.join(op.variable.result())
+            assert op.expression.multi is not None
+            found, text = tuple(each[0] for each in record), op.expression.multi.separator.join(op.variable.result())
         elif record is not None:
             found, text = (record[0],), record[1].decision
         if found:
             self._learn(found[0])
         self._answered("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: AskedOp, found: tuple[Any, ...], **said: Any) -> None:
+    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **said: Any) -> None:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -161,7 +161,7 @@ class _Reader:
             start = op.began - self._started
         elif found:
             start = end - found[0].usage.total_s
-        attempts = op.refused
+        attempts = op.failed_attempts
         if not found and attempts and error is not None and not attempts[-1].answers:
             attempts = attempts[:-1]  # the node's error is the same
         self._add(
@@ -179,7 +179,7 @@ class _Reader:
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
         text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
-        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AskedOp)]
+        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
         known = op.added and not self._run.account.replayed
         end = max([self._now, *(at - self._started for at in ends)]) if known else self._now
         self._add("join", op.node.where, text=text, end=end)

@@ -45,7 +45,7 @@ def may_share(
     return not elsewhere and backend.samples_at_once(params, constraint, size)
 
 
-class EqualBranches:
+class SharedCall:
     """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
     they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
     other branches makes its own call.
@@ -54,12 +54,12 @@ class EqualBranches:
         size: number of branches.
     """
 
-    __slots__ = ("_asked", "_made", "size")
+    __slots__ = ("_key", "_samples", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._asked: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
-        self._made: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
+        self._key: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
+        self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
     async def answers(
         self,
@@ -71,12 +71,12 @@ class EqualBranches:
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a branch's generation, as `BaseBackend.agenerate` does. Runs on the executor loop."""
-        if self._made is None:
-            self._asked, self._made = (prompt, params, constraint), asyncio.get_running_loop().create_future()
-            async for event in self._call(backend, self._made, stream=stream):
+        if self._samples is None:
+            self._key, self._samples = (prompt, params, constraint), asyncio.get_running_loop().create_future()
+            async for event in self._call(backend, self._samples, stream=stream):
                 yield event
             return
-        left = await asyncio.shield(self._made) if self._asked == (prompt, params, constraint) else []
+        left = await asyncio.shield(self._samples) if self._key == (prompt, params, constraint) else []
         if left:
             yield left.pop(0)
             return
@@ -86,7 +86,7 @@ class EqualBranches:
     async def _call(
         self, backend: BaseBackend, made: asyncio.Future[list[Generation]], *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        prompt, params, constraint = self._asked
+        prompt, params, constraint = self._key
         samples: list[Generation] = []
         left: list[Generation] = []
         try:
