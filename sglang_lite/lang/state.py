@@ -33,7 +33,7 @@ from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
 from sglang_lite.lang.saved.kept_values import import_by_name
 from sglang_lite.lang.saved.rerun import RememberingBackend, answers_of, with_value
-from sglang_lite.lang.saved.runs import AbsentBackend, behind, branch_of, same_tokens, saved_run, write
+from sglang_lite.lang.saved.runs import AbsentBackend, branch_of, run_until, same_tokens, saved_run, write
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
@@ -435,7 +435,7 @@ class ProgramState(TellsFunctions):
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
         return ProgramStateGroup(
-            [ProgramState.made(behind(saved, at, path), backend, import_by_name, None) for path in paths]
+            [ProgramState.made(run_until(saved, at, path), backend, import_by_name, None) for path in paths]
         )
 
     def _saved(self) -> SavedRun:

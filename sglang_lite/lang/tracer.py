@@ -320,7 +320,7 @@ class TracerProgramState(ProgramState):
         if self.program is None or not self.outermost:
             raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
         first = self.paths[0].state.recording
-        forced = None if first.forced is None else tuple(decision.taken for decision in first.decisions)
+        forced = None if first.forced is None else tuple(decision.outcome for decision in first.decisions)
         again = _tracer(self.program, self.given, self.branch.backend, forced)
         with contextlib.suppress(CutError, Exception):  # it had its say the first time
             _run_traced(self.program, again)
@@ -454,7 +454,7 @@ def explored(
         paths.append(TracedPath(state, error, cut))
         left -= len(state.recording.entries)
         decisions = state.recording.decisions
-        taken = tuple(decision.taken for decision in decisions)
+        taken = tuple(decision.outcome for decision in decisions)
         for i in range(len(forced), len(decisions)):
             others = ((*taken[:i], other) for other in range(1, len(decisions[i].outcomes)))
             waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # more will not have their turn

@@ -112,8 +112,8 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
         ]
         arguments = {name: value for name, value in bound.arguments.items() if name not in variable}
         for name in variable:
-            given = bound.arguments[name]
-            arguments.update(given if isinstance(given, dict) else {})
+            extra = bound.arguments[name]
+            arguments.update(extra if isinstance(extra, dict) else {})
         found.append(arguments)
     return found
 

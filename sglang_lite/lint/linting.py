@@ -113,8 +113,8 @@ def _report(
     counter: TokenCounter | None,
     backend: BaseBackend,
 ) -> Report:
-    given = arguments[0] if arguments else dict(program.bind_arguments)
-    graph, notes = _graph(program, given, backend, MOST_WAYS)
+    first_row = arguments[0] if arguments else dict(program.bind_arguments)
+    graph, notes = _graph(program, first_row, backend, MOST_WAYS)
     if later is None:
         notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
     else:
@@ -138,14 +138,16 @@ def _same(one: Finding, other: Finding) -> bool:
     return (one.code, one.where) == (other.code, other.where)
 
 
-def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, most: int) -> tuple[Graph, list[str]]:
+def _graph(
+    program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, max_ways: int
+) -> tuple[Graph, list[str]]:
     """Graph of a program, as far as it can be followed, and notes on what was not followed."""
-    paths, complete = explored(program, arguments, backend, most)
+    paths, complete = explored(program, arguments, backend, max_ways)
     first = paths[0].state
     first.paths, first.complete = paths, complete
     limits = dict.fromkeys(one_line(path.error) for path in paths if path.error is not None and is_limit(path.error))
     notes = [f"not followed further: {limit}" for limit in limits]
-    if len(paths) == most > 1 and not complete:
+    if len(paths) == max_ways > 1 and not complete:
         notes.append(f"{len(paths)} ways through the body were followed, and there are more.")
     return first.graph(), notes
 
@@ -155,5 +157,5 @@ def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
         return []
     node = shared.divergence.node if shared.divergence is not None else None
     where: Location | None = node.where if node is not None else None
-    told = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
-    return [Finding("low-sharing", told, where, "Move what all rows share before what they don't.")]
+    message = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
+    return [Finding("low-sharing", message, where, "Move what all rows share before what they don't.")]

@@ -143,14 +143,14 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
         lines: list[_Line] = []
         keys = [(at in plain, _number(nodes[at])) for at in places]
         for number, pairs in itertools.groupby(zip(keys, places), lambda pair: pair[0]):
-            held = tuple(at for _, at in pairs)
-            if not number[0] or _elsewhere(nodes, held, plain):
+            line_places = tuple(at for _, at in pairs)
+            if not number[0] or _elsewhere(nodes, line_places, plain):
                 if lines:
                     yield lines
                 lines = []
             else:
-                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in held)
-                lines.append(_Line(number[1], held, own))
+                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in line_places)
+                lines.append(_Line(number[1], line_places, own))
         if lines:
             yield lines
 
@@ -164,9 +164,9 @@ def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool
     return not isinstance(after, TurnBegin) and not isinstance(before, TurnEnd)
 
 
-def _elsewhere(nodes: Sequence[GraphNode], held: Sequence[int], inside: set[int]) -> bool:
+def _elsewhere(nodes: Sequence[GraphNode], line_places: Sequence[int], inside: set[int]) -> bool:
     """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
-    number, path = _number(nodes[held[0]]), nodes[held[0]].path
+    number, path = _number(nodes[line_places[0]]), nodes[line_places[0]].path
     return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
 
 
@@ -184,10 +184,10 @@ def _is_open(node: GraphNode) -> bool:
 
 def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
     order = list(graph.ways[0].nodes)
-    taken = [order[at] for at in line.places]
+    moved = [order[at] for at in line.places]
     rest = [i for at, i in enumerate(order) if at not in line.places]
     at = rest.index(order[above.places[0]])
-    return replaced(graph, [*rest[:at], *taken, *rest[at:]])
+    return replaced(graph, [*rest[:at], *moved, *rest[at:]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,9 @@ class Filler:
         """
         for name, value in row.items():
             if name not in self._parameters:
-                told = f"{self.compiled.name} has no parameter {name!r:.60}."
-                known = ", ".join(self._parameters) or "none"
-                raise ParameterError(what, told, hint=f"It has: {known}.")
+                problem = f"{self.compiled.name} has no parameter {name!r:.60}."
+                names = ", ".join(self._parameters) or "none"
+                raise ParameterError(what, problem, hint=f"It has: {names}.")
             if type(value) is not str:
                 check_data(value, name)
         found = {**self._defaults, **row}
@@ -248,13 +248,13 @@ class Filler:
 
     def _check_fill(self, fill: Fill, *, argument: bool = False) -> None:
         if fill.argument is not None and fill.argument not in self._parameters:
-            told = f"{fill.argument!r:.60} is not a parameter of {self.compiled.name}."
+            problem = f"{fill.argument!r:.60} is not a parameter of {self.compiled.name}."
             raise ParameterError(
-                "Fill", told, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
+                "Fill", problem, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
             )
         if fill.node is not None and (argument or fill.node not in self._valued):
-            told = f"{fill.node!r:.60} is not the path of a generation or selection."
-            raise ParameterError("Fill", told, where=fill.where)
+            problem = f"{fill.node!r:.60} is not the path of a generation or selection."
+            raise ParameterError("Fill", problem, where=fill.where)
 
 
 def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
@@ -271,9 +271,9 @@ def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
         for item in value.values():  # type: ignore[attr-defined] # as above
             check_data(item, name, depth - 1)
     else:
-        told = f"{shown(value)} ({kind.__name__}) is not plain data."
+        problem = f"{shown(value)} ({kind.__name__}) is not plain data."
         hint = "Give None, a bool, a number, a string, or a list or a dictionary of these, with strings as keys."
-        raise ParameterError(name, told, hint=hint)
+        raise ParameterError(name, problem, hint=hint)
 
 
 def _filled(nodes: Sequence[Node], plan: Sequence[tuple[int, _Make]], row: Row, seed: int | None) -> list[Node]:
@@ -311,11 +311,11 @@ def _node_maker(node: Any, holes: Sequence[Hole], own: Seed | None) -> _Make:
         except (TypeError, ValueError) as error:
             raise ParameterError(str(hole.field[-1]), f"{error}.", where=node.where) from error
         if own is not None and seed is not None:
-            drawn = reseeded(derived_seed(seed, own.place), own.attempt)
+            node_seed = reseeded(derived_seed(seed, own.place), own.attempt)
             if isinstance(found, Select):
-                found = msgspec.structs.replace(found, seed=drawn)
+                found = msgspec.structs.replace(found, seed=node_seed)
             elif isinstance(found.params.seed, Unset):
-                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=drawn))
+                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=node_seed))
         made: Node = found
         return made
 
@@ -355,7 +355,7 @@ def _check_hole(hole: Hole, node: BaseNode) -> None:
         elif isinstance(step, int) and isinstance(thing, tuple) and 0 <= step < len(thing):
             thing = thing[step]
         else:
-            told = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
-            raise ParameterError("holes", told, where=node.where)
+            problem = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
+            raise ParameterError("holes", problem, where=node.where)
     if not hole.field or (hole.whole and (len(hole.parts) != 1 or not isinstance(hole.parts[0], Fill))):
         raise ParameterError("holes", "a hole needs a field, and a whole one exactly one argument.", where=node.where)

@@ -34,16 +34,16 @@ def fill_value(value: UserValue, fill: Fill) -> UserValue:
             value = value[step]
         except (KeyError, IndexError, TypeError):
             whose = fill.argument if fill.argument is not None else "a node's value"
-            told = f"{shown(value)} has no item {step!r:.60}."
-            raise ParameterError(str(whose), told, where=fill.where) from None
+            problem = f"{shown(value)} has no item {step!r:.60}."
+            raise ParameterError(str(whose), problem, where=fill.where) from None
     return value if fill.read is None else _read(value, fill.read, fill)
 
 
 def unfilled(fill: Fill) -> ParameterError:
     """Error for a hole that is played before it was filled."""
     if fill.argument is None:
-        told = "its value comes from the caller's Python. Play the program from hold to hold."
-        return ParameterError(f"hold {fill.hold}", told, where=fill.where)
+        problem = "its value comes from the caller's Python. Play the program from hold to hold."
+        return ParameterError(f"hold {fill.hold}", problem, where=fill.where)
     return ParameterError(
         fill.argument, "the hole has no value. Fill the compiled program before it is played.", where=fill.where
     )
@@ -68,8 +68,8 @@ def evaluate(condition: Condition, left: UserValue, right: UserValue) -> bool:
     try:
         return bool(left) if condition.sign == "true" else bool(_SIGNS[condition.sign](left, right))
     except TypeError as error:
-        told = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
-        raise ParameterError("a decision", told, where=condition.left.where) from error
+        problem = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
+        raise ParameterError("a decision", problem, where=condition.left.where) from error
 
 
 def holds(condition: Condition, value: ValueOf) -> bool:
@@ -117,10 +117,10 @@ def check_decisions(program: Program) -> None:
         if len(decision.parts) != (1 if decision.condition is None else 2):
             raise ParameterError("parts", "a decision needs two parts, or one if it has no condition.")
         if not all(own < part < len(program.parts) for part in decision.parts):
-            told = (
+            problem = (
                 f"a decision names the parts {list(decision.parts)}. Name later ones of the {len(program.parts)} parts."
             )
-            raise ParameterError("parts", told)
+            raise ParameterError("parts", problem)
 
 
 def walked(nodes: Sequence[Node], path: Path = (), first: int = 0) -> Iterator[tuple[Path, Node]]:
@@ -182,8 +182,8 @@ def decided(program: Program, row: Mapping[str, UserValue]) -> Program:
         fresh = set(() if each is None else each.parts) - possible
         possible |= fresh
         waiting += [parts[number].decision for number in fresh]
-    left = [part if number in possible else Part() for number, part in enumerate(parts)]
-    return Program(with_added(program.nodes, more), decision, tuple(left))
+    remaining = [part if number in possible else Part() for number, part in enumerate(parts)]
+    return Program(with_added(program.nodes, more), decision, tuple(remaining))
 
 
 def _decided(

@@ -258,7 +258,11 @@ class _Reader:
     def _explained(self, said: Gen | Select, node: GraphNode, here: _Place, entry: Entry) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(said, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
-        if isinstance(entry.own, SglGen) and entry.own.options is not None and entry.own.options.backend is not None:
+        if (
+            isinstance(entry.expression, SglGen)
+            and entry.expression.options is not None
+            and entry.expression.options.backend is not None
+        ):
             told = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", rung="another backend", warnings=(told,))
         if any(use.into == "constraint" for use in node.uses):
@@ -285,9 +289,9 @@ class _Reader:
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
         least, worst = explained.calls
-        if entry.equal is not None:
-            least = 0 if entry.equal in self._shared else least
-            self._shared.add(entry.equal)
+        if entry.shared_call is not None:
+            least = 0 if entry.shared_call in self._shared else least
+            self._shared.add(entry.shared_call)
         tries = self._tries(entry)
         if turn is not None and turn.strategy in ("object", "text") and place:
             return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer
@@ -307,7 +311,7 @@ class _Reader:
 
     def _tries(self, entry: Entry) -> int:
         """Number of times that a node is tried again."""
-        options = entry.own.options if isinstance(entry.own, SglGen) else None
+        options = entry.expression.options if isinstance(entry.expression, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
@@ -327,7 +331,7 @@ class _Reader:
     def _asked(self, said: Gen | Select, entry: Entry) -> Asked:
         """Demands that the language would make of the backend."""
         if isinstance(said, Select):
-            multi = entry.own.multi if isinstance(entry.own, SglSelect) else None
+            multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
             scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None
             return self._backend.selection(shown_choices(said.choices or ("a", "b"), multi), scores=scores)
         params, constraint = msgspec.structs.replace(self._params, **given(said.params)), said.constraint

@@ -68,8 +68,8 @@ class Deciding(TraceLog):
         return self._answers[condition]
 
     def step(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+        self.remaining_steps -= 1
+        if self.remaining_steps < 0:
             raise CompileError(
                 "the body makes decisions without an end.", hint=f"Bound its loops. {OR_RUN_IT}", where=user_location()
             )

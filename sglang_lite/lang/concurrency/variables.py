@@ -132,16 +132,16 @@ class Variable:
             ProgramError: the code that sets the variable runs in another process, or on this thread.
         """
         if not self._done:
-            _refuse_in_vain(self._made, self.where)
+            _check_can_wait(self._made, self.where)
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
             if watched.pool is not None:
                 watched.pool.blocked()
-            came = settled.acquire(timeout=-1 if timeout is None else timeout)
+            settled_in_time = settled.acquire(timeout=-1 if timeout is None else timeout)
             if watched.pool is not None:
                 watched.pool.unblocked()
-            if not came:
+            if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()
 
@@ -154,7 +154,7 @@ class Variable:
         return self.result()
 
 
-def _refuse_in_vain(made: int, where: Location | None = None) -> None:
+def _check_can_wait(made: int, where: Location | None = None) -> None:
     if made != forks():
         raise ProgramError(
             "the program runs in the process that this one was forked from, so its values never arrive here.",
@@ -174,10 +174,10 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
 
 def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
     """Calls `callback` once, when the last of the variables (at least one) is settled."""
-    left = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
+    remaining = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
 
     def one_more() -> None:
-        if not next(left):
+        if not next(remaining):
             callback()
 
     for variable in variables:
@@ -252,7 +252,7 @@ class TextLog:
             if ended:
                 break
             if not pieces:
-                _refuse_in_vain(self._made)
+                _check_can_wait(self._made)
                 ready.acquire()
         self._raise()
 

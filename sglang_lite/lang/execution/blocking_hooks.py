@@ -25,16 +25,16 @@ def generate(
     Args:
         show: called with the text and metadata of each piece of a stream; None if nothing is to be shown.
     """
-    given = SglSamplingParams.of(op.node.params, op.node.constraint)
-    if player.log is None or given.n > 1:
-        text, meta = backend.generate(StreamExecutor(player), given)
+    params = SglSamplingParams.of(op.node.params, op.node.constraint)
+    if player.log is None or params.n > 1:
+        text, meta = backend.generate(StreamExecutor(player), params)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
     # The last piece's metadata is kept for the node.
-    for piece, meta in backend.generate_stream(StreamExecutor(player), given):
+    for piece, meta in backend.generate_stream(StreamExecutor(player), params):
         pieces.append(piece)
         if show is not None:
             show(piece, meta or {})

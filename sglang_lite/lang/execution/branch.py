@@ -253,18 +253,20 @@ class Branch:
         backend = self.backend if options is None or options.backend is None else options.backend
         if own.tools is not None and (family := backend.tool_family()) is not None:
             spelled = own.tools.value_type(family)
-            asked = msgspec.structs.replace(own.node, constraint=spelled.constraint)
-            own = replace(own, node=asked, value_type=spelled)
+            typed_node = msgspec.structs.replace(own.node, constraint=spelled.constraint)
+            own = replace(own, node=typed_node, value_type=spelled)
         constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
-        known = backend.capabilities.constraints
+        supported = backend.capabilities.constraints
         stops: tuple[str, ...] = ()
-        if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
+        if isinstance(constraint, Number) and (
+            Number not in supported or (reasoning is not None and InOrder in supported)
+        ):
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
             else:  # a stop would end the reasoning
                 constraint = number_as_regex(constraint, ENDS)
-        if reasoning is not None and constraint is not None and InOrder in known:
+        if reasoning is not None and constraint is not None and InOrder in supported:
             constraint = reasoned(reasoning, constraint)
         params = self._params(own.node, stops)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)

@@ -17,7 +17,7 @@ from sglang_lite.lang.backend.rendering import rendered
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
-from sglang_lite.lang.execution.budget import most_of_generation
+from sglang_lite.lang.execution.budget import max_generation_usage
 from sglang_lite.lang.execution.operations import AnswerOp, GenOp, JoinOp, Op
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
@@ -125,24 +125,24 @@ async def _generate_behind(gate: FirstTokenGate, player: Player, op: GenOp) -> N
             gate.open()
 
 
-def _generate(player: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
+def _generate(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> Awaitable[None]:
     """Asks the backend until an answer is accepted, and appends it.
 
     Args:
-        came: called when an event of an answer has come.
+        on_event: called when an event of an answer has come.
     """
     if player.pushed is not None:
         player.pushed.note_start(op, player.transcript.pieces)
     once = op.expression.options is None and player.run.plain
-    return _generate_once(player, op, came) if once else _generate_in_attempts(player, op, came)
+    return _generate_once(player, op, on_event) if once else _generate_in_attempts(player, op, on_event)
 
 
-async def _generate_once(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
-    generations = await _call(player, op, _NO_OPTIONS, 0, came, live=True)
+async def _generate_once(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
+    generations = await _call(player, op, _NO_OPTIONS, 0, on_event, live=True)
     _accept(player, op, generations, _checked(player, op, generations))
 
 
-async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
+async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
     run, options = player.run, op.expression.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be refused is not streamed
@@ -157,11 +157,11 @@ async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], No
         try:
             async with limit(options.timeout, "no answer within the node's timeout of"):
                 ask_once = _ask if run.budgets else _call
-                answers = await ask_once(player, op, options, attempt, came, live=live)
+                answers = await ask_once(player, op, options, attempt, on_event, live=live)
             values = _values(op, answers)
             if options.check is not None:
-                left = None if options.timeout is None else began + options.timeout - time.monotonic()
-                async with limit(left, "the check did not end within the node's timeout of", options.timeout):
+                remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
+                async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
                     for value, answer in zip(values, answers):
                         await check_value(options.check, value, answer.text)
         except Exception as error:  # recorded, and raised again
@@ -199,29 +199,29 @@ def needs_loop(player: Player, op: Op) -> bool:
 
 
 async def _ask(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
-    with player.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
-        answers = await _call(player, op, options, attempt, came, live=live)
+    with player.run.within_budget(backend, partial(max_generation_usage, backend, prompt, op.node.params)) as used:
+        answers = await _call(player, op, options, attempt, on_event, live=live)
         used += [answer.usage for answer in answers]
     return answers
 
 
 async def _call(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     show = AnswerStream(player, op, options.reasoning) if live and player.log is not None else None
-    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or came is not None)
+    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or on_event is not None)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
-            if came is not None:
-                came()
+            if on_event is not None:
+                on_event()
             if isinstance(event, Generation):
                 done.append(event)
             elif show is not None and not event.index:
@@ -262,9 +262,9 @@ def _events(
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
     if backend.remembers and player.pushed is not None:
-        known = backend.remembered(prompt(), params, constraint())
-        if known is not None:
-            return _replayed(known)
+        remembered = backend.remembered(prompt(), params, constraint())
+        if remembered is not None:
+            return _replayed(remembered)
     repairs = bool(attempt) and shows(options, op)
     if player.pushed is not None and options.backend is None and not repairs:
         first = op.pushed_node if not attempt else None
@@ -295,8 +295,8 @@ def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Pro
     return prompt
 
 
-async def _replayed(known: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
-    for each in known:
+async def _replayed(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
+    for each in generations:
         yield each
 
 
@@ -375,8 +375,8 @@ def _validate_unenforced(player: Player, op: GenOp, generations: Sequence[Genera
         or isinstance(constraint, JsonSchema)
     ):
         return
-    given = (op.expression.node.params, player.run.settings.params)
-    if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
+    param_sets = (op.expression.node.params, player.run.settings.params)
+    if any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS):
         return  # a stop may end the text anywhere
     for generation in generations:
         if generation.finish_reason == "stop" and generation.matched is None:

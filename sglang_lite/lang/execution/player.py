@@ -203,10 +203,10 @@ class Player:
         given_up = RequestAbortedError("a rollback removed this node.")
         with self._lock:
             lost = self._failure is not None and mark.position is None  # the branch failed before the mark
-            running, gone = self._remove_behind(mark)
+            running, removed = self._remove_behind(mark)
             if self.pushed is not None and not lost:
                 self.pushed.roll_back(mark.node_index)
-        for op in gone:
+        for op in removed:
             _fail_op(op, given_up)
         self.put(MarkOp(mark, back=True))
         if running is not None:
@@ -425,9 +425,9 @@ class Player:
             if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
-            left, logs = list[Op](), list[TextLog]()
+            pending, logs = list[Op](), list[TextLog]()
             while self._queue and self._queue[0] is not back:
-                left.append(self._queue.popleft())
+                pending.append(self._queue.popleft())
             if back is not None:  # the failed operation is already taken back, by a rollback that is queued
                 self._current = self._queue.popleft()
             else:
@@ -438,12 +438,12 @@ class Player:
                     logs.append(self.log)
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook has been called already
-            left.insert(0, at)
+            pending.insert(0, at)
             if isinstance(at, AnswerOp):
                 at.ended = time.perf_counter()
             if not isinstance(at, ReadOp):
                 self.played.append(at)
-        for each in left:
+        for each in pending:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
@@ -469,8 +469,8 @@ class Player:
 
 
 def _where(op: Op | None) -> Location | None:
-    said = getattr(op, "node", None) or getattr(op, "variable", op)
-    found: Location | None = getattr(said, "where", None)
+    source = getattr(op, "node", None) or getattr(op, "variable", op)
+    found: Location | None = getattr(source, "where", None)
     return found
 
 

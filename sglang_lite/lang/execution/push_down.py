@@ -374,8 +374,8 @@ class PushedBranch:
         """Sends a selection that is to be scored only. Returns the index of its node."""
         with self.program.lock:
             op.mark = self._again(op.mark, pieces)
-            held = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
-            place = self._put(held)
+            node = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
+            place = self._put(node)
             self.program.flush(self)
             return place
 
@@ -468,9 +468,9 @@ class NodeEvents:
 
     async def get(self) -> UserValue:
         if not self.events:
-            come = asyncio.get_running_loop().create_future()
-            self.then = partial(resolve, come)
-            await come
+            arrival = asyncio.get_running_loop().create_future()
+            self.then = partial(resolve, arrival)
+            await arrival
         return self.events.popleft()
 
     def cancel(self) -> None:

@@ -192,26 +192,26 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(self, backend: BaseBackend, most: Callable[[], Usage]) -> Iterator[list[Usage]]:
+    def within_budget(self, backend: BaseBackend, max_usage: Callable[[], Usage]) -> Iterator[list[Usage]]:
         """Reserves a call with all budgets; the call is made in the `with` block, as in `Budget.call`.
 
         Args:
-            most: computes the maximum usage of the call.
+            max_usage: computes the maximum usage of the call.
         """
         if not self.budgets:
             yield []
             return
-        needed = most()
-        with contextlib.ExitStack() as booked:
+        needed = max_usage()
+        with contextlib.ExitStack() as reservations:
             try:
-                used = [booked.enter_context(budget.call(backend, needed)) for budget in self.budgets]
+                used = [reservations.enter_context(budget.call(backend, needed)) for budget in self.budgets]
             except BudgetError as error:
                 error.state = self.state()
                 raise
-            told: list[Usage] = []
-            yield told
+            usages: list[Usage] = []
+            yield usages
             for each in used:
-                each += told
+                each += usages
 
     def inner_seed(self) -> int | None:
         """Seed for the next program that the body runs by itself, or None if the run has no seed."""
@@ -279,5 +279,5 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
 
 @lru_cache(maxsize=4096)
 def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    given = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
-    return msgspec.structs.replace(outer, **given)
+    changes = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    return msgspec.structs.replace(outer, **changes)

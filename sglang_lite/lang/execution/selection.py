@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang_lite.lang.backend.asked_node import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
-from sglang_lite.lang.execution.budget import most_of_selection
+from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.generation import set_asked_node
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
@@ -70,7 +70,7 @@ async def aselect(player: Player, op: SelectOp) -> None:
 
 async def _by_hook(player: Player, op: SelectOp) -> ChoicesDecision:
     prompt, choices = player.transcript.prompt(), op.node.choices
-    with player.run.within_budget(player.backend, partial(most_of_selection, prompt, choices)):
+    with player.run.within_budget(player.backend, partial(max_selection_usage, prompt, choices)):
         decision: ChoicesDecision = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
         return decision
 
@@ -114,11 +114,11 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
         assert player.pushed is not None
         if player.backend.remembers:
             prompt = player.transcript.prompt()
-            known = player.backend.remembered_choice(prompt, texts, unconditional=unconditional)
-            if known is not None:
-                return known
-        asked, op.pushed_node = op.pushed_node, None
-        pushed, place = asked or (
+            remembered = player.backend.remembered_choice(prompt, texts, unconditional=unconditional)
+            if remembered is not None:
+                return remembered
+        pushed_node, op.pushed_node = op.pushed_node, None
+        pushed, place = pushed_node or (
             player.pushed,
             player.pushed.score(op, texts, player.transcript.pieces, unconditional=unconditional),
         )
@@ -134,7 +134,7 @@ async def _select_once(
 ) -> Selection:
     """Asks the backend for scores, within the budgets."""
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
-    with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
+    with run.within_budget(backend, partial(max_selection_usage, prompt, texts)) as used:
         try:
             if op.turn is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
@@ -151,23 +151,23 @@ async def _select_once(
 async def _select_several(player: Player, op: SelectOp) -> None:
     node, multi = op.node, op.expression.multi
     assert multi is not None
-    left, taken, records = list(node.choices), list[str](), []
-    while left:
-        before = multi.separator if taken else ""
-        texts = [before + choice for choice in left] + ([multi.end] if taken else [])
+    remaining, chosen, records = list(node.choices), list[str](), []
+    while remaining:
+        before = multi.separator if chosen else ""
+        texts = [before + choice for choice in remaining] + ([multi.end] if chosen else [])
         selection = await _score(player, op, texts)
         if not player.is_current(op):  # as in _accept
             return
-        seed = reseeded(node.seed, len(taken))
+        seed = reseeded(node.seed, len(chosen))
         records.append((selection, decide(selection, texts, op.expression.choices_method, node.temperature, seed)))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
         player.transcript.append_choice(decision)
         op.mark = None  # the mark was before the text of this choice
-        taken.append(decision.removeprefix(before))
-        left.remove(taken[-1])
-    _chosen(player, op, records, multi.separator.join(taken), taken)
+        chosen.append(decision.removeprefix(before))
+        remaining.remove(chosen[-1])
+    _chosen(player, op, records, multi.separator.join(chosen), chosen)
 
 
 def select(player: Player, op: SelectOp) -> None:

@@ -76,9 +76,9 @@ class SharedCall:
             async for event in self._call(backend, self._samples, stream=stream):
                 yield event
             return
-        left = await asyncio.shield(self._samples) if self._key == (prompt, params, constraint) else []
-        if left:
-            yield left.pop(0)
+        samples = await asyncio.shield(self._samples) if self._key == (prompt, params, constraint) else []
+        if samples:
+            yield samples.pop(0)
             return
         async for event in backend.agenerate(prompt, params, constraint, stream=stream):
             yield event
@@ -88,7 +88,7 @@ class SharedCall:
     ) -> AsyncGenerator[Delta | Generation, None]:
         prompt, params, constraint = self._key
         samples: list[Generation] = []
-        left: list[Generation] = []
+        others: list[Generation] = []
         try:
             several = msgspec.structs.replace(params, n=self.size)
             async for event in backend.agenerate(prompt, several, constraint, stream=stream):
@@ -97,9 +97,9 @@ class SharedCall:
                 elif not event.index:
                     yield event
             samples.sort(key=lambda sample: sample.index)
-            told = {"branches": self.size, "calls": 0, "cost": 0.0}
-            left = [msgspec.structs.replace(each, index=0, meta={**each.meta, **told}) for each in samples[1:]]
+            meta = {"branches": self.size, "calls": 0, "cost": 0.0}
+            others = [msgspec.structs.replace(each, index=0, meta={**each.meta, **meta}) for each in samples[1:]]
         finally:
-            made.set_result(left)
+            made.set_result(others)
         first = samples[0]
         yield msgspec.structs.replace(first, meta={**first.meta, "branches": self.size})

@@ -95,7 +95,7 @@ def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
     answer if the model has ended that. Blanks alone are not a value.
     """
     text, values = answer.text, list[TurnValue]()
-    begun = at = 0
+    start_of_turn = at = 0
     for place, part in enumerate(parts):
         if isinstance(part, TurnHole):
             ends = itertools.takewhile(lambda p: isinstance(p, str), parts[place + 1 :])
@@ -107,12 +107,12 @@ def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
             if value.cut:
                 break
         else:
-            stood = _after(part, text, at, values) if place else _first(part, text)
-            if stood is None:
+            span = _after(part, text, at, values) if place else _first(part, text)
+            if span is None:
                 break
-            start, at = stood
-            begun = begun if place else start
-    return Reading(tuple(values), _unused(answer, at - begun if values else 0))
+            start, at = span
+            start_of_turn = start_of_turn if place else start
+    return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
 
 
 def _first(constant: str, text: str) -> tuple[int, int] | None:
@@ -173,11 +173,11 @@ def _value(hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int) -> tup
     stops = StopMatcher(hole.stops)
     text = stops.push(answer.text[at:])
     text += stops.flush() if stops.matched is None else ""
-    left = _limited(hole, answer, at, at + len(text))
-    if left is None or not text[:left].strip():
+    length = _limited(hole, answer, at, at + len(text))
+    if length is None or not text[:length].strip():
         return None
-    if left < len(text):
-        return TurnValue(text[:left], cut=True), at + left
+    if length < len(text):
+        return TurnValue(text[:length], cut=True), at + length
     if stops.matched is None and not answer.ended:
         return None
     return TurnValue(text, stops.matched), at + len(text)

@@ -52,7 +52,7 @@ class TurnSpan:
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
-    def begun(self) -> bool:
+    def has_visible_start(self) -> bool:
         """True if the span has several generations, or visible text besides its only one."""
         return len(self.generated) > 1 or bool(self.first_behind[1].strip())
 
@@ -139,11 +139,11 @@ def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[T
     return plans
 
 
-def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
+def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     """Stop strings of a generation; a selection has none."""
-    if isinstance(asked, SglSelect):
+    if isinstance(generation, SglSelect):
         return ()
-    stops = merge(outer, asked.node.params).stop
+    stops = merge(outer, generation.node.params).stop
     return () if isinstance(stops, Unset) else stops
 
 
@@ -171,24 +171,24 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
 def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
     rules = setting.backend.turn_rules
     assert rules is not None
-    drawn = _common_params(span.generated, setting.params)
+    common = _common_params(span.generated, setting.params)
     # A single generation is continued if the backend can continue it.
     needed = len(span.generated) > 1 or not rules.constrained
-    if span.begun and drawn is not None and needed:
+    if span.has_visible_start and common is not None and needed:
         if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
-            return TurnPlan("object", span, stops, drawn, fields)
+            return TurnPlan("object", span, stops, common, fields)
         by_text = rules.texts and rules.begun != "continued"
         if by_text and (fields := _fields(span, setting, "text", free=False)):
-            return TurnPlan("text", span, stops, drawn, fields)
-    ahead = setting.ahead and drawn is not None and span.begun
+            return TurnPlan("text", span, stops, common, fields)
+    ahead = setting.ahead and common is not None and span.has_visible_start
     if rules.begun == "continued":
-        return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.generated) > 1 else None
+        return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
     if rules.begun == "asked" or setting.speculation is not None:
-        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, drawn)
-    if span.begun:
-        asked, before = span.first_behind
+        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
+    if span.has_visible_start:
+        generation, before = span.first_behind
         feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
-        return TurnPlan("refused", span, refusal=(asked, feature, _INSTEAD))
+        return TurnPlan("refused", span, refusal=(generation, feature, _INSTEAD))
     return None
 
 
@@ -198,11 +198,11 @@ _INSTEAD = (
 )
 
 
-def _common_params(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
+def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
     """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
     are drawn differently, or need details of their tokens."""
-    alike = None
-    for part in asked:
+    common = None
+    for part in generations:
         if isinstance(part, SglSelect):
             continue
         options = part.options or GenOptions()
@@ -211,11 +211,11 @@ def _common_params(asked: Sequence[Generated], outer: SamplingParams) -> Samplin
             return None
         if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
             return None
-        drawn = _without_own(params)
-        alike = alike or drawn
-        if drawn != alike:
+        own = _without_own(params)
+        common = common or own
+        if own != common:
             return None
-    return alike or _without_own(outer)
+    return common or _without_own(outer)
 
 
 def _without_own(params: SamplingParams) -> SamplingParams:

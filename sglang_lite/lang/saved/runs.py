@@ -182,7 +182,7 @@ def branch_of(
     return branch, ret_value
 
 
-def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
+def run_until(saved: SavedRun, name: str, path: str) -> SavedRun:
     """Saved run as it was directly after a node had set the variable `name`.
 
     Args:
@@ -282,10 +282,10 @@ _NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.R
 def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:
     """Returns a function that finds classes by name without importing anything: plain types, `types`, and the classes
     in the program's module."""
-    known = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
+    allowed = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
 
     def find(name: str) -> Any:
-        found = known.get(name)
+        found = allowed.get(name)
         module, _, path = name.partition(":")
         if found is None and program is not None and module == program.func.__module__:
             found = program.func.__globals__.get(path)
