@@ -1,1 +1,2 @@
-"""`sglang-lite bench`: the runtime on a GPU with random weights of a real shape, the physical limit, and peers."""
+"""`sglang-lite bench`: measures the runtime with random weights of a real model's shape, and compares it with the
+hardware's limit and with peers (vllm, sglang)."""

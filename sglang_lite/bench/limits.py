@@ -1,4 +1,5 @@
-"""Time that a GPU takes at best: every weight, key and value read once a step, every product at the measured rate."""
+"""Lower bound on a GPU's time: all weights, keys and values are read once a step, all products run at the measured
+rate."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from sglang_lite.runtime.models.spec import DenseSpec, FeedForwardSpec, ModelSpe
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """
+    """Measured rates of a GPU.
+
     Attributes:
         copy: bytes per second of a large copy on the device, read and written.
         matmul: floating-point operations per second of a large bfloat16 product.
@@ -24,7 +26,7 @@ class Rates:
 
 
 def measure() -> Rates:
-    """Takes the two rates of the first GPU."""
+    """Measures both rates on the first GPU."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     copy = 2 * source.nbytes / _seconds(lambda: target.copy_(source))
@@ -46,18 +48,19 @@ def _seconds(run: object) -> float:
 
 
 def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
-    """Seconds that a workload takes at least: all prompts computed, then a step a token, each row's keys and values
-    read once, a shared prefix once for all rows.
+    """Minimum seconds for a workload: all prompts are computed, then each step generates one token for each row. A step
+    reads each row's keys and values once, and a shared prefix once for all rows.
 
     Args:
-        bits: of weights, keys and values; latents have 16, as the benchmarks keep them.
+        bits: width of weights, keys and values; latents have 16 bits, as in the benchmarks.
     """
     layers, hidden = spec.layers, spec.hidden_size
     pair = sum(layer.attention.pair_products for layer in layers)
     seeing = 2 * sum(layer.attention.decode_products for layer in layers)
     active = sum(layer.products(hidden) for layer in layers)
     head = spec.vocab_size * hidden
-    size, matmul = bits // 8, rates.matmul * 16 / bits  # products are as much faster as their numbers are smaller
+    # Products of narrower numbers are faster by the same factor.
+    size, matmul = bits // 8, rates.matmul * 16 / bits
     flops = 2 * (active + head)
 
     def weights(rows: int) -> float:
@@ -69,7 +72,7 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
     shared = 0 if work.cached else work.shared
     seen = np.concatenate(
         ([shared * shared], own * (own + 2 * work.shared))
-    )  # pairs of tokens, halved by causality below
+    )  # pairs of tokens, halved because attention is causal
     attention = pair * float(seen.sum())
     tokens = int(shared + own.sum())
     prompts = max(2 * active * tokens / matmul + attention / rates.matmul, weights(tokens) / rates.copy)
@@ -84,7 +87,8 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
 
 
 def _fed(spec: FeedForwardSpec, hidden: int, rows: int) -> int:
-    """Numbers of a feed-forward that so many rows read: of experts, those that a router without likings chooses."""
+    """Number of weights of a feed-forward that `rows` rows read. For experts, the expected number with a uniform
+    router."""
     if isinstance(spec, DenseSpec):
         return spec.numbers(hidden)
     return spec.numbers(hidden, spec.count * (1 - (1 - spec.top_k / spec.count) ** rows))

@@ -1,5 +1,5 @@
-"""Times of vllm and sglang for the same workloads, each in a process of its own: they take the whole GPU and leave it
-dirty."""
+"""Times of vllm and sglang for the same workloads. Each runs in a process of its own, because it takes the whole GPU
+and does not release it cleanly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
 
-# Takes prompts, tokens to generate for each, and a temperature; returns how many were.
+# Takes prompts, the number of tokens to generate for each, and a temperature; returns the number generated for each.
 _Generate = Callable[[list[list[int]], tuple[int, ...], float], list[int]]
 
 _TOLD = "told.jsonl"
@@ -29,12 +29,12 @@ _TOLD = "told.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a peer.
+    """Measurements of a peer.
 
     Attributes:
-        version: "" where it could not be imported.
-        seconds: by workload, the median; only what it got done.
-        failure: why something is missing, in one line; "" where nothing is.
+        version: version of the peer, or "" if it could not be imported.
+        seconds: median seconds by workload, for the workloads that were completed.
+        failure: reason for missing workloads, in one line, or "" if none is missing.
     """
 
     version: str
@@ -43,24 +43,24 @@ class Figures:
 
 
 def installed() -> list[str]:
-    """The peers that can be imported; none is imported."""
+    """Names of the peers that can be imported. Does not import them."""
     return [name for name in _ENGINES if find_spec(name)]
 
 
 def measure_peer(
     name: str, shape: str, workloads: Sequence[str], repeat: int, *, fp8: bool = False, limit: float
 ) -> Figures:
-    """Runs workloads through a peer, with random weights. What it logs goes to stderr.
+    """Runs workloads through a peer, with random weights. Its logs go to stderr.
 
     Args:
-        name: of `installed()`.
-        shape: of SHAPES.
-        workloads: of WORKLOADS; each runs once more beforehand, to warm up.
-        repeat: times that each is measured.
-        fp8: weights, keys and values in 8 bits.
+        name: name of the peer, one of `installed()`.
+        shape: name of the model's shape, one of SHAPES.
+        workloads: names of workloads, from WORKLOADS; each runs once more beforehand, to warm up.
+        repeat: number of measured runs of each workload.
+        fp8: whether weights, keys and values have 8 bits.
         limit: seconds after which the peer is killed.
     """
-    from sglang_lite.bench.shapes import hf_config  # which imports torch: a peer's process does that by itself
+    from sglang_lite.bench.shapes import hf_config  # imports torch, which the peer's process should do by itself
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
@@ -78,7 +78,7 @@ def measure_peer(
             failure = f"not done after {limit:.0f} s"
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # processes that it started, too
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.wait()
         figures = dict(json.loads(line) for line in told.read_text().splitlines())
         return Figures(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
@@ -116,14 +116,14 @@ _ENGINES = {"vllm": _vllm, "sglang": _sglang}
 
 
 def _settings(fp8: bool) -> dict[str, Any]:
-    """Settings that both peers call by the same names."""
+    """Settings whose names are the same for both peers."""
     numbers = {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"} if fp8 else {}
     return {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", **numbers}
 
 
 def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
     def emptied() -> None:
-        # Refused for the moment in which the step after the last result is put away.
+        # Refused for a moment after the last result, until the step that follows has been processed.
         if not any(flush() for _ in range(1000)):
             raise RuntimeError("the prefix cache can't be emptied")
 
@@ -137,7 +137,7 @@ def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> 
 
 
 def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
-    """The peer's process: tells version, figures and a failure in lines of JSON."""
+    """Entry point of the peer's process. Writes its version, its times and a failure as lines of JSON."""
 
     def tell(name: str, value: object) -> None:
         with Path(folder, _TOLD).open("a") as file:
@@ -155,5 +155,5 @@ def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) ->
         raise
 
 
-if __name__ == "__main__":  # theirs start processes that import this module again
+if __name__ == "__main__":  # peers start processes that import this module again
     _main(*sys.argv[1:])

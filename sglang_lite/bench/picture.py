@@ -1,10 +1,10 @@
-"""A picture of a measurement: bars of workloads, ours and peers', against the physical limit.
+"""Picture of a measurement: bars for the workloads of this runtime and of peers, against the hardware's limit.
 
     sglang-lite bench --json report.json
     python -m sglang_lite.bench.picture report.json report.svg
 
-A bar's length is the share of the limit that a workload reaches: all of it would be the line at 100 %. On a CPU, whose
-limit is not measured, the fastest is 100 %.
+A bar's length is the share of the limit that a workload reaches; the line at 100 % is the limit. The limit is not
+measured on a CPU, so there 100 % is the fastest.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-_COLORS = ("#1f6feb", "#8b949e", "#d29922", "#a371f7")  # ours, then peers'
-_LEFT, _WIDTH, _RIGHT = 90, 480, 110  # of names, of bars up to 100 %, of figures
+_COLORS = ("#1f6feb", "#8b949e", "#d29922", "#a371f7")  # this runtime first, then the peers
+_LEFT, _WIDTH, _RIGHT = 90, 480, 110  # widths of names, of bars at 100 %, of figures
 _BAR, _GAP, _TOP = 14, 10, 64
 
 
-def picture(report: Mapping[str, Any]) -> str:  # JSON, as `Report.save` writes it
-    """An SVG of a report."""
+def picture(report: Mapping[str, Any]) -> str:  # JSON, as written by `Report.save`
+    """SVG image of a report."""
     machine, rows = report["machine"], report["rows"]
     peers = {name: peer["seconds"] for name, peer in report["peers"].items() if peer["seconds"]}
     names = ["sglang_lite", *peers]
@@ -58,7 +58,7 @@ def picture(report: Mapping[str, Any]) -> str:  # JSON, as `Report.save` writes 
 
 
 def _bar(y: float, name: str, seconds: float | None, limit: float, color: str) -> str:
-    """A bar with its seconds beside it; a word where the peer has none."""
+    """Bar with its seconds next to it, or "not measured" if the peer has no time."""
     if seconds is None:
         return _text(_LEFT + 4, y + 11, f"{name}: not measured")
     share = limit / seconds

@@ -1,4 +1,4 @@
-"""Workloads written as programs, so that what the language costs over requests can be told."""
+"""Workloads written as programs, to measure the cost of the language compared to plain requests."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _shot(s: Any, shared: str, own: str, new: int) -> None:
 
 
 def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
-    """Runs a program that forks."""
+    """Runs one program that forks into all prompts."""
     return [_forked.run(shared, own, work.new, backend=backend, temperature=work.temperature)]
 
 
 def _batch(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
-    """A program a prompt, all at once."""
+    """Runs one program for each prompt, all at once."""
     items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.new)]
     states: list[ProgramState] = _shot.run_batch(
         items, backend=backend, temperature=work.temperature, num_threads=len(items)
@@ -49,10 +49,11 @@ PROGRAMS: dict[str, Callable[[LocalBackend, Workload, str, Sequence[str]], list[
 
 
 def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
-    """Runs a workload of PROGRAMS from an empty cache.
+    """Runs a workload of PROGRAMS. The cache is empty at the start, except for the shared tokens if the workload is
+    `cached`.
 
     Raises:
-        RuntimeError: not as many tokens were generated as should have been.
+        RuntimeError: the number of generated tokens is not the expected one.
     """
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
     shared, own = text_of(prompts[0][: work.shared]), [text_of(prompt[work.shared :]) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Measurements as records and as JSON."""
+"""Records of measurements, and their JSON form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sglang_lite.protocol import ParameterError
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """One workload in one way.
+    """Runs of one workload, either as requests or as a program.
 
     Attributes:
-        first: seconds of the first run, before all others: it warms up what the others find warm.
-        seconds: of each other run, in their order.
-        steps: of one of them.
+        first: seconds of the first run, which warms up the later ones.
+        seconds: seconds of each later run, in order.
+        steps: number of steps of one later run.
     """
 
     first: float
@@ -31,19 +31,19 @@ class Runs:
 
     @property
     def spread(self) -> float:
-        """Slowest less fastest, as a share of the median."""
+        """Difference between the slowest and the fastest run, as a share of the median."""
         return (max(self.seconds) - min(self.seconds)) / self.median
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A workload.
+    """Measurements of a workload.
 
     Attributes:
-        tokens: that are generated.
-        ideal: seconds at the physical limit; None on a CPU.
-        requests: as requests.
-        program: as a program; None where it is none.
+        tokens: number of generated tokens.
+        ideal: minimum seconds on this hardware; None on a CPU.
+        requests: runs as requests.
+        program: runs as a program, or None if the workload is not written as one.
     """
 
     workload: str
@@ -55,14 +55,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine and the model.
+    """Machine and model of a measurement.
 
     Attributes:
-        copy, matmul: rates as `limits.Rates` has them; None on a CPU.
-        ready: seconds that the engine took in this process.
+        copy, matmul: measured rates, as in `limits.Rates`; None on a CPU.
+        ready: seconds that the engine took to start in this process.
         first_token: seconds from the start of another process to its first token.
-        compiled: kernels that this other process had to compile.
-        tokens: room in the KV cache.
+        compiled: number of kernels that this other process had to compile.
+        tokens: capacity of the KV cache.
     """
 
     device: str
@@ -79,10 +79,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole measurement.
+    """Complete measurement.
 
     Attributes:
-        peers: by name.
+        peers: measurements of peers, by name.
     """
 
     machine: Machine
@@ -90,7 +90,7 @@ class Report:
     peers: dict[str, Figures]
 
     def save(self, path: Path) -> None:
-        """Writes JSON: the records' fields, and of each workload's runs the median and the spread.
+        """Writes the records as JSON, with the median, the spread and the number of each workload's runs.
 
         Raises:
             ParameterError: the file can't be written.

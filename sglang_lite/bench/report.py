@@ -1,5 +1,5 @@
-"""Runs workloads and prints what they took beside what they could take at best, written as programs, and what peers
-take."""
+"""Report of a benchmark: runs the workloads, and prints their times next to the hardware's minimum, their times as
+programs, and the times of peers."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def report(
     shape: str, names: Sequence[str], repeat: int, *, fp8: bool = False, model_impl: str = "native",
     file: Path | None = None,
 ) -> None:  # fmt: skip
-    """Prints a table, and a second one if a peer is installed.
+    """Measures workloads and prints a table, and a second one if a peer is installed.
 
     Args:
-        shape: of SHAPES.
-        names: of WORKLOADS; each runs once more beforehand, which is told apart.
-        repeat: times that each is measured after that.
-        fp8: weights, keys and values in 8 bits.
-        model_impl: as `load_shape`; peers are measured beside "native" alone.
-        file: to write it all to as JSON, if any.
+        shape: name of the model's shape, one of SHAPES.
+        names: names of workloads, from WORKLOADS; each runs once more beforehand, which is reported separately.
+        repeat: number of measured runs of each workload after that.
+        fp8: whether weights, keys and values have 8 bits.
+        model_impl: implementation of the model, as in `load_shape`; peers are measured only for "native".
+        file: path of a JSON file to write everything to, or None.
 
     Raises:
-        ParameterError: there is no GPU, and the shape is not for CPUs; or the file can't be written.
+        ParameterError: no GPU is available and the shape is not for CPUs, or the file can't be written.
     """
     gpu = torch.cuda.is_available()
     if not gpu and shape not in ON_CPUS:
@@ -48,7 +48,7 @@ def report(
     machine, rows = _ours(shape, names, repeat, fp8, model_impl)
     peers: dict[str, Figures] = {}
     if gpu and model_impl == "native":
-        gc.collect()  # a peer wants the whole GPU
+        gc.collect()  # because a peer takes the whole GPU
         torch.cuda.empty_cache()
         ours = {row.workload: (row.requests.median, math.nan if row.ideal is None else row.ideal) for row in rows}
         peers = compare(shape, ours, repeat, fp8=fp8)
@@ -58,7 +58,7 @@ def report(
 
 def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: str) -> tuple[Machine, list[Row]]:
     gpu = torch.cuda.is_available()
-    start = first_token(shape, fp8=fp8, model_impl=model_impl)  # before this process takes the GPU
+    start = first_token(shape, fp8=fp8, model_impl=model_impl)  # first, because this process takes the GPU
     rates = measure() if gpu else None
     started = time.perf_counter()
     with Engine.of(load_shape(shape, fp8=fp8, model_impl=model_impl)) as engine:
@@ -85,14 +85,14 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
 
 
 def _numbers(shape: str, *, fp8: bool, gpu: bool) -> str:
-    """Formats that a shape is measured in."""
+    """Number formats in which a shape is measured."""
     if not fp8:
         return "bfloat16" if gpu else "as the CPU computes"
     return "8-bit weights, bfloat16 latents" if SHAPES[shape].latent else "8-bit weights, keys and values"
 
 
 def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: int) -> Row:
-    """Measures a workload: once, then as often as `repeat` says, its ways in turn."""
+    """Measures a workload: once, then `repeat` times, alternating between requests and program."""
     ways: list[Callable[[], Measured]] = [partial(run, engine, work)]
     if name in PROGRAMS:
         ways.append(partial(run_as_program, engine, name, work))
@@ -135,12 +135,13 @@ def _print_row(row: Row) -> None:
 def compare(
     shape: str, ours: Mapping[str, tuple[float, float]], repeat: int, *, fp8: bool = False, patience: float = 1200.0
 ) -> dict[str, Figures]:
-    """Prints a table of ours beside the peers that are installed; nothing where none is. Returns the peers' figures.
+    """Measures the installed peers, prints a table of their times next to ours, and returns their measurements. Prints
+    nothing if no peer is installed.
 
     Args:
-        ours: by workload, seconds that ours took and would take at best.
-        repeat, fp8: as of `report`.
-        patience: seconds that a peer has to start. It has ten times ours for the workloads.
+        ours: median seconds and minimum seconds of this runtime, by workload.
+        repeat, fp8: as in `report`.
+        patience: seconds that a peer may take to start. In addition, it has ten times our seconds for the workloads.
     """
     limit = patience + 10 * (repeat + 1) * sum(seconds for seconds, _ in ours.values())
     peers = {name: measure_peer(name, shape, list(ours), repeat, fp8=fp8, limit=limit) for name in installed()}

@@ -1,4 +1,5 @@
-"""Engine without a model: its steps take a fixed time and bring a token each. It shows what everything else costs."""
+"""Engine core without a model: each step takes a fixed time and generates one token for each request. Shows the cost of
+everything else."""
 
 from __future__ import annotations
 
@@ -44,15 +45,16 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.structured_output.base import CompiledGrammar
 
 E = TypeVar("E")
-_TOKEN = 7  # the id of every token
+_TOKEN = 7  # id of every token
 
 
 class ScriptedCore:
-    """
+    """Core of an engine whose steps follow a script.
+
     Args:
-        model: whose tokenizer and chat template it has; none of its weights is read.
-        step_s: seconds from one step's start to the next; every generation that is open gets a token in each.
-        write: gives the text of a token, when it is told.
+        model: name or path of a model, whose tokenizer and chat template are used, but not its weights.
+        step_s: seconds from the start of one step to the next; each open generation receives a token in every step.
+        write: function that returns the text of each token.
     """
 
     def __init__(self, model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> None:
@@ -79,21 +81,21 @@ class ScriptedCore:
     def encode(self, _: EncodeRequest) -> NoReturn:
         raise reads_no_text(self.model_name)
 
-    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
-        asked.check()
-        params = resolve_params(asked.params, self.vocab_size)
-        return self._begin(_Generating(sink, asked.params, params.max_tokens, stream=asked.stream))
+    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        request.check()
+        params = resolve_params(request.params, self.vocab_size)
+        return self._begin(_Generating(sink, request.params, params.max_tokens, stream=request.stream))
 
-    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
-        asked.check()
-        if asked.program.decision is not None:
+    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
+        request.check()
+        if request.program.decision is not None:
             raise CapabilityError("a script plays no decisions.")
-        for node in asked.program.nodes:
+        for node in request.program.nodes:
             if not isinstance(node, Gen | Text):
                 raise CapabilityError("a script plays texts and generations alone.")
-        return self._begin(_Playing(sink, asked.program.nodes, self.vocab_size, stream=asked.stream))
+        return self._begin(_Playing(sink, request.program.nodes, self.vocab_size, stream=request.stream))
 
-    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         raise CapabilityError("a script scores nothing.")
 
     def open_program(
@@ -141,7 +143,7 @@ class ScriptedCore:
         for row in self._open:
             row.sink(EngineClosedError("the engine was closed before the request finished."))
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         def tell(event: E) -> None:
             sink(event)
             if flush is None:
@@ -161,19 +163,19 @@ class ScriptedCore:
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         raise CapabilityError("a script keeps no constraints.")
 
-    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
-        return self.tokenizer.encode(asked.prompt) if isinstance(asked.prompt, str) else []
+    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
+        return self.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else []
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         self._requests.wait_for_room(call, count, first=first)
 
-    def leave(self, call: Callable[[], object]) -> None:
+    def cancel_wait(self, call: Callable[[], object]) -> None:
         self._requests.leave(call)
 
-    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         return self._requests.admitted(submit, count)
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         call()
 
     def check_open(self) -> None:
@@ -207,20 +209,20 @@ class ScriptedCore:
 
 
 def scripted_engine(model: str, step_s: float, write: Callable[[], str] = "a ".__str__) -> Engine:
-    """An engine's handle on a script."""
+    """Handle of an engine with a ScriptedCore."""
     engine = Engine.__new__(Engine)
     engine.core = ScriptedCore(model, step_s, write)
     return engine
 
 
 class _Running(ABC):
-    """Request that is open."""
+    """Open request."""
 
     sink: Callable[[Any], None]
 
     @abstractmethod
     def step(self, token: str) -> bool:
-        """Takes a token. True: that was the last one."""
+        """Takes a token. Returns True if that was the last one."""
 
 
 @dataclass(eq=False)
@@ -249,7 +251,7 @@ class _Generating(_Running):
 
 
 class _Playing(_Running):
-    """A program that is played."""
+    """Open program."""
 
     def __init__(self, sink: ProgramSink, nodes: Sequence[Node], vocab_size: int, *, stream: bool) -> None:
         self.sink, self._nodes, self._vocab_size, self._stream = sink, nodes, vocab_size, stream
@@ -266,7 +268,7 @@ class _Playing(_Running):
         return False
 
     def _next(self) -> bool:
-        """Goes on to the next generation; False: there is none."""
+        """Proceeds to the next generation. Returns False if the program has none left."""
         while self._now is None and self._at < len(self._nodes):
             node = self._nodes[self._at]
             if isinstance(node, Gen):

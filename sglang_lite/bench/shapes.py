@@ -65,11 +65,12 @@ SHAPES = {
     "deepseek-v2-lite": _deepseek_v2_lite(),
     "small": _spec(256, 2, 4, 512, 10_240, kv_heads=2, head_dim=64),
 }
-ON_CPUS = {"small": 16}  # and how many times shorter texts are there: else it takes too long
+# Shapes for CPUs, and the factor by which texts are shortened there, because whole ones take too long.
+ON_CPUS = {"small": 16}
 
 
 def hf_config(name: str) -> dict[str, object]:
-    """The `config.json` that a model of this shape would have on the hub."""
+    """`config.json` that a model of this shape would have on the Hugging Face hub."""
     spec = SHAPES[name]
     family = spec.architecture
     attention, feed_forward = spec.layers[0].attention, spec.layers[0].feed_forward
@@ -102,16 +103,17 @@ def hf_config(name: str) -> dict[str, object]:
 
 
 def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> LoadedModel:
-    """A model of this shape on the first GPU, or the CPU where there is none, and a tokenizer whose tokens are words
-    without meaning.
+    """Model of a shape on the first GPU, or on the CPU if no GPU is available, with a tokenizer whose tokens are
+    meaningless words.
 
     Args:
-        fp8: weights, keys and values in 8 bits, but latents; else bfloat16.
-        model_impl: "native", or "transformers" for its code in place of ours.
+        fp8: whether weights, keys and values, but not latents, have 8 bits; bfloat16 if not.
+        model_impl: "native", or "transformers" for the code of that package instead of ours.
     """
     if model_impl == "transformers":
         return _by_transformers(name)
-    spec = spec_from_config(hf_config(name), name)  # as an engine of its folder reads it, whose kernels are known
+    # The spec that an engine reads from a folder, for which the kernels are known.
+    spec = spec_from_config(hf_config(name), name)
     device, kind, compiles = torch.device("cpu"), Decoder, None
     kv_fp8 = fp8 and not spec.latent
     if torch.cuda.is_available():
@@ -133,8 +135,8 @@ def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> L
 
 
 def _by_transformers(name: str) -> LoadedModel:
-    """The shape as transformers' code runs it."""
-    from sglang_lite.runtime.models.load_transformers import load_transformers  # and all of transformers' models
+    """Model of a shape that runs the code of transformers."""
+    from sglang_lite.runtime.models.load_transformers import load_transformers  # imports all of transformers' models
 
     spec, device = SHAPES[name], torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +146,7 @@ def _by_transformers(name: str) -> LoadedModel:
 
 
 def tokenizer(size: int) -> Tokenizer:
-    """A token for each of so many words."""
+    """Tokenizer with `size` tokens, each of which is one word."""
     words = [_word(i) for i in range(size)]
     backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, [], ignore_merges=True))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
@@ -152,11 +154,11 @@ def tokenizer(size: int) -> Tokenizer:
 
 
 def text_of(ids: Iterable[int]) -> str:
-    """Text that the tokenizer encodes to these."""
+    """Text that the tokenizer encodes to these ids."""
     return "".join(map(_word, ids))
 
 
 def _word(i: int) -> str:
-    """A blank and four letters: text is cut between words before it is encoded."""
+    """Word of a token: a blank and four letters. Text is split into these words before it is encoded."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     return " " + "".join(letters[i // 26**place % 26] for place in (3, 2, 1, 0))

@@ -1,4 +1,5 @@
-"""Seconds from the start of a process to an engine's first token: in a process of its own, as a user has it."""
+"""Time from the start of a process to an engine's first token, measured in a process of its own, as users experience
+it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from sglang_lite.protocol import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A start.
+    """Measurement of a start.
 
     Attributes:
-        seconds: until the first token.
-        compiled: kernels that were not in the cache.
+        seconds: seconds until the first token.
+        compiled: number of kernels that were not in the cache.
     """
 
     seconds: float
@@ -31,14 +32,14 @@ def first_token(shape: str, *, fp8: bool = False, model_impl: str = "native") ->
     """Starts a process that makes an engine of a shape with random weights and generates one token.
 
     Args:
-        shape: of SHAPES.
-        fp8: weights, keys and values in 8 bits.
-        model_impl: as `load_shape`.
+        shape: name of the model's shape, one of SHAPES.
+        fp8: whether weights, keys and values have 8 bits.
+        model_impl: implementation of the model, as in `load_shape`.
 
     Raises:
-        BackendError: the process generated none.
+        BackendError: the process generated no token.
     """
-    from sglang_lite.bench.shapes import SHAPES, hf_config  # and torch, which the process has to import itself
+    from sglang_lite.bench.shapes import SHAPES, hf_config  # imports torch, which the process should do by itself
 
     settings = {"model_impl": model_impl}
     if fp8:
@@ -57,7 +58,7 @@ def first_token(shape: str, *, fp8: bool = False, model_impl: str = "native") ->
 
 
 def _cached() -> int:
-    """Kernels in Triton's cache."""
+    """Number of kernels in Triton's cache."""
     if not find_spec("triton"):
         return 0
     import triton

@@ -1,4 +1,4 @@
-"""The workloads: token ids drawn at random, generated greedily or at temperature 0.6, never ended early."""
+"""Workloads: random token ids as prompts, generated greedily or at temperature 0.6, without an early end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from sglang_lite.protocol import Generation, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """
+    """Prompts of a benchmark, and the tokens to generate for them.
+
     Attributes:
-        shared: tokens that all prompts begin with.
-        own: each prompt's own tokens after them.
-        new: tokens to generate, per prompt.
-        cached: the shared tokens are in the cache before.
-        temperature: of the draws.
+        shared: number of tokens that all prompts begin with.
+        own: number of further tokens, for each prompt.
+        new: number of tokens to generate, for each prompt.
+        cached: True if the shared tokens are in the cache at the start.
+        temperature: sampling temperature.
     """
 
     shared: int
@@ -31,7 +32,7 @@ class Workload:
     temperature: float = 0.0
 
     def smaller(self, by: int) -> Workload:
-        """A workload of as many prompts, with `by` times fewer tokens."""
+        """Workload with the same number of prompts, and token counts divided by `by`."""
 
         def less(counts: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(count // by, 1) for count in counts)
@@ -48,7 +49,7 @@ def _w1() -> Workload:
     own: list[int] = []
     for _ in range(256):
         own.append(draw.randint(100, 1024))
-        for _ in range(own[-1]):  # the ids themselves
+        for _ in range(own[-1]):  # draws the token ids, which are not used, to advance the generator
             draw.randint(0, 10000)
     return Workload(0, tuple(own), tuple(draw.randint(100, 1024) for _ in range(256)), temperature=0.6)
 
@@ -66,7 +67,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds from the first submission to the last result, and steps that took."""
+    """Seconds from the first submission to the last result, and the number of steps in between."""
 
     seconds: float
     steps: int
@@ -77,11 +78,12 @@ def prepare(
     generate: Callable[[list[list[int]], tuple[int, ...], float], object],
     flush: Callable[[], object],
 ) -> list[list[int]]:
-    """A workload's prompts, once the cache of whoever is to run it holds the shared tokens, or nothing.
+    """Prompts of a workload. Prepares the cache of the engine that is to run them: it holds only the shared tokens if
+    the workload is `cached`, else nothing.
 
     Args:
-        generate: takes prompts, tokens to generate for each, and a temperature.
-        flush: empties the cache.
+        generate: function of prompts, tokens to generate for each, and a temperature.
+        flush: function that empties the cache.
     """
     prompts = work.prompts(random.Random(1))
     flush()
@@ -91,7 +93,7 @@ def prepare(
 
 
 def run(engine: Engine, work: Workload) -> Measured:
-    """Runs a workload from an empty cache."""
+    """Runs a workload. The cache is empty at the start, except for the shared tokens if the workload is `cached`."""
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
     before = engine.stats()["steps"]
     seconds = generate(engine, prompts, work.new, work.temperature)
@@ -99,7 +101,7 @@ def run(engine: Engine, work: Workload) -> Measured:
 
 
 def generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
-    """Submits a request a prompt; the seconds until the last one has ended."""
+    """Submits one request for each prompt. Returns the seconds until the last one has ended."""
     done, left = threading.Event(), len(prompts)
     failed: list[object] = []
 

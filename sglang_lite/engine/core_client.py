@@ -160,32 +160,32 @@ class CoreClient:
 
     # ----------------------------------------------------------------------------------------- submissions
 
-    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
+    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
         """Starts a generation: see `Engine.submit`."""
         self.check_open()
-        asked.check()
-        ids = self._builder.prompt_ids(asked.prompt)
-        params = self._builder.resolved(asked.params)
+        request.check()
+        ids = self._builder.prompt_ids(request.prompt)
+        params = self._builder.resolved(request.params)
         tokens = self._builder.tokens(ids, params)
-        output = self._builder.output(asked.output_ids, len(tokens), params)
-        processor = None if asked.logit_processor is None else _name_of(asked.logit_processor)
+        output = self._builder.output(request.output_ids, len(tokens), params)
+        processor = None if request.logit_processor is None else _name_of(request.logit_processor)
         number = next(self._ids)
         entry = OpenEntry(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
-            number, tokens.tobytes(), asked.params, asked.constraint, asked.stream, asked.namespace, asked.priority,
-            processor, output.tobytes(),
+            number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace,
+            request.priority, processor, output.tobytes(),
         )  # fmt: skip
-        self._begin(message, entry, lambda: self._requests.counted(sink, params.n, asked.rid, ticket))
+        self._begin(message, entry, lambda: self._requests.counted(sink, params.n, request.rid, ticket))
         return ticket
 
-    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         """Scores choices: see `Engine.submit_select`."""
         self.check_open()
-        asked.check()
-        self._builder.check_images(asked.prompt)
+        request.check()
+        self._builder.check_images(request.prompt)
         number = next(self._ids)
-        message = Score(number, asked.prompt, tuple(asked.choices), asked.unconditional, asked.namespace)
+        message = Score(number, request.prompt, tuple(request.choices), request.unconditional, request.namespace)
         self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 
@@ -200,18 +200,18 @@ class CoreClient:
         self._begin(Open(number, stream, namespace, priority), OpenEntry(), lambda: sink)
         return _OpenProgram(self, number)
 
-    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
+    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a complete program: see `Engine.run_program`."""
         self.check_open()
-        asked.check()
-        check_priority(asked.priority, self.config.policy)
-        self._builder.check_images(asked.prompt)
-        added = [each.nodes for part in asked.program.parts for each in part.added]
-        for nodes in (asked.program.nodes, *added):
+        request.check()
+        check_priority(request.priority, self.config.policy)
+        self._builder.check_images(request.prompt)
+        added = [each.nodes for part in request.program.parts for each in part.added]
+        for nodes in (request.program.nodes, *added):
             for error in self._builder.refused(nodes).values():
                 raise error
         number = next(self._ids)
-        message = Play(number, asked.prompt, asked.program, asked.stream, asked.namespace, asked.priority)
+        message = Play(number, request.prompt, request.program, request.stream, request.namespace, request.priority)
         self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
         return Ticket(partial(self._abort, number))
 
@@ -224,14 +224,14 @@ class CoreClient:
             nodes = [_without_params(node) if i in refused else node for i, node in enumerate(nodes)]
         self.send(Extend(number, path, tuple(nodes), {i: as_failure(error) for i, error in refused.items()}))
 
-    def encode(self, asked: EncodeRequest) -> Future[NDArray[np.float32]]:
+    def encode(self, request: EncodeRequest) -> Future[NDArray[np.float32]]:
         """Future of the numbers that an embedding or classification model computes for texts: float32 [N, width]."""
         self.check_open()
         encoder = self.encoder
         if encoder is None:
             raise reads_no_text(self.model_name)
         number = next(self._ids)
-        data = frame([Encode(number, asked.ids.tobytes(), asked.types.tobytes(), asked.lengths.tobytes())])
+        data = frame([Encode(number, request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes())])
         found: Future[NDArray[np.float32]] = Future()
         self._call(number, data).add_done_callback(partial(_as_vectors, found, encoder.width))
         return found
@@ -260,15 +260,15 @@ class CoreClient:
         self._ask("compile", constraint=constraint)
         return compiled
 
-    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
+    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
         """Token ids of a request's prompt. Raises ParameterError if the request could not be run."""
-        ids, params = self._builder.prompt_ids(asked.prompt), self._builder.resolved(asked.params)
-        self._builder.output(asked.output_ids, len(self._builder.tokens(ids, params)), params)
+        ids, params = self._builder.prompt_ids(request.prompt), self._builder.resolved(request.params)
+        self._builder.output(request.output_ids, len(self._builder.tokens(ids, params)), params)
         return ids
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that also calls `flush`: once for all events that arrive in one frame."""
-        return self._events.flushed(sink, flush)
+        return self._events.with_flush(sink, flush)
 
     # ----------------------------------------------------------------------------------- waiting for room
 
@@ -276,17 +276,17 @@ class CoreClient:
         """Calls back when there is room for more requests: see `OpenRequests.wait_for_room`."""
         self._requests.wait_for_room(call, count, first=first)
 
-    def leave(self, call: Callable[[], object]) -> None:
+    def cancel_wait(self, call: Callable[[], object]) -> None:
         """Withdraws a callback that waits for room: see `OpenRequests.leave`."""
         self._requests.leave(call)
 
-    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as there is room: see `OpenRequests.admitted`."""
         return self._requests.admitted(submit, count)
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
-        self._events.later(call)
+        self._events.call_soon(call)
 
     # --------------------------------------------------------------------------------- state of the engine
 
@@ -359,13 +359,13 @@ class CoreClient:
         if os.getpid() != self._home:
             self._closed, self._why_closed = True, "the engine is closed."
             return
-        self.hang_up()
+        self.disconnect()
         if self._compiler is not None:
             self._compiler.close()
         if threading.current_thread() is not self._events.reader:
             self._events.reader.join(patience_s)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
         may call it on a thread that holds any lock."""
         if os.getpid() == self._home and not self._closed:
@@ -571,6 +571,6 @@ _running: weakref.WeakSet[CoreClient] = weakref.WeakSet()
 def _end_all() -> None:
     running = list(_running)
     for core in running:
-        core.hang_up()
+        core.disconnect()
     for core in running:
         core.close(2 * spawned_process.PATIENCE_S)  # waits for a sink that has not returned

@@ -168,10 +168,10 @@ class Engine:
             OverloadedError: too many requests are waiting.
             EngineClosedError: the engine is closed.
         """
-        asked = GenerateRequest(
+        request = GenerateRequest(
             prompt, params, constraint, stream, namespace, priority, logit_processor, rid, output_ids
         )  # fmt: skip
-        return self.core.submit(asked, self.core.flushed(sink, flush))
+        return self.core.submit(request, self.core.with_flush(sink, flush))
 
     def complete(
         self,
@@ -186,13 +186,13 @@ class Engine:
         future: Future[Generation] = Future()
         return _result(future, self.submit(prompt, params, constraint, sink=_into(future)))
 
-    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as there is room for `count` requests, and returns the result of `submit()`.
 
         Raises:
             SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
         """
-        return self.core.admitted(submit, count)
+        return self.core.submit_when_room(submit, count)
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles a constraint, so that later requests find it ready. May take seconds.
@@ -227,8 +227,8 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        asked = SelectRequest(prompt, choices, unconditional, namespace)
-        return self.core.submit_select(asked, self.core.flushed(sink, flush))
+        request = SelectRequest(prompt, choices, unconditional, namespace)
+        return self.core.submit_select(request, self.core.with_flush(sink, flush))
 
     def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices as `submit_select` does, and waits for the result."""
@@ -263,7 +263,7 @@ class Engine:
             EngineClosedError: the engine is closed.
             ParameterError: a priority was given, and the engine's policy isn't "priority".
         """
-        sink = self.core.flushed(sink, flush)
+        sink = self.core.with_flush(sink, flush)
         return self.core.open_program(sink, stream=stream, namespace=namespace, priority=priority)
 
     def run_program(
@@ -285,7 +285,7 @@ class Engine:
         Raises:
             ParameterError, OverloadedError, EngineClosedError: as `submit`.
         """
-        sink = sink if flush is None else self.core.flushed(sink, flush)
+        sink = sink if flush is None else self.core.with_flush(sink, flush)
         return self.core.run_program(ProgramRequest(prompt, program, stream, namespace, priority), sink)
 
     def play(self, prompt: Prompt | str, program: Program) -> tuple[ProgramResult, list[Played]]:
@@ -447,7 +447,7 @@ def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     from sglang_lite.engine.core_client import CoreClient  # while the process starts
 
     core = CoreClient(config, path, process)
-    weakref.finalize(engine, core.hang_up).atexit = False
+    weakref.finalize(engine, core.disconnect).atexit = False
     return core
 
 

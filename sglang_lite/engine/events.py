@@ -69,7 +69,7 @@ class Events:
         self._asked[number] = (process, future)
         return future
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that also calls `flush`: once for all events that arrive in one frame."""
 
         def tell(event: E) -> None:
@@ -83,7 +83,7 @@ class Events:
 
         return tell
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
         self._late.append(call)
 
@@ -138,7 +138,7 @@ class Events:
         del found  # without the lock: destructors of what the entry refers to may send
 
     def flush(self) -> None:
-        """Calls the flushes of the sinks that were called since the last time, and the callbacks of `later`."""
+        """Calls the flushes of the sinks that were called since the last time, and the callbacks of `call_soon`."""
         flushes, self._flushes = self._flushes, {}
         for flush in flushes:
             try:

@@ -179,7 +179,7 @@ class AsyncEngine:
         run = partial(
             self.engine.core.run_program,
             ProgramRequest(prompt, program, stream, namespace, priority),
-            self.engine.core.flushed(events.put, self._relay.flush),
+            self.engine.core.with_flush(events.put, self._relay.flush),
         )
         with self._ends(await _submitted(run, _length(prompt))) as submitted:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:

@@ -92,7 +92,7 @@ class RowPlayer:
 
     async def _begin_one(self, number: int, asked: ProgramRequest | SglError) -> bool:
         """Submits a row. Returns False if the engine has no room before another row has ended."""
-        sink = self._core.flushed(self._sink(number), self._flush)
+        sink = self._core.with_flush(self._sink(number), self._flush)
         try:
             if isinstance(asked, SglError):
                 raise asked
@@ -104,7 +104,7 @@ class RowPlayer:
                     del self._events[number]
                     self._put_off = number, asked
                     return False
-                self._tickets[number] = await self._core.admitted(submit, 1)
+                self._tickets[number] = await self._core.submit_when_room(submit, 1)
         except SglError as error:
             self._events[number].append(error)
             self._ended.append(number)

@@ -1,4 +1,4 @@
-"""Errors as data, and back."""
+"""Conversion of errors to records, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERRORS: Final = {
         WireError,
     )
 }  # fmt: skip
-_OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # what single classes add, and whether it is always there
+_OWN: Final[dict[type[SglError], dict[str, bool]]] = {  # members that a class adds, and whether they are required
     errors.ParameterError: {"parameter": True},
     errors.CapabilityError: {"parameter": False},
     errors.ConstraintError: {"pointer": False},
@@ -37,7 +37,7 @@ _LONGEST_REPR = 200
 
 
 class Failure(Variant, frozen=True, tag="Error"):
-    """An error: what all have, then what single classes add."""
+    """Error as a record: members of all errors, then members that single classes add."""
 
     type: str
     message: str
@@ -91,9 +91,10 @@ def _text(text: object) -> str:
 
 
 def as_error(failure: Failure) -> SglError:
-    """
+    """Error that a record describes.
+
     Raises:
-        WireError: its class is unknown, or has other members.
+        WireError: the error's class is unknown, a required member is missing, or a member does not belong to the class.
     """
     kind = ERRORS.get(failure.type)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Limits on the size of a message, and errors with the place in it."""
+"""Limits on the size of a message, and the errors for exceeding them, with the place in the message."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Final, NamedTuple
 
 from sglang_lite.errors import WireError
 
-INTEGERS: Final = range(-(2**63), 2**64)  # what msgpack has
+INTEGERS: Final = range(-(2**63), 2**64)  # the range of msgpack's integers
 
 
 class Limits(NamedTuple):
-    """Limits of a message, for who sends it and who reads it.
+    """Limits of a message, for its sender and its reader.
 
     Attributes:
-        bytes: its size.
-        depth: of objects and lists inside one another.
-        items: values and names, each of which may take 60 times its bytes in memory.
+        bytes: size of the message.
+        depth: number of objects and lists inside one another.
+        items: number of values and names; each may take 60 times its bytes in memory.
     """
 
     bytes: int = 2**26
@@ -28,7 +28,7 @@ LIMITS: Final = Limits()
 
 
 def pointer_to(path: Iterable[str | int]) -> str:
-    """A JSON Pointer (RFC 6901)."""
+    """JSON Pointer (RFC 6901) to a path of names and indices."""
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1'):.200}" for part in path)
 
 

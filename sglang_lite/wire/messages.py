@@ -1,4 +1,4 @@
-"""Messages: one record or error each, to bytes and back."""
+"""Encoding and decoding of messages, each of which is one record or error."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Message: TypeAlias = Record | SglError
 
 
 class RecordedCallData(recording.RecordedCall, frozen=True):
-    """RecordedCall, with an error as data."""
+    """RecordedCall whose error is a record, too."""
 
-    error: Failure | None = None  # type: ignore[assignment] # as data
+    error: Failure | None = None  # type: ignore[assignment] # a record
 
 
 class PlayedData(Record, frozen=True):
-    """Played, with an error as data."""
+    """Played event whose error, if any, is a record."""
 
     path: tuple[int, ...]
     name: str | None
     event: Delta | Generation | Selection | Failure
 
 
-# What may be sent, by its name.
+# Types that may be sent, by name.
 TYPES: Final[dict[str, type[Record]]] = {
     kind.__name__: kind
     for kind in (
@@ -68,17 +68,17 @@ _READ: Final[dict[str, type[Record]]] = {
 _DATA: Final = b',"data":'
 _HEADS: Final = {b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()}
 _LONG: Final = re.compile(rb"[0-9]{19}")
-_PERHAPS_WIDE: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # more than 64 bits
+_PERHAPS_WIDE: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # may have more than 64 bits
 _LONGEST_HEAD: Final = max(map(len, _HEADS))
 _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _ENVELOPE: Final = {"version", "type", "data"}
 
 
 def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS) -> bytes:
-    """A record or an error as data.
+    """Serialises a record or an error.
 
     Raises:
-        WireError: something in it has no form, or it is too large.
+        WireError: a value has no representation, or a limit is exceeded.
     """
     try:
         name, data = _named(message)
@@ -88,20 +88,20 @@ def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS)
         else:
             content = _without_odd_floats(msgspec.to_builtins(data, enc_hook=location_names)) if odd else data
             found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=location_names)
-    except RecursionError:  # the caller is deep in a recursion of its own
+    except RecursionError:  # the caller is deep in its own recursion
         raise too_deep(["data"], limits) from None
     if len(found) > limits.bytes:
         raise too_large(len(found), limits)
-    if len(found) > limits.items:  # there may be as many
+    if len(found) > limits.items:  # only then can it have too many items
         _scan(found, form, limits)
     return found
 
 
 def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limits: Limits = LIMITS) -> Message:
-    """The record or error that data tells of.
+    """Record or error that serialised data contains.
 
     Raises:
-        WireError: anything is wrong with the data.
+        WireError: the data is not a valid message, or exceeds a limit.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ParameterError("data", f"{data!r:.60} is no bytes.")
@@ -116,7 +116,7 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
             found = _read(name, content, form, odd=odd)
             if odd:
                 check(found, limits)
-    except RecursionError:  # the caller is deep in a recursion of its own
+    except RecursionError:  # the caller is deep in its own recursion
         raise too_deep(["data"], limits) from None
     if isinstance(found, Failure):
         return as_error(found)
@@ -145,7 +145,7 @@ def _scan(data: bytes, form: Form, limits: Limits) -> bool:
 
 
 def _named(message: Message) -> tuple[str, Record]:
-    """The name of a message's type, and its data as a record."""
+    """Name of a message's type, and its data as a record."""
     if isinstance(message, SglError):
         return "Error", as_failure(message)
     name = type(message).__name__
@@ -161,7 +161,7 @@ def _named(message: Message) -> tuple[str, Record]:
 
 
 def _opened(data: bytes, form: Form) -> tuple[str, msgspec.Raw]:
-    """The type and content of a message of this version."""
+    """Type name and undecoded content of a message of this version."""
     try:
         envelope = _decoder(dict[str, msgspec.Raw], form).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -189,10 +189,11 @@ def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: Form) -
 
 
 def _read_as_written(data: bytes, limits: Limits) -> Any:
-    """The record of JSON that is, byte for byte, what `encode` would write of it. None: of JSON that is not, and where
-    a limit might be reached.
+    """Record of JSON that is, byte for byte, what `encode` would write for that record. None for other JSON, and for
+    JSON that may exceed a limit.
 
-    Such data needs no scan: a name that came twice or half of a surrogate pair would not have been written again.
+    Valid data of this form needs no scan: a name that occurs twice, or half of a surrogate pair, would not be written
+    again.
     """
     end = data.find(_DATA, 0, _LONGEST_HEAD) + len(_DATA)
     kind = _HEADS.get(data[:end])
@@ -205,7 +206,7 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
         found = _decoder(kind, "json").decode(content)
         again = msgspec.json.encode(found, enc_hook=location_names)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None  # the scan tells what is wrong
+        return None  # the scan reports the fault
     if again != content or not data.endswith(b"}") or not is_shallow(data, limits.depth):
         return None
     return found
@@ -228,7 +229,8 @@ def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpa
 
 
 def location_names(place: Location) -> tuple[str, int, str]:
-    """A Location as data: the only class that is no record. (`check` has refused all others.)"""
+    """Location as data, for msgspec. No other object that is not a record gets here, because `check` refuses the
+    rest."""
     return place.names
 
 
@@ -237,7 +239,7 @@ def location_from(kind: type[Location], names: Json) -> Location:
 
 
 def _translated(error: Exception, above: str) -> WireError:
-    """A library's error, its path (`$.a[0]`) as a JSON Pointer."""
+    """WireError for an error of msgspec, whose path (`$.a[0]`) becomes a JSON Pointer."""
     message, _, path = str(error).partition(" - at `")
     path = path.rpartition("$")[2].rstrip("`")
     return WireError(message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", ""))

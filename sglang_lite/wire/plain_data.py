@@ -1,4 +1,4 @@
-"""Checks of records before they are sent: that all of them has a form."""
+"""Checks that records can be serialised, before they are sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from sglang_lite.protocol.sampling import Unset
 from sglang_lite.wire.limits import INTEGERS, Limits, pointer_to, too_deep
 from sglang_lite.wire.scan import FLOAT
 
-_FREE = frozenset({"meta", "value"})  # members of records that hold any plain data
+_FREE = frozenset({"meta", "value"})  # members of records that contain any plain data
 
 
 class _RefusedError(Exception):
-    """Refusal of a value that can't be sent. The path to it grows from its end while this is raised."""
+    """Refusal of a value that can't be sent. Each caller that this passes through adds its part of the path to the
+    value, innermost first."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -29,13 +30,13 @@ class _RefusedError(Exception):
 
 
 def check(record: Record, limits: Limits) -> bool:
-    """Checks all of a record.
+    """Checks all values of a record.
 
     Returns:
-        Whether it has a float that JSON does not have.
+        True if the record has a float that JSON lacks (infinite or NaN).
     """
     try:
-        return _check_record(record, limits.depth - 1)  # inside the message's object
+        return _check_record(record, limits.depth - 1)  # the message's object takes one level
     except _RefusedError as refused:
         raise refused.error(["data"]) from None
     except RecursionError:
@@ -43,7 +44,7 @@ def check(record: Record, limits: Limits) -> bool:
 
 
 def is_plain(value: object, limits: Limits) -> bool:
-    """Tells whether a value is data that may stand in `meta`."""
+    """True if a value is plain data, which may be part of `meta`."""
     try:
         _check(value, limits.depth // 2, plain=True)
     except (_RefusedError, RecursionError):
@@ -116,7 +117,7 @@ def _check_items(items: Any, depth: int, *, plain: bool) -> bool:
     if not depth:
         raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
     odd = False
-    if set(map(type, items)) == {int} and min(items) in INTEGERS and max(items) in INTEGERS:  # token ids
+    if set(map(type, items)) == {int} and min(items) in INTEGERS and max(items) in INTEGERS:  # fast path for token ids
         return False
     for i, item in enumerate(items):
         try:

@@ -1,8 +1,8 @@
-"""Results of a compiled program's rows in frames, as two ends of this package send them to each other.
+"""Frames of row results: results of a compiled program's rows, sent between two processes that run this package.
 
-A frame is the length of its content (4 bytes, big-endian), then the content: a list of rows in msgpack. A frame without
-a row is the last one. What is in one is typed and bounded, and not scanned value by value as messages are, which would
-take longer than all the rest.
+A frame is the length of its content (4 bytes, big-endian), followed by the content: a list of rows in msgpack. A frame
+without rows is the last one. Decoding is typed and bounded in size. Contents are not scanned value by value, as
+messages are, because that would take longer than all other work.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sglang_lite.wire.failure import Failure, as_error, as_failure
 
 MOST_BYTES: Final = 1 << 28
 HEADER: Final = 4  # bytes
-FRAMES: Final = "application/x-sglang-lite-rows"  # the type of such a stream
+FRAMES: Final = "application/x-sglang-lite-rows"  # media type of a stream of frames
 RowEvent: TypeAlias = "Played | ProgramResult | SglError"
-Row: TypeAlias = "tuple[int, Sequence[RowEvent]]"  # its number, and its events: the last one is its end
+Row: TypeAlias = "tuple[int, Sequence[RowEvent]]"  # number of the row, and its events: the last one is its end
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
-    """A row: what its nodes have brought, and its text or what it failed with."""
+    """Row as data: events of its nodes, and its text or error."""
 
     number: int
     played: list[tuple[tuple[int, ...], str | None, Delta | Generation | Selection | Failure]]
@@ -37,7 +37,7 @@ LAST: Final = b"\0\0\0\1\x90"
 
 
 def frame_of(rows: Sequence[Row]) -> bytes:
-    """A frame of rows. One that has no form as data has that as its error."""
+    """Serialises rows to a frame. A row that can't be serialised is replaced by that error, in a frame of its own."""
     try:
         return _framed([_as_data(*row) for row in rows])
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -69,10 +69,10 @@ def _as_data(number: int, events: Sequence[RowEvent]) -> _Row:
 
 
 class FrameReader:
-    """Frames out of bytes that are cut anywhere.
+    """Parser of frames in bytes that are cut anywhere.
 
     Attributes:
-        ended: the last one has come.
+        ended: True once the last frame has arrived.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ class FrameReader:
         self.ended = False
 
     def feed(self, chunk: bytes) -> list[Row]:
-        """The rows that are complete with these bytes.
+        """Rows that these bytes complete.
 
         Raises:
-            WireError: they are no frames.
+            WireError: the bytes are not frames of rows.
         """
         self._data += chunk
         found: list[Row] = []

@@ -1,6 +1,6 @@
-"""Scans of bytes, before anything is made of them: limits, doubled names, texts, wide integers. Time and memory are
-linear in the bytes, up to the limit of items. Whether JSON is well-formed is left to who decodes it.
-"""
+"""Scans of serialised data, before anything is built from it: for limits, names that occur twice, invalid texts, wide
+integers. Time and memory are linear in the number of bytes, up to the limit of items. JSON's syntax is left to the
+decoder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, Final
 from sglang_lite.errors import WireError
 from sglang_lite.wire.limits import INTEGERS, Limits, cut_short, doubled, pointer_to, too_deep, too_many, too_wide
 
-FLOAT: Final = "$float"  # the name of what stands for a number that JSON does not have
+FLOAT: Final = "$float"  # name of the object that stands for a number which JSON lacks
 
-# Possessive, so that no text makes it try again. A string that doesn't end is a group of its own for the same reason.
+# Possessive quantifiers: no text causes backtracking. An unterminated string has a group of its own for the same
+# reason.
 _JSON: Final = re.compile(
     r"""("[^"\\]*+(?:\\.[^"\\]*+)*+") ([ \t\r\n]*+:)?+
     |   (")
@@ -31,20 +32,20 @@ _BLANKS: Final = " \t\r\n"
 _DIGITS: Final = re.compile(r"[0-9]{19}")
 _INTEGER: Final = re.compile(r"(?<![-+.0-9eE])-?[0-9]{19,}(?![.0-9eE])")
 
-# The containers that a scan is in are three lists, outermost first: what its names have been (None in a list), the name
-# or index of what comes, and in msgpack how many items are left.
+# The open containers are kept in stacks, outermost first: the names seen so far (None in a list), the name or index of
+# the current item, and in msgpack the numbers of items.
 
 
 def scan_json(text: str, limits: Limits) -> bool:
     """Scans JSON.
 
     Returns:
-        Whether the name `$float` is in it.
+        True if the name `$float` occurs in the data.
     """
     items, floats = 0, False
-    wide = _DIGITS.search(text) is not None  # somewhere, if only in a string
+    wide = _DIGITS.search(text) is not None  # somewhere, perhaps only in a string
     path: list[Any] = []
-    names: set[str] | None = None  # of the innermost container
+    names: set[str] | None = None  # names seen in the innermost container
     outer: list[set[str] | None] = []
     for token in _JSON.finditer(text):
         kind = token.lastindex
@@ -101,7 +102,7 @@ def _unescaped(name: str) -> str:
     try:
         return str(json.loads(name))
     except ValueError:
-        return name  # malformed
+        return name  # malformed: the decoder will report that
 
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -109,7 +110,7 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def is_shallow(data: bytes, depth: int) -> bool:
-    """Tells whether well-formed JSON is nested no deeper than that."""
+    """True if well-formed JSON is nested no deeper than `depth`."""
     if data.count(b"[") + data.count(b"{") <= depth:
         return True
     brackets = _STRINGS.sub(b"", data).translate(None, _NO_BRACKETS)
@@ -118,15 +119,15 @@ def is_shallow(data: bytes, depth: int) -> bool:
 
 # --------------------------------------------------------------------------------------------------- msgpack
 
-_SCALAR: Final = (  # of a fixed width
+_SCALAR: Final = (  # scalars of a fixed width
     rb"[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8}"
 )
 _RUN: Final = 64
 _SCALARS_RUN: Final = re.compile(rb"(?:" + _SCALAR + rb"){%d}" % _RUN, re.DOTALL)
-_WIDTHS: Final = [  # of those, by their first byte
+_WIDTHS: Final = [  # bytes of these scalars by their first byte; 0 for other kinds
     *([1] * 0x80), *([0] * 0x40), 1, 0, 1, 1, *([0] * 6), 5, 9, 2, 3, 5, 9, 2, 3, 5, 9, *([0] * 12), *([1] * 0x20),
 ]  # fmt: skip
-# Other kinds: how many bytes their length has, then what it is with the head's own bits where it has none.
+# Other kinds, by their first byte: (kind, number of bytes of the length that follows, length in the first byte itself).
 _STRING, _BYTES, _LIST, _OBJECT = range(4)
 _KINDS: Final = {
     **{head: (_STRING, 0, head & 31) for head in range(0xA0, 0xC0)},
@@ -139,14 +140,15 @@ _KINDS: Final = {
 
 
 def scan_msgpack(data: bytes, limits: Limits) -> bool:
-    """Scans msgpack. What passes is well-formed.
+    """Scans msgpack. Data that passes is well-formed.
 
     Returns:
-        Whether there are bytes in it, or the name `$float`.
+        True if bytes, or the name `$float`, occur in the data.
     """
     at, size, items, odd = 0, len(data), 1, False
     path: list[str | int] = []
-    names: set[str] | None = None  # of the innermost container, as `count` and `left`, how many items it has
+    # Of the innermost container: the names seen, its number of items (`count`), and the items not read yet (`left`).
+    names: set[str] | None = None
     count = left = 1
     outer: list[tuple[set[str] | None, int, int]] = []
     while left or outer:
@@ -181,7 +183,7 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
             odd = True
             at = end
         else:
-            inside = end - at  # as many items
+            inside = end - at  # number of items, or of pairs
             if len(path) >= limits.depth:
                 raise too_deep(path, limits)
             items += inside if kind == _LIST else 2 * inside
@@ -199,7 +201,8 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
 
 
 def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
-    """The kind of what begins at `at`, where its content begins, and where that ends if an item is a byte."""
+    """Kind of the value that begins at `at`, start of its content, and end of its content if each item takes one
+    byte."""
     try:
         kind, width, length = _KINDS[data[at]]
     except IndexError:
@@ -210,7 +213,7 @@ def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
     if width:
         length = int.from_bytes(data[at : at + width], "big")
         at += width
-    if at + length > len(data):  # an item has a byte or more
+    if at + length > len(data):  # each item takes at least one byte
         raise cut_short(path)
     return kind, at, at + length
 

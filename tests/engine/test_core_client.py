@@ -324,7 +324,7 @@ def test_who_waited_for_room_on_a_loop_that_was_closed_takes_it_from_nobody(own,
         for sink in sinks:
             engine.submit("ab", GREEDY, sink=sink, rid=f"room{id(sink)}")
         loop = asyncio.new_event_loop()
-        waiting = loop.create_task(engine.admitted(lambda: engine.submit("ab", GREEDY, sink=print), 1))
+        waiting = loop.create_task(engine.submit_when_room(lambda: engine.submit("ab", GREEDY, sink=print), 1))
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()

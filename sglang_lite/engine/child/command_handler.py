@@ -308,7 +308,7 @@ class CommandHandler:
         self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
     ) -> None:
         if submission.aborted:
-            core.leave(submission.again)
+            core.cancel_wait(submission.again)
             return
         try:
             self._try(core, submission, submit, first=True)
@@ -331,7 +331,7 @@ class CommandHandler:
         except OverloadedError:
             core.wait_for_room(submission.again, submission.last, first=first)
             if submission.aborted:
-                core.leave(submission.again)
+                core.cancel_wait(submission.again)
             return
         if submission.aborted:
             submission.ticket.abort()
@@ -342,10 +342,10 @@ class CommandHandler:
             submission.ticket.abort()
         else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
-            core.leave(submission.again)
+            core.cancel_wait(submission.again)
 
     def _sink(self, core: EngineCore, submission: _Submission) -> Callable[[Any], None]:
-        return core.flushed(partial(self._tell, submission), self._outgoing.flush)
+        return core.with_flush(partial(self._tell, submission), self._outgoing.flush)
 
     def _tell(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError

@@ -56,7 +56,7 @@ class Running:
         decode = partial(engine.tokenizer.decode, skip_special=False)
         for number, call in enumerate(calls):
             try:
-                ids = engine.checked_ids(call)
+                ids = engine.validated_prompt_ids(call)
             except SglError as error:
                 error.add_note(f"in prompt {number} of {len(calls)}")
                 raise
@@ -78,7 +78,7 @@ class Running:
         while self._waiting:
             first, call = self._waiting[0]
             try:
-                sink = self._engine.flushed(partial(_post, self._post, first), self._flush)
+                sink = self._engine.with_flush(partial(_post, self._post, first), self._flush)
                 ticket = self._engine.submit(call, sink)
             except OverloadedError:
                 if self._running:
@@ -150,14 +150,14 @@ class Running:
         self._waiting.clear()
         call, self._call = self._call, None
         if call is not None:
-            self._engine.leave(call)
+            self._engine.cancel_wait(call)
         for answer, ticket in zip(self._answers, self._tickets):
             if ticket is not None and answer.outcome is None:
                 ticket.abort()
 
     def drop(self) -> None:
         """Aborts on the engine's thread. For a garbage collector's call, whose thread may hold any lock."""
-        self._engine.later(self.abort)
+        self._engine.call_soon(self.abort)
 
 
 class Stream(Iterator[dict[str, Any]]):

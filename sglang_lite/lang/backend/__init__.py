@@ -1,1 +1,1 @@
-"""Backends, which programs run on."""
+"""Backends: implementations that generate text for programs."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API through the official SDK."""
+"""Backend for Anthropic's Messages API, through the official SDK."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ from sglang_lite.protocol.anything import Foreign
 
 
 class Anthropic(RemoteBackend):
-    """A Claude model. Schemas, types and choices are native structured outputs. Only parameters that were set are
-    sent, and `max_tokens`, which the API wants (128 where it is unset).
+    """Backend for Claude models. Native structured outputs enforce schemas, types and choices. Requests contain only
+    the parameters that were set, and `max_tokens`, which the API requires (128 if unset).
 
     Args:
-        model_name: the model.
-        *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: what the model accepts, by name ("anthropic/claude-opus-5") or as a Profile; None: its name decides.
-        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
-        capabilities: what the model can do; overrides `profile`.
-        reasoning_effort: how much the model thinks: "low", "medium", "high" …; None: the provider's default.
-        client: an `AsyncAnthropic` to use, instead of arguments for one.
-        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
+        model_name: name of the model.
+        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
+        profile: features of the model, by profile name ("anthropic/claude-opus-5") or as a Profile; None to look the
+            model up by its name.
+        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
+            docs/backends.md.
+        capabilities: features of the model; overrides `profile`.
+        reasoning_effort: amount of reasoning: "low", "medium", "high" …; None for the provider's default.
+        client: existing `AsyncAnthropic` client to use, instead of arguments for a new one.
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
+            RateLimit).
 
     Attributes:
-        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: the SDK refuses the arguments, or has no API key.
+        ParameterError: the SDK rejects the arguments, or no API key is given.
     """
 
     provider = "anthropic"
-    select_params = SamplingParams(max_tokens=4096)  # the choices limit the length
+    select_params = SamplingParams(max_tokens=4096)  # generous, because the choices bound the length
 
     @tells_names
     def __init__(
@@ -95,14 +98,16 @@ class Anthropic(RemoteBackend):
 
 
 class Repeated:
-    """Blanks at the end of a begun turn, which the API is not given: an answer that begins with them loses them."""
+    """Filter for whitespace at the end of a begun turn. The API receives the turn without it, so an answer may begin
+    with the same whitespace, which is removed."""
 
     def __init__(self, begun: str) -> None:
         self._blanks = begun[len(begun.rstrip()) :]
         self._left, self._held = self._blanks, ""
 
     def left_out(self, event: Delta | Generation) -> Delta | Generation | None:
-        """The event without them; None: it has nothing else so far."""
+        """Returns the event without the repeated whitespace, or None if no new text or reasoning is left in the
+        event."""
         if isinstance(event, Generation):
             return msgspec.structs.replace(event, text=event.text.removeprefix(self._blanks))
         text = self._held + event.text

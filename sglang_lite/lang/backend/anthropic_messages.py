@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: requests and answers."""
+"""Requests to Anthropic's Messages API, and readers of its answers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
-ANSWER = "answer"  # name of the tool that is called with the answer
-DEFAULT_MAX_TOKENS = 128  # of a generation that sets none, as everywhere; the API wants one
+ANSWER = "answer"  # name of the tool whose input is the answer
+DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends; the API requires the field
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def request(question: Question) -> dict[str, Json]:
-    """Arguments of `messages.create`.
+    """Arguments of `messages.create` for a question.
 
     Raises:
-        CapabilityError: an image or a begun turn that the API does not take.
+        CapabilityError: the API does not accept an image of the prompt, or the prompt has text in its open turn and the
+            answer a constraint.
     """
     messages = _messages(question)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
@@ -44,7 +45,7 @@ def request(question: Question) -> dict[str, Json]:
     }  # fmt: skip
     if system:
         asked["system"] = "\n\n".join(str(message["content"]) for message in system)
-    prefill = question.prompt.partial.rstrip()  # the API takes none that ends in blanks
+    prefill = question.prompt.partial.rstrip()  # the API rejects a prefill that ends in whitespace
     if prefill:
         if question.shape is not None:
             raise CapabilityError(
@@ -65,13 +66,13 @@ def _parameters(question: Question) -> dict[str, Any]:
                 asked["max_tokens"] = value
             case "stop":
                 asked["stop_sequences"] = value
-            case _:  # the SDK knows no parameter that only older models take
+            case _:  # the SDK has no keyword for parameters that only older models accept
                 extra[name] = value
     return asked | ({"extra_body": extra} if extra else {})
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """Fields that ask for the shape of the answer."""
+    """Request fields that specify the form of the answer."""
     output: dict[str, Any] = {} if question.target.effort is None else {"effort": question.target.effort}
     asked: dict[str, Any] = {}
     match question.shape:
@@ -94,7 +95,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:
-    """The conversation as the API takes it: a turn with thoughts and calls as the model made it."""
+    """Conversation in the API's form. A turn with thinking or tool calls is sent as the model's original blocks, and
+    the results of its calls as `tool_result` blocks."""
     messages: list[dict[str, Any]] = []
     for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
         content: Any = list(returned) if returned is not None else _content(message, question.target.model)
@@ -137,14 +139,14 @@ def _source(image: Image, model: str) -> dict[str, str]:
 
 
 class MessagesReader(Reader):
-    """Reader of the events of a message, or of several of which each continues the one before."""
+    """Reader of the events of one message, or of several messages of which each continues the previous one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sample = PartialAnswer(thoughts="")
         self.samples = {0: self._sample}
-        self._start: Any = None  # usage at the start of the message
-        self._first = 0  # its first block, after those of messages before it
+        self._start: Any = None  # usage that `message_start` reported
+        self._first = 0  # index of its first block in the sample's items, after the blocks of earlier messages
 
     def event(self, said: Foreign) -> Sequence[Delta]:
         sample = self._sample
@@ -164,7 +166,7 @@ class MessagesReader(Reader):
         return ()
 
     def _add(self, delta: Any, place: int) -> Sequence[Delta]:
-        """Adds what is new in a block."""
+        """Adds a block's delta to the sample, and returns its new text or thinking."""
         sample = self._sample
         block = sample.items[place] if place < len(sample.items) else {}
         match delta.type:
@@ -183,7 +185,7 @@ class MessagesReader(Reader):
         return ()
 
     def _end(self, said: Any) -> None:
-        """Reads how the message ends."""
+        """Reads the end of a message: stop reason, refusal, tool inputs and usage."""
         sample = self._sample
         sample.reason, sample.matched = said.delta.stop_reason, said.delta.stop_sequence
         sample.cut = sample.reason in ("max_tokens", "model_context_window_exceeded")
@@ -194,14 +196,15 @@ class MessagesReader(Reader):
         for place, call in sample.calls.items():
             sample.items[place]["input"] = _parsed(call.arguments)
         if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.items):
-            plain, sample.items = sample.items, []  # its text says it all
+            plain, sample.items = sample.items, []  # later turns contain its text anyway
             if self.paused:
                 sample.items = plain
         self.usage = total_usage((self.usage, _cost(self._start, said.usage)))
 
 
 def _parsed(arguments: str) -> Any:
-    """A call's input, as the API wants it back. What is no JSON is refused where its value is read."""
+    """Input of a tool call as the object that the API expects back, or {} if the model's text is not JSON. The reader
+    of the value reports that error."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:
@@ -209,13 +212,15 @@ def _parsed(arguments: str) -> Any:
 
 
 def _resumed(asked: dict[str, Any], reader: Any) -> dict[str, Any]:
-    """A request with what the model has said so far, which it continues."""
+    """Arguments of a request that makes the model continue: the previous ones, with its output so far as an assistant
+    message."""
     said = {"role": "assistant", "content": list(reader.samples[0].items)}
     return {**asked, "messages": [*asked["messages"], said]}
 
 
 def _cost(start: Any, end: Any) -> Usage:
-    """Usage of a message: told at its start, and again, for some of it, at its end."""
+    """Usage of a message. The API reports it at the start, and some of it again at the end; the end's counts take
+    precedence."""
 
     def tokens(name: str) -> int:
         return getattr(end, name, None) or getattr(start, name, None) or 0
@@ -230,5 +235,6 @@ def _cost(start: Any, end: Any) -> Usage:
 
 MESSAGES = Api(
     request, lambda client: client.messages.create, {"stream": True}, MessagesReader,
-    always_streams=True, resumed=_resumed,  # the SDK refuses to wait for a long answer
+    # The SDK rejects requests that may take long unless they stream.
+    always_streams=True, resumed=_resumed,
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Asking an API: the call and those that continue it, the deltas of its stream, the samples that its answer makes.
+"""Client that asks an API: makes the call and the calls that continue it, yields the deltas of a stream, and builds the
+samples of the answer.
 
-Nothing here knows a provider's requests or answers: an `Api` makes and reads them.
+Independent of providers: an `Api` builds their requests and reads their answers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.protocol import BackendError, Delta, Generation, SglError, Unset, Usage, ValueValidationError
 from sglang_lite.text.tool_use import answer_object, call_object, calls_object
 
-_MOST_PAUSES = 16  # of a model, which wants to be asked again to continue
+_MOST_PAUSES = 16  # calls for one answer, if the model keeps pausing and has to be asked to continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class ApiClient:
     """Client of one backend's API.
 
     Attributes:
-        connection: to the API.
-        failures: how errors are told; it has the backend's name, its provider and model.
-        tokens: sums of the usage.
-        given_back: what the API wants to be given back of earlier turns.
+        connection: client of the SDK and rate limit.
+        failures: translator of the SDK's errors; has the backend's name, provider and model.
+        tokens: total usage of the backend.
+        given_back: provider items of earlier turns, which the API expects back.
     """
 
     connection: Connection
@@ -43,14 +44,15 @@ class ApiClient:
     async def ask(
         self, api: Api, question: Question, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Asks a question: the deltas of a stream, and the samples at its end.
+        """Asks a question. Yields deltas if `stream`, then the finished samples.
 
         Args:
-            constrained: an answer that was cut short is none.
+            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
+            stream: whether to yield deltas.
 
         Raises:
-            BackendError: the call failed, or what came is no answer.
-            ValueValidationError: a constrained one was cut short, or made several calls.
+            BackendError: the call failed, or the answer is incomplete or can't be read.
+            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
         """
         reader = api.reader()
         try:
@@ -68,7 +70,7 @@ class ApiClient:
             raise
 
     async def _read(self, api: Api, question: Question, reader: Reader, *, stream: bool) -> AsyncGenerator[Delta, None]:
-        """Makes the call, and those that go on where the model has paused."""
+        """Makes the call, and further calls while the model pauses. Yields the deltas of a stream."""
         request = api.request(question)
         waited = await self.connection.limit.wait(_estimate(question))
         began, first = time.perf_counter(), 0.0
@@ -83,7 +85,7 @@ class ApiClient:
                                 yield delta
             else:
                 said = await create(**request)
-                if isinstance(said, str):  # an SDK gives what is no JSON as it is
+                if isinstance(said, str):  # SDKs return a body that is not JSON as a string
                     raise self.failures.unreadable(f"the answer is not JSON, but {shortened(said)[:200] or 'empty'}")
                 reader.whole(said)
             if not reader.paused:
@@ -94,7 +96,7 @@ class ApiClient:
         reader.usage = msgspec.structs.replace(reader.usage, **times)
 
     def _samples(self, reader: Reader, question: Question, *, constrained: bool) -> Iterator[Generation]:
-        """The samples of an answer that has been read. Their usage is added to the sums."""
+        """Yields the finished samples of an answer, and adds its usage to the totals."""
         self.tokens.add(reader.usage)
         if reader.failure:
             raise self.failures.failed(reader.failure)
@@ -106,7 +108,7 @@ class ApiClient:
         for index, sample in sorted(reader.samples.items()):
             if sample.reason is None:
                 raise self.failures.unreadable("the stream ended before the answer was complete")
-            # The cost is that of all samples together: the first one has it.
+            # Providers report one usage for all samples together; the first sample carries it.
             usage = Usage() if index else reader.usage
             text = self._text(sample, question, usage, constrained=constrained)
             if sample.items and wanted == 1 and not question.prompt.partial:
@@ -123,12 +125,12 @@ class ApiClient:
             )
 
     def _text(self, said: PartialAnswer, question: Question, usage: Usage, *, constrained: bool) -> str:
-        """The answer's text; of a call the object that spells it.
+        """Text of a sample. Tool calls become JSON text: the arguments, or an object that names the tool.
 
         Raises:
-            RefusalError: there is no answer.
-            ValueValidationError: a constrained one was cut short, or made several calls.
-            BackendError: it is empty.
+            RefusalError: the model refused to answer.
+            ValueValidationError: a constrained answer was cut short, or has several tool calls where one is allowed.
+            BackendError: the answer is empty.
         """
         name = self.failures.name
         if said.refusal:
@@ -145,7 +147,7 @@ class ApiClient:
         return answer_object(said.text) if isinstance(question.shape, Tools) else said.text
 
     def _called(self, said: PartialAnswer, shape: Tools | JsonTool) -> str:
-        """The text of an answer's calls, in their order."""
+        """JSON text of a sample's tool calls, in their order."""
         calls = [call for _, call in sorted(said.calls.items())]
         if isinstance(shape, Tools) and shape.parallel:
             return calls_object([(call.name, call.arguments) for call in calls])
@@ -160,7 +162,7 @@ class ApiClient:
 
 
 def _estimate(question: Question) -> float:
-    """About how many tokens a call takes."""
+    """Estimated tokens of a call: a quarter of the prompt's characters, plus `max_tokens` if set."""
     limit = question.params.max_tokens
     chars = sum(len(span.text) for span in question.prompt.spans)
     return chars / 4 + (0 if isinstance(limit, Unset) else limit)

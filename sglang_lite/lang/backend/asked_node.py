@@ -1,5 +1,5 @@
-"""The node that a backend is asked for: for backends that keep, or look for, answers by their nodes; and whether its
-choices' scores are needed, for those that could pick without."""
+"""Context of a call: the node that asks a backend, for backends that store or look up answers by node, and a flag for
+backends that can choose without scores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 
 class AskedNode(NamedTuple):
-    """A node of a run.
+    """Identity of a node in a run.
 
     Attributes:
-        program: name of the program; "" outside of one.
-        place: of the node in the tree of forks: the same in every run that comes there the same way.
-        name: of its variable.
+        program: name of the program, or "" outside a program.
+        place: path of the node's branch and number of the node in it, as text; equal in all runs that reach the node
+            the same way.
+        name: name of the node's variable, or None.
     """
 
     program: str = ""
@@ -21,14 +22,15 @@ class AskedNode(NamedTuple):
     name: str | None = None
 
 
-scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)  # of a selection
+# True while a selection needs the scores of its choices.
+scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
-# Program, path of the branch, number of the node there, and variable: put together only where somebody looks.
+# Program, path of the branch, number of the node in it, and variable; combined to an AskedNode only on demand.
 asking: ContextVar[tuple[str, str, int, str | None] | None] = ContextVar("sglang_lite_asking", default=None)
 
 
 def asked_node() -> AskedNode:
-    """The node that asks here."""
+    """Identity of the node whose call runs in this context; an empty AskedNode outside of a call."""
     said = asking.get()
     if said is None:
         return AskedNode()

@@ -1,7 +1,7 @@
-"""The interface between the interpreter and whatever generates.
+"""Interface between the interpreter and the implementations that generate text.
 
-A backend implements the native hooks (`agenerate`, `aselect`: coroutines that stream), or SGLang's blocking ones
-(`generate`, `generate_stream`, `select`), which are then run on a bounded pool of threads.
+A backend implements either the native hooks (`agenerate` and `aselect`: coroutines that can stream) or SGLang's
+blocking hooks (`generate`, `generate_stream`, `select`), which run on a bounded pool of threads.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ _NODE_HOOKS = ("agenerate", "aselect", "generate", "generate_stream", "select")
 
 
 def priority_keywords(priority: int) -> dict[str, int]:
-    """Keywords for a priority: none where it says nothing, so that nobody else has to know of it."""
+    """Keyword arguments for a priority: empty if it is 0, so that backends without priorities need no parameter for
+    it."""
     return {"priority": priority} if priority else {}
 
 
 def flushed(sink: ProgramSink, flush: Callable[[], object] | None) -> ProgramSink:
-    """A sink with `flush` called after it."""
+    """Wraps a sink so that `flush`, if given, is called after each event."""
 
     def tell(event: ProgramEvent) -> None:
         sink(event)
@@ -62,17 +63,18 @@ def flushed(sink: ProgramSink, flush: Callable[[], object] | None) -> ProgramSin
 
 
 class BaseBackend:
-    """Base of backends; subclass it for one of your own.
+    """Base class of backends. Subclass it to write your own.
 
     Attributes:
-        capabilities: what it can honour.
-        remembers: it may have answers of an earlier run.
-        enforces: its answers keep their constraints, or it raises; else every answer is held against its constraint.
-        chat_template: how roles become text.
-        support_concate_and_append: SGLang's flag for joining KV caches. Texts are joined, whatever it says.
-        max_threads: of the pool that runs blocking hooks.
-        unset_max_tokens: how long a generation gets that sets no `max_tokens`; None: as long as it likes.
-        price: of its tokens, where that is not known by the model's name, or another.
+        capabilities: features that the backend supports with its model.
+        remembers: True if the backend may have stored answers of an earlier run.
+        enforces: True if answers satisfy their constraints or an error is raised. If False, every answer is validated
+            against its constraint.
+        chat_template: template that renders turns as text, or None.
+        support_concate_and_append: SGLang's flag for joining KV caches. Without effect: texts are joined in any case.
+        max_threads: maximum number of threads that run blocking hooks.
+        unset_max_tokens: token limit of a generation that sets no `max_tokens`, or None if the backend sets none.
+        price: price of the model's tokens, which overrides the price table.
     """
 
     capabilities: Capabilities = EVERYTHING
@@ -91,36 +93,38 @@ class BaseBackend:
     def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Generates `params.n` continuations: deltas if `stream`, and at its end each sample's Generation."""
+        """Generates `params.n` continuations of the prompt. Yields deltas if `stream`, and a Generation at the end of
+        each sample."""
         raise CapabilityError(f"{type(self).__name__} can't generate: it has neither agenerate nor generate.")
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Scores the choices as continuations of the prompt, with `unconditional` also without it."""
+        """Scores the choices as continuations of the prompt and, if `unconditional`, also without the prompt."""
         raise CapabilityError(f"{type(self).__name__} can't select: it has neither aselect nor select.")
 
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
-        """Opens a program, to which a run adds its nodes while they are played. A backend that defines it is handed
-        whole runs; one that does not gets one call per node.
+        """Opens a program, to which a run adds its nodes while earlier ones are played. A backend that defines this
+        hook receives whole runs; other backends receive one call per node.
 
         Args:
-            sink: to be called with what each node brings, and when the program has ended, in this order and on the
-                executor loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
-            stream: deltas are wanted.
-            priority: of the program; only given to who `takes_priority`, as everywhere below.
+            sink: callback for the events of the nodes and, last, for the end of the program. Call it on the executor
+                loop: `executor().post(sink, event)` of sglang_lite.lang.concurrency.loop.
+            stream: whether to deliver deltas.
+            priority: priority of the program. Here and below, it is only passed to backends with `takes_priority`.
         """
         raise CapabilityError(f"{type(self).__name__} can't play programs.")
 
     def play_program(
         self, program: Program, sink: ProgramSink, flush: Callable[[], object] | None = None, priority: int = 0
     ) -> Callable[[], object]:
-        """Plays a program that is whole; no deltas are wanted.
+        """Plays a complete program, without deltas.
 
         Args:
-            sink: to be called with what each node brings, and when the program has ended; on any thread, one at a time.
-            flush: to be called after events that come together, of any programs with the same flush.
+            sink: callback for the events of the nodes and, last, for the end of the program; called on any thread, but
+                never concurrently.
+            flush: callback after each batch of events, once for all programs with the same flush.
 
         Returns:
-            What ends it, unless it has ended; on any thread.
+            Function that aborts the program if it has not ended; may be called on any thread.
         """
         if program.decision is not None:
             raise CapabilityError(f"{type(self).__name__} can't play decisions.")
@@ -131,17 +135,17 @@ class BaseBackend:
 
     @property
     def takes_priority(self) -> bool:
-        """True if programs that it is handed may have a priority."""
+        """True if programs on this backend may have a priority."""
         return False
 
     @property
     def plays_decisions(self) -> bool:
-        """True if its `play_program` plays programs with decisions."""
+        """True if `play_program` plays programs with decisions."""
         return False
 
     @property
     def plays_rows(self) -> bool:
-        """True if it is handed a compiled program once, with all its rows: it has `play_rows` then."""
+        """True if the backend receives a compiled program once, with all its rows, by `play_rows`."""
         return False
 
     def play_rows(
@@ -153,186 +157,192 @@ class BaseBackend:
         timeout: float | None,
         priority: int = 0,
     ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
-        """Plays a compiled program for rows. Runs on the executor loop; what is not asked for is played as far as the
-        window goes. Closed before its end, it ends what is under way.
+        """Plays a compiled program for rows. Runs on the executor loop, ahead of its consumer as far as the window
+        allows. Closing the generator early ends the rows in progress.
 
         Args:
-            rows: arguments, by the numbers of the rows.
-            seeds: of the rows, where they have one.
-            window: how many rows may be under way.
-            timeout: seconds for each row.
+            rows: arguments of each row, by row number.
+            seeds: seed of each row, or None, by row number.
+            window: maximum number of rows in progress.
+            timeout: seconds allowed for each row, or None for no limit.
 
         Returns:
-            Each row's number, with all of its events, as they end.
+            Generator of (row number, all events of the row), in order of completion.
         """
         raise CapabilityError(f"{type(self).__name__} can't play rows.")
 
     def answer_now(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
-        """The answer, where it is there without waiting (a script, a recording, a cache); None: ask agenerate.
+        """Returns the answer if it is available without waiting (from a script, a recording or a cache), or None to
+        call `agenerate`.
 
-        It runs where the node was added, so that nothing is handed from thread to thread.
+        Runs on the thread that adds the node, so that no work moves between threads.
         """
         return None
 
     def select_now(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        """Scores that are there without waiting, as `answer_now`; None: ask aselect."""
+        """Returns the selection if it is available without waiting, or None to call `aselect`. Called like
+        `answer_now`."""
         return None
 
     def remembered(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
-        """Answers that an earlier run had to this question, to be used once; None: there are none."""
+        """Answers that an earlier run received for the same request, each to be used once, or None if none are
+        stored."""
         return None
 
     def remembered_choice(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        """`remembered` of a selection."""
+        """Selection that an earlier run received for the same request, to be used once, or None if none is stored."""
         return None
 
     def begin_run(self, wait: Callable[[], object]) -> None:
-        """Called when a run begins. `wait` waits until all that was added to
-        the run so far has been played."""
+        """Called when a run begins. `wait()` blocks until everything that was added to the run so far has been
+        played."""
 
     # -------------------------------------------------------------------------- SGLang's blocking hooks
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> tuple[Json, Json]:
-        """The continuation of `s.text_` (a list where n > 1), and what is to be known about it."""
+        """Generates the continuation of `s.text_`: its text (a list if n > 1), and metadata."""
         raise CapabilityError(f"{type(self).__name__} has no generate.")
 
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Json]]]:
-        """`generate` in pieces; in one, unless a subclass does better."""
+        """Yields the continuation of `s.text_` in pieces, with metadata. The default yields a single piece."""
         text, meta = self.generate(s, sampling_params)
         yield text, meta
 
     def select(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        """The choice that continues `s.text_`."""
+        """Decides which choice continues `s.text_`."""
         raise CapabilityError(f"{type(self).__name__} has no select.")
 
     @property
     def trace_name(self) -> str:
-        """Name of what the nodes are played on, for the trace of a run."""
+        """Name of the backend in the trace of a run."""
         return type(self).__name__
 
     def get_model_name(self) -> str:
         return type(self).__name__
 
     def cost(self, usage: Usage) -> float | None:
-        """Dollars that a usage of one call costs; None: that is not known."""
+        """Cost of one call's usage in US dollars, or None if unknown."""
         price = self.price or price_of(self.get_model_name())
         return None if price is None else price.of(usage)
 
     def identity(self) -> tuple[Json, ...]:
-        """Data that its answers depend on beside the prompt and its parameters, plain and the same in every
-        process. A checkpoint of a batch is only good for the backend that it was made with."""
+        """Plain data, equal in every process, that answers depend on besides the prompt and its parameters. A
+        checkpoint of a batch is valid only for backends with the same identity."""
         kind, template = type(self), self.get_chat_template()
         how = None if template is None else getattr(template, "source", template.name)
         return f"{kind.__module__}.{kind.__qualname__}", self.get_model_name(), how
 
     def tokenizer_digest(self) -> str | None:
-        """Digest of its model's tokens: ids mean the same where it is the same. None: nobody knows."""
+        """Digest of the model's tokenizer, or None if unknown. Token ids mean the same on backends with equal
+        digests."""
         return None
 
     def get_chat_template(self) -> TurnTemplate | None:
-        """The chat template: how roles become text; None where the model has none."""
+        """Template that renders turns as text, or None if the model has none."""
         if self.chat_template is None and self.blocking:
             from sglang_lite.lang.chat_template import get_chat_template
 
-            return get_chat_template("default")  # what SGLang's BaseBackend gives
+            return get_chat_template("default")  # the default of SGLang's BaseBackend
         return self.chat_template
 
     def tool_family(self) -> str | None:
-        """Format of its model's calls of tools: a name of text.tool_formats; None: one JSON object."""
+        """Format in which the model writes tool calls (a name of text.tool_formats), or None for one JSON object."""
         return None
 
     def cache_prefix(self, prefix_str: str) -> None:
-        """A hint: many prompts will start with this text."""
+        """Hint that many prompts will start with this text."""
 
     def uncache_prefix(self, rid: str) -> None:
-        """The hint no longer holds."""
+        """Hint that a prefix need not be cached any longer."""
 
     def end_request(self, rid: str | list[str]) -> None:
-        """A request has ended."""
+        """Called when a request has ended."""
 
     def begin_program(self, s: StreamExecutor) -> None:
-        """A program starts."""
+        """Called when a program starts."""
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
-        """A program has ended."""
+        """Called when a program has ended."""
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
-        """A hint, before a fork: several continuations of `s.text_` will follow."""
+        """Hint, before a fork, that several continuations of `s.text_` will follow."""
 
     def fork_program(self, src: StreamExecutor, dst: list[StreamExecutor], position_ids_offset: object = None) -> None:
-        """A state was forked."""
+        """Called when a state was forked."""
 
     def fill_image(self, s: StreamExecutor) -> None:
-        """An image was added."""
+        """Called when an image was added."""
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        """Joins KV caches. Never called: texts are joined."""
+        """Joins KV caches. Never called, because texts are joined instead."""
 
     def flush_cache(self) -> bool | None:
-        """Drops cached prefixes; None where there is no cache to drop."""
+        """Drops cached prefixes. Returns None if the backend has no cache."""
         return None
 
     def get_server_info(self) -> dict[str, Json] | None:
-        """Information on what runs behind the backend; None where that is not known."""
+        """Information on the server behind the backend, or None if unknown."""
         return None
 
     def shutdown(self) -> None:
-        """Frees what the backend holds."""
+        """Frees the resources of the backend."""
 
-    # ------------------------------------------------------------------------- what the interpreter asks
+    # --------------------------------------------------------------------------- used by the interpreter
 
     @property
     def caches_prompts(self) -> bool:
-        """True if what it is sent is kept by a provider, so that a prompt that begins alike is cheaper once the first
-        token of an answer has come."""
+        """True if a provider caches prompts, so that a prompt with the same beginning is cheaper once the first token
+        of an answer has arrived."""
         return False
 
     @cached_property
     def turn_rules(self) -> TurnRules | None:
-        """Rules for several generations in one turn; None: each is asked for as if it were alone."""
+        """Rules for several generations in one turn, or None if each one is requested as if it were alone."""
         return None
 
     @cached_property
     def blocking(self) -> bool:
-        """True if it has SGLang's blocking hooks instead of the native ones: what a subclass defines counts before what
-        it inherits."""
+        """True if SGLang's blocking hooks are used instead of the native ones. The hooks that the more derived class
+        defines take precedence."""
         blocking, native = self._depth("generate", "generate_stream", "select"), self._depth("agenerate", "aselect")
         return blocking > native
 
     @cached_property
     def answers_now(self) -> bool:
-        """True if `answer_now` and `select_now` are worth asking: no subclass has put other hooks over them."""
+        """True if `answer_now` or `select_now` is worth calling: no more derived class overrides the other hooks for
+        single nodes."""
         now = self._depth("answer_now", "select_now")
         return now > 0 and now >= self._depth(*_NODE_HOOKS)
 
     @cached_property
     def plays_programs(self) -> bool:
-        """True if it is to be handed whole runs: no subclass has put hooks for single nodes over `open_program`."""
+        """True if the backend receives whole runs: `open_program` is defined, and no more derived class overrides the
+        hooks for single nodes."""
         whole = self._depth("open_program")
         return whole > 0 and whole >= self._depth(*_NODE_HOOKS)
 
     @cached_property
     def hooks(self) -> frozenset[str]:
-        """The names of BaseBackend's methods that a subclass has defined."""
+        """Names of BaseBackend's methods that a subclass overrides."""
         return frozenset(name for name in vars(BaseBackend) if getattr(type(self), name) is not vars(BaseBackend)[name])
 
     def _depth(self, *hooks: str) -> int:
-        """Number of classes from BaseBackend down to the last one that defines one of these hooks."""
+        """Number of classes from BaseBackend down to the most derived one that defines one of these hooks."""
         line = type(self).__mro__[::-1]
         base = line.index(BaseBackend)
         return max(i - base for i, kind in enumerate(line) if i >= base and any(hook in vars(kind) for hook in hooks))
 
     @cached_property
     def pool(self) -> ThreadPool:
-        """Threads that blocking hooks run on."""
+        """Threads that run the blocking hooks."""
         return ThreadPool(self.max_threads, "sglang_lite-hooks")
 
     def check(
@@ -341,7 +351,8 @@ class BaseBackend:
         """Refuses a generation that the backend can't honour.
 
         Raises:
-            CapabilityError: it names the node, the model and what else would do.
+            CapabilityError: the backend does not support the constraint or a parameter. The message names the node, the
+                model and alternatives.
         """
         can = self.capabilities
         if constraint is not None and type(constraint) not in can.constraints:
@@ -361,10 +372,10 @@ class BaseBackend:
         """Refuses a selection that the backend can't make.
 
         Args:
-            scores: the choices' probabilities are needed: by a method, a temperature, or several answers.
+            scores: whether the choices' probabilities are needed, for a method, a temperature or several answers.
 
         Raises:
-            CapabilityError: as of `check`.
+            CapabilityError: the backend can't select, or reports no scores although they are needed.
         """
         can = self.capabilities
         if not can.select:
@@ -374,17 +385,18 @@ class BaseBackend:
             raise self.refusal(node, "choices_method, temperature or multi", instead, where)
 
     def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
-        """Tells whether so many samples of a generation are worth one call: a provider charges their prompt once."""
+        """True if one call for `count` samples is worthwhile, because the provider charges for their prompt only
+        once."""
         return False
 
     def refusal(self, node: object, feature: str, instead: str, where: Location | None) -> CapabilityError:
-        """The error for what the model can't do."""
+        """Error for a feature that the backend does not support."""
         name = f"{type(self).__name__}({self.get_model_name()!r})"
         return CapabilityError(f"{node!r}: {name} can't honour {feature}.", hint=instead, where=where)
 
 
 async def only_answer(events: AsyncIterable[Delta | Generation]) -> Generation:
-    """The one sample of a generation."""
+    """Single sample of a generation, without its deltas."""
     (answer,) = [event async for event in events if isinstance(event, Generation)]
     return answer
 

@@ -1,4 +1,4 @@
-"""Capabilities of a backend with its model: the record that a program is held against before it is queued."""
+"""Capabilities of a backend with its model, which every node is checked against before it is queued."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ CONSTRAINT_NAMES: Final[dict[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Capabilities of a backend with its model. What a program needs beyond them is refused where it is added.
+    """Capabilities of a backend with its model. A node that needs more is refused at the line that adds it.
 
     Attributes:
-        constraints: kinds of constraint it enforces.
-        params: names of the sampling parameters it honours; None for all.
-        select: it can choose among texts.
-        scores: it reports the choices' probabilities, so that methods and temperatures work.
-        continues: it continues any text; else only a conversation whose last turn is the one to be generated.
-        prefill: it continues what stands in that turn already.
-        images: it sees images.
+        constraints: types of constraint that are enforced.
+        params: names of the sampling parameters that are honoured, or None for all.
+        select: True if the model can choose among texts.
+        scores: True if the choices' probabilities are reported, so that methods and temperatures work.
+        continues: True if any text is continued; False if only the last turn of a conversation can be generated.
+        prefill: True if text that already stands in that turn is continued.
+        images: True if the model accepts images.
     """
 
     constraints: frozenset[type] = frozenset({Regex, JsonSchema, Choices})

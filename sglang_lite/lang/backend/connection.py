@@ -1,4 +1,4 @@
-"""Connection of a backend: the client of its SDK, one an event loop, and the limit on its calls."""
+"""Connection of a backend: one client of its SDK for each event loop, and the limit on its calls."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Heard = Callable[[int, Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Maker of an SDK's clients.
+    """Factory of an SDK's clients.
 
     Attributes:
-        package: of the SDK.
-        extra: name of this package's extra that brings it.
-        make: a client, of the SDK; `heard` is to be called with the status and headers of each answer, and `client` is
-            the one that was made before, if any.
-        errors: the SDK's classes of errors: all, those for a time limit, those for a connection.
-        ready: a client that the user has made, and closes.
+        package: name of the SDK's package.
+        extra: name of this package's extra that installs the SDK.
+        make: makes a client. Arguments: the SDK's module; `heard`, a callback for the status and headers of each
+            answer; the client made before, or None.
+        errors: returns the SDK's error classes, given its module: base classes, time limits, failed connections.
+        ready: client that the user has made and will close, or None.
         close: closes a client.
     """
 
@@ -47,11 +47,12 @@ class Connector:
 
 
 class Connection:
-    """
+    """Connection of a backend to its API.
+
     Attributes:
-        sdk: the SDK's package.
-        limit: on the calls.
-        server: address that the client asks, as text.
+        sdk: module of the SDK.
+        limit: limit on the calls.
+        server: address that the client sends to, as text.
     """
 
     def __init__(self, backend: str, connector: Connector, limit: RateLimit | None) -> None:
@@ -66,7 +67,7 @@ class Connection:
             self._client: Any = connector.make(self.sdk, self._hears(), None)
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
-        self._loop: asyncio.AbstractEventLoop | None = None  # that the client is open for
+        self._loop: asyncio.AbstractEventLoop | None = None  # loop that the client is open for
         self._used = False
         self._handle: Handle | None = None
         self.server = str(getattr(self._client, "base_url", ""))
@@ -79,11 +80,12 @@ class Connection:
 
     @property
     def made(self) -> Foreign:
-        """The client that was made last."""
+        """Client that was made last."""
         return self._client
 
     def client(self) -> Foreign:
-        """The client. One that another event loop has used (before a fork of the process, say) is not used again."""
+        """Client for the running event loop. A client that was used on another loop (before a fork of the process, say)
+        is not reused."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return self._client
@@ -95,7 +97,7 @@ class Connection:
         return self._client
 
     def close(self) -> None:
-        """Closes the connections; `client` opens new ones."""
+        """Closes the connections; the next call of `client` opens new ones."""
         if self._client is self._connector.ready:
             return
         loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
@@ -103,7 +105,8 @@ class Connection:
             asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 
     def _hears(self) -> Heard:
-        """Has the limit learn from answers, while this lives: a client does not keep it alive."""
+        """Callback that informs the limit of answers. It holds only a weak reference, so that a client does not keep
+        this object alive."""
         mine = weakref.ref(self)
 
         def heard(status: int, headers: Mapping[str, str]) -> None:
@@ -125,15 +128,15 @@ async def _closed(handle: Handle) -> None:
 def sdk_client(
     kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
 ) -> Callable[..., Foreign]:
-    """Maker of clients of OpenAI's or Anthropic's SDK, which are alike.
+    """Factory of clients for OpenAI's or Anthropic's SDK, which are alike.
 
     Args:
         kind: name of the client's class.
-        args, options: for the client.
-        client: one that is ready, instead; its connections are used, but on another event loop.
+        args, options: arguments of the client.
+        client: existing client to use instead; on another event loop, a copy of it with new connections is used.
 
     Raises:
-        ParameterError: both were given.
+        ParameterError: both a client and arguments for one are given.
     """
     if client is not None and (args or options):
         raise ParameterError(
@@ -150,7 +153,7 @@ def sdk_client(
             )
         if client is not None and before is None:
             return client
-        if "http_client" in options:  # its answers' headers are heard of failures alone
+        if "http_client" in options:  # the limit does not see the headers of its answers
             if before is not None:
                 raise BackendError(
                     "the connections of http_client= belong to another event loop or to the process before a fork, "
@@ -168,5 +171,6 @@ def sdk_client(
 
 
 def sdk_errors(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
-    """Classes of errors of OpenAI's or Anthropic's SDK, of which `base` is the base."""
+    """Function that returns the error classes of OpenAI's or Anthropic's SDK; `base` is the name of the common base
+    class."""
     return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)

@@ -1,8 +1,8 @@
-"""Pool of HTTP connections in which taking one costs the same however many there are.
+"""Pool of HTTP connections in which acquiring one costs the same however many the pool has.
 
-The HTTP library's own pool goes through all of its connections with every request and asks the system about each idle
-one: 8 ms of processor time a request at 1,000. Here a connection is a transport of that library with room for one, so
-that HTTP, TLS and broken connections stay its business; those that are idle are a stack.
+The HTTP library's own pool scans all of its connections on every request, and asks the system about each idle one: 8 ms
+of processor time a request at 1,000 connections. Here each connection is a transport of that library with room for one
+connection, so that the library still handles HTTP, TLS and broken connections; idle ones form a stack.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import httpx2
 from sglang_lite.protocol.anything import Foreign
 
 _PROXIES = {"http", "https", "all"}
-_AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # variables that name others than the system's
-_MOST, _IDLE_S = 1000, 5.0  # as the SDKs have them
-# A call may be silent for minutes: what stands between must not forget the connection.
+# Environment variables that name other certificate authorities than the system's.
+_AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_MOST, _IDLE_S = 1000, 5.0  # the SDKs' own defaults
+# A call may be silent for minutes; keep-alive packets stop devices on the way from dropping the connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 60), ("TCP_KEEPCNT", 5))
@@ -36,8 +37,8 @@ _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 def pooled(
     verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, trust_env: bool = True
 ) -> dict[str, Foreign]:
-    """Arguments of an `httpx2.AsyncClient` that give it such a pool. None where the environment names a proxy: the
-    client's own pool knows the way through it."""
+    """Arguments of an `httpx2.AsyncClient` that make it use this pool. Empty if the environment names a proxy, which
+    only the client's own pool supports."""
     proxied = trust_env and not _PROXIES.isdisjoint(getproxies())
     return {} if proxied else {"transport": ConnectionPool(verify, most=most)}
 
@@ -46,9 +47,10 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
     """Transport of an `httpx2.AsyncClient`, for one event loop.
 
     Args:
-        verify: of TLS, as the client takes it.
-        most: connections at once; a request beyond waits for one, as long as its `pool` timeout. None: no limit.
-        idle_s: seconds after which an idle connection is closed; None: as the SDKs do.
+        verify: TLS verification, as the client takes it.
+        most: maximum number of connections, or None for no limit; a further request waits for one, up to its `pool`
+            timeout.
+        idle_s: seconds after which an idle connection is closed, or None for the SDKs' default (5 s).
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
         self._room = None if most is None else asyncio.Semaphore(most)
         self._all: set[httpx2.AsyncHTTPTransport] = set()
-        self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()  # since when; the last one was used last
+        self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()  # (idle since, connection), last used last
         self._sweeping: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -82,7 +84,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         return made
 
     def _leave(self, connection: httpx2.AsyncHTTPTransport) -> None:
-        """Takes back a connection that is free again."""
+        """Puts a free connection back."""
         self._idle.append((time.monotonic(), connection))
         if self._room is not None:
             self._room.release()
@@ -90,11 +92,11 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             self._sweep_after(self._idle_s)
 
     def _sweep_after(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()  # in a context of its own: the run's would keep its backend
+        loop = asyncio.get_running_loop()  # runs in an empty context: the run's own would keep its backend alive
         self._sweeping = loop.call_later(seconds, self._sweep, context=Context())
 
     def _sweep(self) -> None:
-        """Closes what has been idle for too long: nobody may come to use it."""
+        """Closes connections that have been idle for too long, because no later request may come to do so."""
         self._sweeping, now = None, time.monotonic()
         old = []
         while self._idle and now - self._idle[0][0] >= self._idle_s:
@@ -117,8 +119,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
 
 @cache
 def _tls(*authorities: str | None) -> ssl.SSLContext:
-    """TLS as the HTTP library has it where nothing else is asked for. One for all pools: reading the authorities takes
-    30 ms of processor time."""
+    """Default TLS context of the HTTP library, shared by all pools: reading the certificate authorities takes 30 ms of
+    processor time."""
     return httpx2.create_ssl_context()
 
 
@@ -128,10 +130,10 @@ async def _close(connections: Iterable[httpx2.AsyncHTTPTransport]) -> None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """Body of a response, whose connection is free again when it is closed.
+    """Body of a response, which frees its connection when it is closed.
 
     Args:
-        leave: gives the connection back.
+        leave: callback that puts the connection back.
     """
 
     def __init__(self, content: httpx2.AsyncByteStream, leave: Callable[[], None]) -> None:
@@ -151,10 +153,10 @@ class _Body(httpx2.AsyncByteStream):
 
 
 async def _enter(room: asyncio.Semaphore, request: httpx2.Request) -> None:
-    """Waits for room, as long as the request may.
+    """Waits for a free connection, up to the request's `pool` timeout.
 
     Raises:
-        PoolTimeout: there was none.
+        PoolTimeout: no connection became free in time.
     """
     try:
         async with asyncio.timeout(request.extensions.get("timeout", {}).get("pool") if room.locked() else None):

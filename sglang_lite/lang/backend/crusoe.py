@@ -1,4 +1,4 @@
-"""Crusoe's managed inference: a profile of the compatible backend."""
+"""Backend for Crusoe's managed inference: OpenAI's protocol with a profile of its own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.text.chat_template import TurnTemplate
 
-# docs.vllm.ai/en/latest/deployment/frameworks/crusoe and docs.crusoecloud.com, read on 2026-11-22
+# Sources: docs.vllm.ai/en/latest/deployment/frameworks/crusoe and docs.crusoecloud.com, read on 2026-11-22.
 BASE_URL = "https://api.inference.crusoecloud.com/v1"
 
 
 class Crusoe(OpenAI):
-    """A model behind Crusoe's managed inference, which speaks OpenAI's chat API as vLLM does.
+    """Backend for models on Crusoe's managed inference, which serves OpenAI's chat API as vLLM does.
 
     Args:
-        model_name: the model.
-        api_key: None for CRUSOE_API_KEY of the environment.
-        base_url: None for Crusoe's own.
-        chat_template: how roles become text in `state.text()`.
-        **kwargs: as of `OpenAI`: `profile`, `policy`, `client`, `timeout`, `max_retries` …
+        model_name: name of the model.
+        api_key: API key, or None for CRUSOE_API_KEY of the environment.
+        base_url: address of the API, or None for Crusoe's own.
+        chat_template: template that renders turns as text in `state.text()`.
+        **kwargs: further arguments of `OpenAI`: `profile`, `policy`, `client`, `timeout`, `max_retries` …
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: the SDK refuses the arguments, or there is no API key.
+        ParameterError: the SDK rejects the arguments, or no API key is given.
     """
 
     provider = "crusoe"

@@ -27,14 +27,14 @@ def _forget() -> None:
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)  # a thread that is not in the copy may have it
+os.register_at_fork(after_in_child=_forget)  # a thread that the fork did not copy may hold the lock
 
 
 def as_backend(value: object) -> BaseBackend:
-    """A backend for what the user gave: a backend, an engine, or a server that was started.
+    """Converts a user's value to a backend: a backend, an engine, or a server that was started (Runtime).
 
     Raises:
-        ParameterError: it is none of these.
+        ParameterError: the value is none of these.
     """
     if isinstance(value, BaseBackend):
         return value
@@ -42,7 +42,7 @@ def as_backend(value: object) -> BaseBackend:
         from sglang_lite.lang.backend.local import LocalBackend
 
         return LocalBackend(value)
-    endpoint = getattr(value, "endpoint", None)  # of a Runtime
+    endpoint = getattr(value, "endpoint", None)  # attribute of a Runtime
     if isinstance(endpoint, BaseBackend):
         return endpoint
     hint = "Give an sgl.Engine or a BaseBackend."
@@ -57,12 +57,13 @@ def as_backend(value: object) -> BaseBackend:
 
 
 def is_engine(value: object) -> TypeGuard[Engine]:
-    """Tells whether a value is an engine; told by name, as the language does not import the runtime."""
+    """True if a value is an engine. Compares module names, because the language does not import the runtime."""
     return any(kind.__module__ == "sglang_lite.engine.engine" for kind in type(value).__mro__)
 
 
 def backend_for(value: object = None) -> BaseBackend:
-    """The backend given, else the default one; where none was set, the default engine, started on first use."""
+    """Backend for a user's value. Without a value, the default backend; if none is set, the default engine, which is
+    started on first use."""
     if value is not None:
         return as_backend(value)
     if global_config.default_backend is None:

@@ -1,4 +1,4 @@
-"""Base of backends that stand for another one, and have answers of their own."""
+"""Base class of backends that wrap another backend and answer differently."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 
 class DelegatingBackend(BaseBackend):
-    """A backend that is what another one is, but for its answers, which a subclass gives.
+    """Backend that delegates to another backend everything except answering, which subclasses define.
 
     Args:
-        backend: that it stands for.
+        backend: backend to delegate to.
     """
 
     def __init__(self, backend: BaseBackend) -> None:

@@ -1,4 +1,5 @@
-"""Explanation of a program before it asks a remote backend anything: rungs, calls, tokens, prices, refusals."""
+"""Explanation of how a remote backend would serve a program, before any call: rungs, calls, tokens, prices,
+refusals."""
 
 from __future__ import annotations
 
@@ -49,26 +50,26 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.symbolic.symbols import Entry
 
-Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for the tokens of a call of a model; None: not known
-CHARACTERS_A_TOKEN = 4  # of English, about: where nobody counts
+Price: TypeAlias = Callable[[Usage, str], float | None]  # dollars for a call's usage on a model; None if unknown
+CHARACTERS_A_TOKEN = 4  # estimate for English text, used if no counter is given
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedNode:
-    """A generation or a selection, and how it would be served; or what else is refused.
+    """Explanation of a node: how a generation or a selection would be served, or why the node is refused.
 
     Attributes:
-        kind, name, where: of the node.
+        kind, name, where: kind of the node, name of its variable, and its place in the source.
         mode: "native", "emulated" or "refused".
-        rung: by which it is served; "turn" if together with others of its turn, or asked to go on; empty if it is
-            refused.
-        calls: at best, and at worst: with all attempts that `retries` allow.
-        prompt_tokens: of one call, about: a token for each four characters, or as `count` says.
-        completion_tokens: the most that may be generated in one call; None: no limit is set.
-        price: dollars at best and at worst; None: not known.
-        refusal: what can't be honoured, and what to do instead.
-        warnings: what is not as it was asked for.
-        otherwise: the rung that serves it where the first one's answer is of no use; empty: there is none.
+        rung: name of the rung that serves the node; "turn" if the node shares a call with others of its turn or
+            continues a begun turn, "another backend" if it has a backend of its own; empty if refused.
+        calls: number of calls at best, and at worst, with all attempts that `retries` allow.
+        prompt_tokens: approximate prompt tokens of one call: one for each four characters, or as `count` counts them.
+        completion_tokens: maximum number of tokens that one call may generate, or None if no limit is set.
+        price: dollars at best and at worst, or None if unknown.
+        refusal: feature that can't be honoured, and what to do instead.
+        warnings: differences from the request.
+        otherwise: rung that serves the node if the first one's answer is of no use; empty if the node has none.
     """
 
     kind: Literal["gen", "select", "grammar", "image"]
@@ -90,9 +91,9 @@ class Explanation:
     """Explanation of how a program would be served. `str` shows it as a table.
 
     Attributes:
-        backend: its name and model.
-        nodes: in the order of the body; of several ways through it all of them.
-        complete: there are no other ways.
+        backend: name and model of the backend.
+        nodes: nodes of all ways through the body that were followed, in the order of the body.
+        complete: True if the body has no other ways.
     """
 
     backend: str
@@ -101,23 +102,23 @@ class Explanation:
 
     @property
     def calls(self) -> tuple[int, int]:
-        """Calls if every node is reached once: at best, and at worst."""
+        """Number of calls at best and at worst, if every node is reached once."""
         return sum(node.calls[0] for node in self.nodes), sum(node.calls[1] for node in self.nodes)
 
     @property
     def price(self) -> tuple[float, float] | None:
-        """Dollars if every node is reached once; None: those of a node are not known."""
+        """Dollars at best and at worst if every node is reached once, or None if a node's price is unknown."""
         prices = [node.price for node in self.nodes if node.mode != "refused"]
         known = [each for each in prices if each is not None]
         return None if len(known) < len(prices) else (sum(p[0] for p in known), sum(p[1] for p in known))
 
     @property
     def refused(self) -> tuple[ExplainedNode, ...]:
-        """The nodes that the backend refuses."""
+        """Nodes that the backend refuses."""
         return tuple(node for node in self.nodes if node.mode == "refused")
 
     def to_dict(self) -> dict[str, Json]:
-        """The explanation as plain data."""
+        """Explanation as plain data."""
         nodes = [
             {**asdict(node), "where": None if node.where is None else list(node.where.names)} for node in self.nodes
         ]
@@ -145,18 +146,19 @@ def explain(
     count: Callable[[str], int] | None,
     price: Price | None,
 ) -> Explanation:
-    """Explains a program's graph.
+    """Explains how a backend would serve the nodes of a program's graph.
 
     Args:
-        name: of the backend.
-        entries: that its nodes were made of, by the nodes' ids.
-        params: of the run: what its nodes don't set.
-        retries: of the run, too.
-        count: tokens of a text; None: about a quarter of its characters.
-        price: of the tokens of a call; None: not known.
+        name: name of the backend, as the explanation shows it.
+        model: name of the model, for the price.
+        entries: traced expression of each node, by the node's id.
+        params: sampling parameters of the run, for nodes that don't set them.
+        retries: number of retries of the run, for nodes that don't set it.
+        count: function that counts the tokens of a text, or None for a quarter of its characters.
+        price: function that returns the dollars for a call's usage, or None for no prices.
     """
     count = count or (lambda text: math.ceil(len(text) / CHARACTERS_A_TOKEN))
-    nodes: dict[int, ExplainedNode] = {}  # those that several ways share are the same on all
+    nodes: dict[int, ExplainedNode] = {}  # nodes that several ways share are explained once
     for way in graph.ways:
         reader = _Reader(backend, params, retries, count)
         for i in way.nodes:
@@ -167,7 +169,7 @@ def explain(
 
 
 def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float, float] | None:
-    """From one call that generates nothing to the most calls that generate all they may."""
+    """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they may."""
     if price is None or node.completion_tokens is None:
         return None
     least = price(Usage(node.prompt_tokens), model)
@@ -178,18 +180,18 @@ def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float
 # ------------------------------------------------------------------------------------------------ where nodes stand
 
 
-_ANSWER = "…"  # stands for text that only a run knows
+_ANSWER = "…"  # stands for text that is known only in a run
 
 
 @dataclass(slots=True)
 class _Place:
-    """A branch, up to a node: what a prompt there has.
+    """State of a branch before a node: the parts of a prompt at this place.
 
     Attributes:
-        text: rendered.
-        messages: the finished turns.
-        role: of the turn that is open.
-        partial: its text.
+        text: rendered text.
+        messages: finished turns.
+        role: role of the open turn, or None.
+        partial: text of the open turn.
     """
 
     text: str = ""
@@ -208,7 +210,7 @@ class _Place:
 
 
 class _Reader:
-    """Reader of the nodes of one way."""
+    """Reader of the nodes of one way through the body."""
 
     def __init__(
         self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
@@ -217,10 +219,11 @@ class _Reader:
         self._places: dict[Path, _Place] = {(): _Place()}
         self._forks: dict[int, _Place] = {}
         self._marks: dict[Path, list[_Place]] = {}
-        self._shared: set[SharedCall] = set()  # whose call was counted
+        self._shared: set[SharedCall] = set()  # shared calls that were counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
-        """Takes note of the next node, and explains it if a backend has a say in it."""
+        """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else
+        None."""
         here = self._place(node.path)
         match node.node:
             case TurnBegin(role):
@@ -252,7 +255,7 @@ class _Reader:
 
     def _place(self, path: Path) -> _Place:
         if path not in self._places:
-            self._places[path] = replace(self._forks.get(path[-2], _Place()))  # a program that is called begins anew
+            self._places[path] = replace(self._forks.get(path[-2], _Place()))  # a called program starts empty
         return self._places[path]
 
     def _explained(self, said: Gen | Select, node: GraphNode, here: _Place, entry: Entry) -> ExplainedNode:
@@ -284,8 +287,9 @@ class _Reader:
             otherwise="" if found.otherwise is None else found.otherwise.name,
             completion_tokens=None if isinstance(most, Unset) else most,
         )  # fmt: skip
-        if isinstance(said, Select) and said.method is None:  # of several choices, one after the other, or a method of
-            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(said.choices)))  # the user's own
+        # Method None: several choices, made one after the other, or a method of the user's own.
+        if isinstance(said, Select) and said.method is None:
+            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(said.choices)))
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
         least, worst = explained.calls
@@ -294,11 +298,11 @@ class _Reader:
             self._shared.add(entry.shared_call)
         tries = self._tries(entry)
         if turn is not None and turn.strategy in ("object", "text") and place:
-            return replace(explained, calls=(0, worst * tries))  # an earlier one's call brings the first answer
+            return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(least, worst * (1 + tries)))
 
     def _refusal(self, here: _Place, turn: TurnPlan | None) -> str | None:
-        """Reason for which the prompt of a node, or its turn, is not served; None: it is."""
+        """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
@@ -310,12 +314,13 @@ class _Reader:
         return None
 
     def _tries(self, entry: Entry) -> int:
-        """Number of times that a node is tried again."""
+        """Number of retries of a node."""
         options = entry.expression.options if isinstance(entry.expression, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
-        """A node whose turn others share, or has begun (docs/backends.md, "Several generations in a turn")."""
+        """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
+        generations in a turn")."""
         own = node.calls[1]
         if turn.strategy in ("object", "text"):
             whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
@@ -323,13 +328,13 @@ class _Reader:
             most = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), most))
         if not place and not turn.ahead and not here.partial.strip():
-            return node  # it begins the turn, and brings nothing else
+            return node  # the first node of the turn, whose call brings nothing else
         more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
     def _asked(self, said: Gen | Select, entry: Entry) -> Asked:
-        """Demands that the language would make of the backend."""
+        """Demands that the language would make of the backend for a node."""
         if isinstance(said, Select):
             multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
             scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None

@@ -1,4 +1,4 @@
-"""`Fallback`: several backends, of which the next one is asked where one can't be reached or is busy."""
+"""`Fallback`: backend that asks the next of several backends if one can't be reached or is busy."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ _Answer = TypeVar("_Answer", Generation, Selection)
 
 
 class Fallback(BaseBackend):
-    """Backends in order: each node is asked of the first; where that fails with what may pass (`error.retryable`: it is
-    overloaded, late, not reached or broken), and nothing of an answer has been shown, of the next. A refusal, a bad
-    request and a bad value are errors at once. The metadata of a node says who answered (`backend`) and who did not
-    (`failed`: pairs of a backend and its error).
+    """Backend that tries several backends in order. Each node is sent to the first one. If that fails with an error
+    that may pass (`error.retryable`: overloaded, timed out, unreachable, disconnected) before any part of an answer was
+    shown, the next one is asked. A refusal, a bad request and an invalid value are raised at once. The metadata of a
+    node names the backend that answered (`backend`) and the backends that failed (`failed`: pairs of a name and an
+    error).
 
     Args:
-        backends: at least two. A node that one of them can't honour is refused, because that one may have to answer.
+        backends: at least two backends, in order of preference. A node that one of them can't honour is refused,
+            because any of them may have to answer.
 
     Raises:
-        ParameterError: fewer than two, or one with SGLang's blocking hooks.
+        ParameterError: fewer than two backends are given, or one has SGLang's blocking hooks.
     """
 
     @tells_names
@@ -69,8 +71,8 @@ class Fallback(BaseBackend):
 
     @property
     def turn_rules(self) -> TurnRules | None:
-        """Rules that all backends keep to, so that whichever answers is asked in the same way. None: all of them are
-        asked as if each generation were alone."""
+        """Rules that all backends can follow, so that a turn is requested in the same way whichever one answers; None
+        if no backend has rules."""
         rules = [backend.turn_rules for backend in self.backends]
         if not any(rules):
             return None
@@ -125,7 +127,7 @@ class Fallback(BaseBackend):
             backend.shutdown()
 
     def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
-        """The prompt as a backend's own template writes it."""
+        """Prompt as rendered by a backend's own chat template."""
         return (
             prompt if backend is self.backends[0] else rendered(prompt, backend.get_chat_template(), self.chat_template)
         )
@@ -141,12 +143,12 @@ def _name(backend: BaseBackend) -> str:
 
 
 def _continues(backend: BaseBackend) -> TurnRules:
-    """Rules of a backend that is asked as if each generation were alone: it continues whatever stands there."""
+    """Rules of a backend that has none: it continues any text of an open turn."""
     return TurnRules("continued", JsonSchema in backend.capabilities.constraints, constrained=True)
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:
-    """Capabilities that all have."""
+    """Capabilities that all of the backends have."""
     limited = [can.params for can in each if can.params is not None]
     return Capabilities(
         constraints=frozenset.intersection(*(can.constraints for can in each)),

@@ -1,4 +1,4 @@
-"""Gemini's generateContent, by Google's Gen AI SDK: requests and answers."""
+"""Requests to Gemini's generateContent through Google's Gen AI SDK, and readers of its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sglang_lite.protocol.sampling import given
 from sglang_lite.text.tool_use import results_of
 
 _ANSWER = Tool("answer", "Its arguments are your whole answer.", {}, strict=False)
-_NAMES = {  # of parameters, ours and the API's
+_NAMES = {  # our names of parameters, and the API's
     "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
     "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
@@ -41,10 +41,10 @@ _REFUSED = frozenset({
 
 
 def request(question: Question) -> dict[str, Json]:
-    """Arguments of `models.generate_content`.
+    """Arguments of `models.generate_content` for a question.
 
     Raises:
-        CapabilityError: an image or a system turn that the API does not take.
+        CapabilityError: the API does not accept an image or a system turn of the prompt.
     """
     messages = question.prompt.messages
     system = list(itertools.takewhile(lambda message: message.role == "system", messages))
@@ -63,14 +63,14 @@ def _parameters(question: Question) -> dict[str, Any]:
         if name == "stop":
             config["stop_sequences"] = list(value)
         elif name == "seed":
-            config["seed"] = value % 2**31  # theirs are of 32 bits, signed
+            config["seed"] = value % 2**31  # the API's seeds are signed 32-bit integers
         elif name in _NAMES:
             config[_NAMES[name]] = value
     return config
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """Fields that ask for the shape of the answer."""
+    """Fields of the configuration that specify the form of the answer."""
     match question.shape:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": schema}
@@ -94,7 +94,8 @@ def _tools(tools: Sequence[Tool], mode: str) -> dict[str, Any]:
 
 
 def _contents(question: Question, start: int) -> list[dict[str, Any]]:
-    """The conversation as the API takes it: a turn with calls or signed thoughts as the model made it."""
+    """Conversation in the API's form. A turn with tool calls or signed thoughts is sent as the model's original
+    parts."""
     contents: list[dict[str, Any]] = []
     turns = conversation(question.prompt.messages, question.items, _calls_of)
     for message, returned, calls in itertools.islice(turns, start, None):
@@ -148,7 +149,7 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
 
 
 class GenerateContentReader(Reader):
-    """Reader of an answer, or of its pieces, which are of the same form."""
+    """Reader of an answer, or of the pieces of a streamed one, which have the same form."""
 
     def event(self, said: Foreign) -> Sequence[Delta]:
         self.meta |= {"id": said.response_id, "model": said.model_version}
@@ -170,7 +171,7 @@ class GenerateContentReader(Reader):
             self.meta["reasoning_tokens"] = thoughts
 
     def _add(self, index: int, candidate: Any) -> list[Delta]:
-        """Adds what a candidate, whole or a part, has brought."""
+        """Adds a candidate, whole or a piece of it, to its sample, and returns its new text and thoughts."""
         sample = self.samples.setdefault(index, PartialAnswer(thoughts=""))
         deltas = list[Delta]()
         for part in (candidate.content and candidate.content.parts) or ():
@@ -199,7 +200,7 @@ class GenerateContentReader(Reader):
         elif sample.reason not in ("STOP", _CUT):
             self.failure = f"the answer ended with {sample.reason}: {candidate.finish_message or 'no reason is given'}"
         if not any("function_call" in part or "thought_signature" in part for part in sample.items):
-            sample.items = []  # its text says it all
+            sample.items = []  # later turns contain its text anyway
 
 
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:

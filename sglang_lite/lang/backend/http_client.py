@@ -1,6 +1,7 @@
-"""A server over HTTP: one pool of connections, streams of server-sent events, its errors as ours.
+"""Client of a server over HTTP: connection pools, streams of server-sent events, and conversion of failures into our
+errors.
 
-Knows no protocol beyond that: what bodies, answers and events mean is others' business.
+Independent of any protocol above that: callers know the meaning of bodies, answers and events.
 """
 
 from __future__ import annotations
@@ -38,21 +39,23 @@ MOST_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CONNECT_S = 10.0
-_LOST_STATUSES = frozenset({500, 502, 503, 504})  # of gateways whose worker has gone
+_LOST_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
 
 
 class LostConnectionError(BackendError):
-    """The connection broke, or whoever answers for a server that has gone said so: the same may be asked again."""
+    """Error for a broken connection, or for a gateway that reports its server as gone. The same request may be sent
+    again."""
 
     retryable = True
 
 
 class Retries:
-    """Tries of one request, with longer and longer pauses between them.
+    """Retries of one request, with exponentially growing pauses.
 
     Args:
-        server: that is asked.
-        most: after the first try; what is counted begins anew when a try has brought something.
+        server: server that the request is sent to.
+        most: maximum number of retries in a row, or None for the server's setting; the count restarts when an attempt
+            makes progress.
     """
 
     def __init__(self, server: Server, most: int | None = None) -> None:
@@ -63,8 +66,8 @@ class Retries:
         self._made = 0
 
     async def pause(self, error: BackendError) -> None:
-        """Waits before the next try, at least for as long as the server asks. Raises the error of the last one when
-        there were enough, that wait is longer than the request may take, or the connections were closed here."""
+        """Waits before the next attempt, at least for as long as the server asks. Raises the last attempt's error if no
+        retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
         if self._made >= self._most or self.over:
             raise error
         asked, ends = error.retry_after or 0.0, current_deadline.get()
@@ -75,31 +78,33 @@ class Retries:
             raise error
         self._made += 1
         pause = min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S)
-        await asyncio.sleep(asked + pause * random.uniform(0.5, 1.0))  # else all branches of a batch would come at once
+        # Random, because all branches of a batch would return at once.
+        await asyncio.sleep(asked + pause * random.uniform(0.5, 1.0))
         if self.over:
             raise error
 
     @property
     def over(self) -> bool:
-        """True if the connections were closed since: nothing may open new ones for the request."""
+        """True if the connections were closed after the request began, so that no new ones may be opened for it."""
         return self._server.closings != self._closings
 
 
 class Server:
-    """
+    """HTTP server, with one pool of connections for each event loop.
+
     Args:
-        url: of the server.
-        api_key: sent with every request.
-        verify: of TLS: False for no check, or the path of a file of authorities.
-        timeout_s: longest wait for the next bytes of an answer; None for as long as it takes.
-        retries: of what was lost.
+        url: address of the server.
+        api_key: key that is sent with every request, or None.
+        verify: TLS verification: False for none, or the path of a file of certificate authorities.
+        timeout_s: longest wait for the next bytes of an answer, in seconds, or None for no limit.
+        retries: number of retries of a request that was lost.
 
     Attributes:
         url, timeout_s, retries: as given.
-        closings: how often its connections were closed.
+        closings: number of times that the connections were closed.
 
     Raises:
-        ParameterError: the address is none.
+        ParameterError: the address is not an HTTP address.
     """
 
     def __init__(
@@ -115,11 +120,11 @@ class Server:
         self._settings: dict[str, Any] = {
             "base_url": self.url,
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            # Without TLS no authorities are read, which takes 30 ms of processor time a client.
+            # Without TLS, no certificate authorities are read, which takes 30 ms of processor time for each client.
             "verify": parts.scheme == "https" and (True if verify is None else verify),
             "timeout": httpx2.Timeout(timeout_s, connect=_CONNECT_S),
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy stands before it
+            "trust_env": parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy for local servers
         }
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, Handle]] = (
             WeakKeyDictionary()
@@ -127,7 +132,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _client(self) -> httpx2.AsyncClient:
-        """The pool of the event loop that runs here."""
+        """HTTP client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             pool = pooled(self._settings["verify"], most=None, trust_env=self._settings["trust_env"])
@@ -136,18 +141,18 @@ class Server:
         return self._clients[loop][0]
 
     def run(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Runs what belongs to no caller that waits, until the connections are closed."""
+        """Starts a background task for work that no caller awaits. Closing the connections cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Closes the connections of the event loop that runs here, and ends what works for programs on it."""
+        """Closes the connections of the running event loop, and cancels its background tasks."""
         self.closings += 1
         loop = asyncio.get_running_loop()
         tasks = [task for task in self._tasks if task.get_loop() is loop]
-        for task in tasks:  # a connection that is only being made would be in no pool
+        for task in tasks:  # first, because a connection that is still being opened is in no pool
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         _, handle = self._clients.pop(loop, (None, None))
@@ -157,10 +162,10 @@ class Server:
     # ------------------------------------------------------------------------------------------------- requests
 
     def ask(self, method: str, path: str, body: object = None) -> httpx2.Response:
-        """The response of one request; waits for it here.
+        """Sends one request, blocks until the response has arrived, and returns it.
 
         Raises:
-            SglError: there is none, or it is an error.
+            SglError: no response arrives, or the response is an error.
         """
         with self._failures(), httpx2.Client(**self._settings) as client:
             response = client.request(method, path, json=body)
@@ -169,15 +174,17 @@ class Server:
         return response
 
     def status(self, method: str, path: str) -> int:
-        """The status of a response. Raises SglError: there is none."""
+        """Sends one request, blocks, and returns the status code of the response. Raises SglError if no response
+        arrives."""
         with self._failures(), httpx2.Client(**self._settings) as client:
             return client.request(method, path).status_code
 
-    async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # whatever JSON it is
-        """The answer of a request, which is sent again when it was lost, unless it may count `once` only.
+    async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # any JSON value
+        """Sends a request and returns its JSON answer. A lost request is sent again, unless it must not be applied
+        twice (`once`).
 
         Raises:
-            SglError: an error of the server's, or there is no answer.
+            SglError: the server reports an error, or sends no answer.
         """
         retries = Retries(self, 0 if once else None)
         while True:
@@ -193,14 +200,15 @@ class Server:
     async def events(
         self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
     ) -> AsyncGenerator[str, None]:
-        """The data of each event of a stream, to its end. Closed before, it leaves the server.
+        """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the generator early closes the
+        connection.
 
         Args:
-            began: called with the headers, before the first event.
+            began: callback for the response headers, before the first event.
 
         Raises:
-            LostConnectionError: it broke off.
-            SglError: an error of the server's.
+            LostConnectionError: the stream broke off.
+            SglError: the server reports an error.
         """
         reader = EventReader()
         async with contextlib.aclosing(self.pieces(path, body, began)) as pieces:
@@ -214,11 +222,12 @@ class Server:
     async def pieces(
         self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes of an answer, as they come. Closed before its end, it leaves the server. `began` as of `events`.
+        """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` is a
+        callback for the response headers.
 
         Raises:
-            LostConnectionError: it broke off.
-            SglError: an error of the server's.
+            LostConnectionError: the stream broke off.
+            SglError: the server reports an error.
         """
         with self._failures():
             async with self._client().stream("POST", path, json=body) as response:
@@ -230,21 +239,21 @@ class Server:
                     yield piece
 
     def broken_off(self) -> LostConnectionError:
-        """The error of an answer that has no end."""
+        """Error for a stream that ended before its answer was complete."""
         return LostConnectionError(f"{self.url}: the stream ended before the answer was complete.", hint="Try again.")
 
     async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
-        """The events of a stream, each a JSON object.
+        """Yields the events of a stream, each as a JSON object.
 
         Raises:
-            SglError: as `events`, or what an event tells of.
+            SglError: the stream broke off, or the server or an event reports an error.
         """
         async with contextlib.aclosing(self.events(path, body)) as events:
             async for data in events:
                 yield self.event(data)
 
     def event(self, data: str) -> dict[str, Json]:
-        """The JSON object that an event is. Raises SglError: it is none, or tells of an error."""
+        """JSON object in the data of an event. Raises SglError if the data is not an object, or reports an error."""
         found = self._json(data)
         if not isinstance(found, dict):
             raise self._unreadable(f"an event is {data[:80]!r}")
@@ -258,7 +267,7 @@ class Server:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Turns what the HTTP library raises inside into one of our errors."""
+        """Context that converts exceptions of the HTTP library into our errors."""
         try:
             yield
         except httpx2.ReadTimeout as error:
@@ -284,7 +293,7 @@ class Server:
             raise self._unreadable(f"{error}, in {data[:80]!r}") from None
 
     def _refused(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
-        """The error that a server tells of, in any of the shapes that there are."""
+        """Error that a server's response reports, in any of the known formats."""
         error = self._told(status, data)
         if isinstance(error, BackendError):
             error.retry_after = retry_after(headers or {})
@@ -305,7 +314,8 @@ class Server:
         if typed is not None:
             return typed
         text = f"{self.url}: {message} (HTTP {status})"
-        if status in _LOST_STATUSES and not (status == 500 and isinstance(name, str)):  # which a server of ours says
+        # A server of this package sends 500 with the class of an error, and has not lost its worker.
+        if status in _LOST_STATUSES and not (status == 500 and isinstance(name, str)):
             return LostConnectionError(text, hint="Check the server's log.")
         if status == 429:
             return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
@@ -324,10 +334,10 @@ _HINTS = {
 
 
 def typed_error(name: str, message: str, parameter: object = None) -> SglError | None:
-    """The error of a server that tells its class; None where that is none of a request's.
+    """Error of the class that a server names, or None if requests don't raise this class.
 
     Args:
-        parameter: that it names.
+        parameter: name of the parameter in the server's report, if any.
     """
     kind = getattr(errors, name, None)
     if kind is ParameterError and isinstance(parameter, str):
@@ -341,12 +351,12 @@ def typed_error(name: str, message: str, parameter: object = None) -> SglError |
 
 
 class LostEngineError(EngineClosedError):
-    """The server's engine has died; it may come back."""
+    """Error for a server whose engine has died. The request may be sent again, because the engine may come back."""
 
     retryable = True
 
 
-LOST = (LostConnectionError, LostEngineError, OverloadedError)  # after which the same may be asked again
+LOST = (LostConnectionError, LostEngineError, OverloadedError)  # errors after which the same request may be sent again
 _PLAIN = frozenset({
     errors.CapabilityError, errors.ConstraintError, errors.ModelError, errors.ProgramError, errors.TemplateError,
     OverloadedError, RequestAbortedError, RequestTimeoutError,
@@ -354,25 +364,25 @@ _PLAIN = frozenset({
 
 
 class EventReader:
-    """Server-sent events (HTML Living Standard, 9.2) out of bytes that are cut anywhere. Comments are passed over."""
+    """Parser of server-sent events (HTML Living Standard, 9.2) in bytes that are cut anywhere. Ignores comments."""
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._data: list[str] = []
         self._size = 0
         self._after_return = False
-        self._first = True  # line of all, before which a byte order mark may stand
+        self._first = True  # no line has ended yet: the first one may begin with a byte order mark
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that are complete with these bytes.
+        """Data of the events that these bytes complete.
 
         Raises:
-            BackendError: one is too large.
+            BackendError: an event is larger than MOST_EVENT_BYTES.
         """
         if not chunk:
             return []
         half, self._after_return = self._after_return, chunk.endswith(b"\r")
-        if half and chunk.startswith(b"\n"):  # the second half of a line's end
+        if half and chunk.startswith(b"\n"):  # rest of a line's end that was cut in two
             chunk = chunk[1:]
         found = []
         *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -1,7 +1,7 @@
-"""The ladder: by which of an API's ways a node is served, or why it is not.
+"""The ladder: the choice of the way (rung) by which an API serves a node, or the reason why the node is refused.
 
-One function decides, `rung_of`. What refuses a node before it is queued, what serves it and what explains it all ask
-that one, so nothing is served otherwise than it was explained. Knows no connection and builds no request.
+One function, `rung_of`, decides. The check of a node before it is queued, the call that serves it and `explain` all use
+that function, so that a node is always served as it was explained. Opens no connection and builds no request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sglang_lite.protocol import (
     Unset,
 )
 
-# Kinds that are ever served remotely. (One over several nodes is continued in mid-turn; what stands in order is how
-# reasoning before a value is written, and such servers send that apart.)
+# Types of constraint that remote models ever serve. Not among them: Continuation, which would be continued in mid-turn,
+# and InOrder, which describes reasoning before a value, because these servers send reasoning separately.
 SERVED: Final = frozenset(CONSTRAINT_NAMES) - {Continuation, InOrder}
 ANY_CHOICE: Final = Choices(("a", "b"))
 _TEXT = JsonSchema('{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], '
@@ -52,7 +52,7 @@ _SAMPLES: Final[Mapping[type, Constraint]] = {
 
 
 def rung_of(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
-    """The rung on which a node is served by a model, or why it is refused."""
+    """Rung on which a model serves a node, or the reason why the node is refused."""
     if _stops_a_value(asked):
         return Refusal("stop together with a constraint", "Leave stop out.")
     found = _constrained(profile, policy, asked)
@@ -60,7 +60,8 @@ def rung_of(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
 
 
 def _stops_a_value(asked: Asked) -> bool:
-    """Tells whether a stop could cut a value. Those of a number, which ends by itself, can't."""
+    """True if a stop string could cut a constrained value. The stops of a number can't, because a number ends by
+    itself."""
     stops = asked.params.stop
     if isinstance(stops, Unset) or asked.constraint is None:
         return False
@@ -75,7 +76,7 @@ def _constrained(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refus
     possible = list(native_rungs(profile, asked))
     rungs = [way for way in possible if isinstance(way, Rung)]
     if policy != "strict" and not asked.scores and type(constraint) in SERVED and profile.api != "completions":
-        rungs.append(_repaired(profile, asked))  # but for a base model, which is told nothing
+        rungs.append(_repaired(profile, asked))  # not for base models, which follow no instructions
     if rungs:
         return _or_else(rungs, profile, policy, asked)
     unfit = next((way for way in possible if isinstance(way, Refusal)), None)
@@ -99,7 +100,8 @@ _TOKENS = (
 
 
 def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Asked) -> Rung:
-    """The first rung. One that shows only after the call that it is of no use has the next one behind it."""
+    """First of the rungs. If only a call can show that this rung is of no use, the next rung is attached as a
+    fallback."""
     first, *others = rungs
     if first.name != "token_logprobs" or asked.scores:
         return first
@@ -111,8 +113,8 @@ def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Ask
 
 
 def _repaired(profile: Profile, asked: Asked) -> Rung:
-    """The last rung: the model is told what is wanted, and, if need be, what was wrong with its answer. A schema that
-    only strict outputs don't take is sent as a hint."""
+    """Last rung: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
+    schema is also sent as a hint if the API takes schemas and only its strict mode refuses this one."""
     assert asked.constraint is not None
     name = CONSTRAINT_NAMES[type(asked.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
@@ -131,14 +133,14 @@ def _instead(profile: Profile) -> str:
 
 
 def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
-    """Kinds of constraint for which there is a rung."""
+    """Types of constraint that a rung of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
     return frozenset(kind for kind, each in _SAMPLES.items() if any(native_rungs(profile, Asked(constraint=each))))
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
-    """Capabilities of a backend of the profile, in the words that the language asks in."""
+    """Capabilities of a backend with this profile, in the form that the language checks."""
     selection = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE))
     scored = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE, scores=True))
     return Capabilities(
@@ -149,7 +151,7 @@ def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
 
 
 def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
-    """Rules of a backend of the profile for several generations in a turn."""
+    """Rules of a backend with this profile for several generations in a turn."""
     can = capabilities_of(profile, policy)
     begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
     constrained = can.continues or profile.takes("continue_final_message")

@@ -1,4 +1,4 @@
-"""Every provider that LiteLLM knows, by its own package."""
+"""Backend for every provider that LiteLLM supports, through LiteLLM's own package."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 
 class LiteLLM(RemoteBackend):
-    """A model of any provider that LiteLLM knows, asked as by OpenAI's chat API. What a model takes, only its provider
-    knows: `profile=` says it ("openai/gpt-4o", "anthropic/claude-opus-5" …); without one it has the parameters of
-    OpenAI's protocol and keeps no constraint.
+    """Backend for models of any provider that LiteLLM supports, called through its form of OpenAI's chat API. LiteLLM
+    does not report the features of a model, so `profile=` specifies them ("openai/gpt-4o", "anthropic/claude-opus-5"
+    …). Without a profile, the model is taken to have the parameters of OpenAI's protocol and to enforce no constraint.
 
     Args:
-        model_name: as LiteLLM calls it: "groq/llama-3.3-70b", "gemini/gemini-2.5-pro" …
-        chat_template: how roles become text in `state.text()`.
-        api_key, organization, base_url, timeout, max_retries, default_headers: of each call; None for LiteLLM's own.
-        profile: what the model takes, by name or as a Profile.
-        policy: "strict" (which refuses what the model does not take), "emulate" or "warn": see docs/backends.md.
-        capabilities: what the model can do, where that is known better: it wins.
-        reasoning_effort: how much a model that reasons is to.
-        rate_limit: see RateLimit.
+        model_name: LiteLLM's name of the model: "groq/llama-3.3-70b", "gemini/gemini-2.5-pro" …
+        chat_template: template that renders turns as text in `state.text()`.
+        api_key, organization, base_url, timeout, max_retries, default_headers: arguments of each call; None for
+            LiteLLM's own.
+        profile: features of the model, by profile name or as a Profile.
+        policy: treatment of features that the model does not support: "strict" (refuse, the default), "emulate" or
+            "warn"; see docs/backends.md.
+        capabilities: features of the model; overrides `profile`.
+        reasoning_effort: amount of reasoning: "low", "high" …; None for the provider's default.
+        rate_limit: limit on calls; None for a shared one (see RateLimit).
 
     Attributes:
-        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: a parameter that can't be honoured.
+        ParameterError: an argument is not valid.
     """
 
     provider = "litellm"
@@ -94,13 +96,13 @@ def _create(client: Any) -> Any:
 
 
 def _errors(sdk: Any) -> Any:
-    import openai  # whose errors LiteLLM's are
+    import openai  # base of LiteLLM's error classes
 
     return openai.OpenAIError, openai.APITimeoutError, openai.APIConnectionError
 
 
 async def _nothing(client: Any) -> None:
-    """LiteLLM keeps its connections by itself."""
+    """Does nothing, because LiteLLM manages its connections itself."""
 
 
 LITELLM = Api(CHAT.request, _create, CHAT.streamed, CHAT.reader)

@@ -1,4 +1,5 @@
-"""The engine in this process as a backend. The only file of the language that knows the runtime, and only when used."""
+"""Backend for an engine in this process. This is the only file of the language that imports the runtime, and only when
+it is used."""
 
 from __future__ import annotations
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
 
 class LocalBackend(BaseBackend):
-    """
+    """Backend that runs programs on an engine.
+
     Args:
-        engine: the engine to run on.
+        engine: engine to run on.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS)
@@ -55,7 +57,7 @@ class LocalBackend(BaseBackend):
         count = params.samples
         sink = partial(mailbox.enqueue, events.put_nowait)
         submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
-        ticket = await self.engine.admitted(submit, count)
+        ticket = await self.engine.submit_when_room(submit, count)
         try:
             while count:
                 event = await events.get()
@@ -65,7 +67,7 @@ class LocalBackend(BaseBackend):
                     count -= 1
                 yield event
         finally:
-            if count:  # nobody is listening any more
+            if count:  # the consumer has stopped listening
                 ticket.abort()
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
@@ -80,11 +82,11 @@ class LocalBackend(BaseBackend):
         submit = partial(
             self.engine.submit_select, prompt, choices, sink=sink, flush=mailbox.wake, unconditional=unconditional
         )
-        ticket = await self.engine.admitted(submit, 1)
+        ticket = await self.engine.submit_when_room(submit, 1)
         try:
             outcome = await future
         finally:
-            ticket.abort()  # if nobody is listening any more
+            ticket.abort()  # in case that the caller has stopped waiting
         if isinstance(outcome, SglError):
             raise outcome
         return outcome
@@ -101,7 +103,7 @@ class LocalBackend(BaseBackend):
         submit = partial(self.engine.run_program, "", program, sink=sink, flush=flush, priority=priority)
         try:
             return submit().abort
-        except OverloadedError:  # as many programs as may be are open
+        except OverloadedError:  # the engine's limit of open programs is reached
             return _Admission(self.engine, submit, sink).abort
 
     @property
@@ -133,7 +135,7 @@ class LocalBackend(BaseBackend):
         return family_of(template.source) if isinstance(template, JinjaTemplate) else None
 
     def _registered(self) -> TurnTemplate | None:
-        """The template that SGLang's registry has for the model's name."""
+        """Template for the model's name in SGLang's registry, or None."""
         from sglang_lite.lang.chat_template import get_chat_template_by_model_path
 
         try:
@@ -153,11 +155,11 @@ class LocalBackend(BaseBackend):
 
 
 class _Admission:
-    """A program that waits for room at an engine.
+    """Program that waits for admission to an engine.
 
     Args:
-        submit: submits it.
-        sink: gets why it was not.
+        submit: function that submits the program.
+        sink: callback for the error if the program is not admitted.
     """
 
     def __init__(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
@@ -166,7 +168,7 @@ class _Admission:
 
     async def _admit(self, engine: Engine, submit: Callable[[], Ticket], sink: Callable[[SglError], None]) -> None:
         try:
-            self._ticket = await engine.admitted(submit, 1)
+            self._ticket = await engine.submit_when_room(submit, 1)
         except SglError as error:
             sink(error)
         except asyncio.CancelledError:
@@ -174,14 +176,14 @@ class _Admission:
             raise
 
     def abort(self) -> None:
-        """Ends it, unless it has ended."""
+        """Aborts the program, waiting or running, unless it has ended."""
         self._waiting.cancel()
         if self._ticket is not None:
             self._ticket.abort()
 
 
 def default_engine() -> LocalBackend:
-    """An engine with the default model."""
+    """Starts an engine with the default model, and returns a backend for it."""
     from sglang_lite.engine.engine import Engine
 
     return LocalBackend(Engine())

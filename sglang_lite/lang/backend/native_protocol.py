@@ -1,7 +1,7 @@
-"""SGLang's native protocol, as a client speaks it: bodies of `/generate`, and answers as records.
+"""Client side of SGLang's native protocol: request bodies of `/generate`, and answers as records.
 
-A server of this package takes prompts and constraints as records, and tells generations as such: nothing is lost. Any
-other is asked with text and what its parameters can say.
+A server of this package accepts prompts and constraints as records, and returns generations as records, so that nothing
+is lost. Any other server receives text, and the parameters that the protocol has.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 
 def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool) -> dict[str, Json]:
-    """The body of a request.
+    """Body of a `/generate` request.
 
     Args:
-        records: the server takes records.
+        records: whether the server accepts records.
 
     Raises:
-        CapabilityError: the protocol can't say the constraint.
+        CapabilityError: the protocol can't express the constraint.
     """
     values = given_as_data(params)
     sampling = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
@@ -96,39 +96,41 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
 
 
 class Sample:
-    """A sample while its answers come, over one connection or several.
+    """Sample whose answers are arriving, over one connection or several.
 
     Args:
-        index: of it.
-        constraint: that it was asked with.
-        incremental: answers have what is new, not all so far.
+        index: index of the sample.
+        constraint: constraint of the request, or None.
+        incremental: whether an answer has only the new output, instead of all output so far.
 
     Attributes:
-        ids: of its output so far.
-        ended: its last answer has come.
+        ids: token ids of the output so far.
+        ended: True once the last answer has arrived.
     """
 
     def __init__(self, index: int, constraint: Constraint | None, *, incremental: bool) -> None:
         self._index, self._constraint, self._incremental = index, constraint, incremental
         self.ids: list[int] = []
         self.ended = False
-        self._text = self._told = ""  # of this connection, and what was told
+        # Text that this connection has brought, and text that was delivered.
+        self._text = self._told = ""
         self._told_ids = self._told_logprobs = 0
-        self._kept: list[TokenLogprob] = []  # of ids that this connection was given
+        self._kept: list[TokenLogprob] = []  # of the tokens that this connection continues
         self._logprobs: list[TokenLogprob] = []
 
     def begin_again(self, *, continues: bool) -> list[int]:
-        """Prepares for another connection. Returns the ids to continue from: none, where it begins anew."""
+        """Prepares for a new connection. Returns the token ids to continue from; empty if the sample begins anew."""
         kept = list(self.ids) if continues else []
         self._kept = self._all_logprobs()[: len(kept)]
         self._text, self.ids, self._logprobs = "", [], []
         return kept
 
     def take(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
-        """Events of an answer that were not told.
+        """Events for the part of an answer that was not delivered yet.
 
         Raises:
-            BackendError: it is no answer, tells of a failure, or is not that of the same output.
+            BackendError: the answer can't be read, reports a failure, or differs from the output that was already
+                delivered.
         """
         with _readable():
             meta = answer["meta_info"]
@@ -173,10 +175,10 @@ class Sample:
 
 
 def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
-    """A whole answer as a record.
+    """Generation record of a complete answer.
 
     Raises:
-        BackendError: it is none, or tells of a failure.
+        BackendError: the answer can't be read, or reports a failure.
     """
     with _readable():
         if "generation" in answer:
@@ -202,7 +204,7 @@ def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, ind
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """Raises BackendError where what is read inside is not as an answer has it."""
+    """Context that raises BackendError if an answer that is read inside does not have the expected fields."""
     try:
         yield
     except SglError:
@@ -218,7 +220,7 @@ _READ = frozenset({
 
 
 def check_failure(reason: Mapping[str, Json] | None) -> None:
-    """Raises the error that a reason for the end tells of, if any."""
+    """Raises the error that a finish reason reports, if any."""
     if reason is None or reason["type"] != "abort":
         return
     message, status = str(reason.get("message") or "the request was aborted."), reason.get("status_code")
@@ -229,7 +231,7 @@ def check_failure(reason: Mapping[str, Json] | None) -> None:
 
 
 def usage_of(meta: Mapping[str, Json]) -> Usage:
-    """The usage that an answer tells."""
+    """Usage that the metadata of an answer reports."""
     return Usage(
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
         cached_tokens=int(meta.get("cached_tokens") or 0),
@@ -240,8 +242,8 @@ def usage_of(meta: Mapping[str, Json]) -> Usage:
 
 
 def _entries(meta: Mapping[str, Any], kind: str) -> list[TokenLogprob]:
-    """Log-probabilities of prompt ("input") or output tokens. For an output of no tokens SGLang may tell the
-    alternatives alone: the first of them stands for the token."""
+    """Log-probabilities of prompt ("input") or output tokens. For an output without tokens SGLang may report only the
+    alternatives; the first one then stands for the token."""
     entries = meta.get(f"{kind}_token_logprobs") or []
     tops = meta.get(f"{kind}_top_logprobs") or []
     ids = meta.get(f"{kind}_token_ids_logprobs") or []
@@ -261,20 +263,20 @@ def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None],
 
 
 def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0) -> ChoiceScore:
-    """The score of a choice, from the answer for the prompt and it.
+    """Score of a choice, from the answer for the prompt followed by the choice.
 
     Args:
-        start: position in the tokens from which they are reported.
-        prompt_tokens: how many tokens the prompt has by itself.
-        before: how many of its last ones are scored, too.
+        start: token position from which log-probabilities are reported.
+        prompt_tokens: number of tokens of the prompt alone.
+        before: number of the prompt's last tokens that are scored as well.
 
     Raises:
         BackendError: the answer has no log-probabilities.
     """
     entries = _entries(answer.get("meta_info") or {}, "input")
-    first = prompt_tokens - start  # of the entries, if the prompt's tokens are the same before the choice
+    first = prompt_tokens - start  # index of the choice's first entry, if the prompt's tokens stay the same before it
     texts = [entry.text or "" for entry in entries]
-    if "".join(texts[first:]) != choice:  # the last token of the prompt is another one, or has both in it
+    if "".join(texts[first:]) != choice:  # the choice changed the last token of the prompt, or merged with it
         first, length = len(entries), 0
         while first > 1 and length < len(choice):
             first -= 1
@@ -286,5 +288,5 @@ def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens
 
 
 def unconditional_of(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
-    """The log-probabilities of all tokens of an answer's prompt, None for the first."""
+    """Log-probabilities of all tokens of an answer's prompt; None for the first one."""
     return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))

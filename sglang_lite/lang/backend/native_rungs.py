@@ -1,4 +1,4 @@
-"""Native rungs: ways in which a model is known to keep a constraint by itself, in the order in which they are tried."""
+"""Native rungs: ways in which a model is known to enforce a constraint by itself, in order of preference."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 
 def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
-    """Ways that the model is known to have, in the order in which they are tried; a Refusal where a schema does not
-    fit."""
+    """Yields the rungs that the model is known to support, in order of preference, and a Refusal for a rung that a
+    schema or the choices do not fit."""
     constraint = asked.constraint
     assert constraint is not None
     use = tool_use_of(constraint)
@@ -33,8 +33,8 @@ def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
 
 
 def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Function, str, bool], ...]]:
-    """The use of tools, and functions with the schemas of their arguments; those that the provider does not take
-    as strict ones are hints, and the arguments are checked."""
+    """Field of the rung "tools": the use of tools, and each function with the schema of its arguments and a flag for
+    strict mode. A schema that the provider does not take in strict mode is a hint, and the arguments are checked."""
     found = list[tuple[Function, str, bool]]()
     for function in use.functions:
         plain = json.dumps(function.parameters)
@@ -45,7 +45,7 @@ def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Functio
 
 
 def _as_json(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
-    """Strict outputs, and the arguments of a strict tool: JSON of a schema that is fitted to the provider."""
+    """Yields the rungs of strict outputs and of strict tools: JSON whose schema is fitted to the provider."""
     form = form_of(asked.constraint)
     if form is None:
         return

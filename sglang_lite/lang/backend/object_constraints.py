@@ -1,4 +1,5 @@
-"""Constraints as providers' structured outputs take them: JSON objects, and back to text."""
+"""Conversion of constraints to the JSON objects that providers' structured outputs require, and of the answers back to
+text."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A constraint as structured outputs take it: a JSON object.
+    """Constraint as a JSON object, for structured outputs.
 
     Attributes:
-        constraint: what the whole answer must be.
-        wrapped: the value is the answer's only property, `value`, as it is no object itself.
-        bare: the text of a value that is a string has no quotes.
+        constraint: schema of the whole answer.
+        wrapped: True if the value is not an object by itself, and is the answer's only property, `value`.
+        bare: True if the text of a string value has no quotes.
     """
 
     constraint: JsonSchema
@@ -31,7 +32,8 @@ class Form:
 
 @lru_cache(maxsize=1024)
 def form_of(constraint: Constraint | None) -> Form | None:
-    """The form of a constraint; None for none, for a regex that is not one of the types', and for grammars."""
+    """Form of a constraint, or None if it has none: no constraint, a grammar, or a regex that does not stand for a
+    type."""
     match constraint:
         case Choices(options):
             return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)
@@ -47,11 +49,11 @@ def form_of(constraint: Constraint | None) -> Form | None:
     return None
 
 
-_NO_ROOT = {"$ref", "anyOf", "oneOf"}  # what a provider does not take at the root
+_NO_ROOT = {"$ref", "anyOf", "oneOf"}  # keywords that providers do not accept at the root
 
 
 def _wrapped(schema: Any) -> JsonSchema:
-    """An object whose only property is a value of the schema."""
+    """Schema of an object whose only property, `value`, has the given schema."""
     schema = _moved(schema)
     definitions = {"$defs": schema.pop("$defs")} if isinstance(schema, dict) and "$defs" in schema else {}
     whole = {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
@@ -59,7 +61,7 @@ def _wrapped(schema: Any) -> JsonSchema:
 
 
 def _moved(schema: Any) -> Any:
-    """A schema with its references changed to where it is put; `$defs` stays at the top."""
+    """Schema whose references are adjusted to its new place in an object; `$defs` stays at the top."""
     if isinstance(schema, list):
         return [_moved(each) for each in schema]
     if not isinstance(schema, dict):
@@ -71,7 +73,7 @@ def _moved(schema: Any) -> Any:
     return moved
 
 
-# The regexes that types stand for, as JSON types. What came is read by the type, which checks the rest.
+# JSON types of the regexes that stand for types. The reader of the type checks the rest of the value.
 _TYPES: dict[Any, dict[str, Any]] = {
     value_type(datetime.date).constraint: {"type": "string", "format": "date"},
     value_type(datetime.time).constraint: {"type": "string", "format": "time"},
@@ -85,14 +87,15 @@ NUMBERS = [Form(_wrapped({"type": kind}), bare=True) for kind in ("integer", "nu
 
 
 def unwrapped(constraint: Constraint, form: Form, answer: str) -> str:
-    """The text that a local model would have written. Objects are checked where all values are.
+    """Text that a local model would have written for the value in an answer. Objects are validated later, as all values
+    are.
 
     Raises:
-        ValueValidationError: the answer is not of the form.
+        ValueValidationError: the answer does not have the form.
     """
     if not form.wrapped:
         return answer
     value = parse_json(form.constraint, answer)["value"]
     if constraint == Number("integer"):
-        value = int(value)  # JSON has 24.0, too
+        value = int(value)  # JSON may write an integer as 24.0
     return value if form.bare and isinstance(value, str) else json.dumps(value, ensure_ascii=False)

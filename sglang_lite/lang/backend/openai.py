@@ -1,4 +1,4 @@
-"""OpenAI's API, and every server that speaks it, through the official SDK."""
+"""Backend for OpenAI's API and all servers that speak it, through the official SDK."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_lite.lang.backend.rendering import without_marks
 from sglang_lite.lang.backend.rung import Policy, Rung
 from sglang_lite.lang.backend.selecting import Tokenizer, checked_tokenizer
 from sglang_lite.lang.backend.server_kind import kind_of_server
-from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # where SGLang's users look for it
+from sglang_lite.lang.backend.token_usage import TokenUsage as TokenUsage  # SGLang's users import it from here
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import ParameterError, Prompt, Selection
 from sglang_lite.protocol.anything import Foreign
@@ -32,40 +32,42 @@ _APIS = ("chat", "responses", "completions")
 
 
 class OpenAI(RemoteBackend):
-    """A model behind OpenAI's API. Constraints are native: JSON schemas, types and choices as structured outputs, other
-    regexes as the grammar of a custom tool (which the Responses API answers), tools as the API's own. Only parameters
-    that were set are sent, and nothing is stored at the provider.
+    """Backend for models behind OpenAI's API. Constraints are enforced natively: JSON schemas, types and choices by
+    structured outputs, other regexes by the grammar of a custom tool (on the Responses API), tools by the API's own
+    tools. Requests contain only the parameters that were set, and nothing is stored at the provider.
 
     Args:
-        model_name: the model; on Azure the deployment.
-        is_chat_model: whether to use the chat API or the completions API; None: the model's name decides.
-        chat_template: how roles become text in `state.text()`, and what a completion model is shown.
-        is_azure: connect to Azure: `azure_endpoint=`, `api_version=` … are its client's.
-        *args, **kwargs: for the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
-        profile: what the model accepts, by name ("vllm", "openai/gpt-5") or as a Profile. None: a model of OpenAI's
-            is found by its name; another server is asked once what it is, when that is first needed.
-        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
-        capabilities: what the model can do; overrides `profile`. A parameter that only some servers have (top_k …) is
+        model_name: name of the model; on Azure, of the deployment.
+        is_chat_model: whether to use the chat API instead of the completions API; None to decide by the model's name.
+        chat_template: template that renders turns as text, in `state.text()` and for completion models.
+        is_azure: whether to connect to Azure; `azure_endpoint=`, `api_version=` … are arguments of its client.
+        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`, `max_retries` …
+        profile: features of the model, by profile name ("vllm", "openai/gpt-5") or as a Profile. None: a model of
+            OpenAI's is looked up by its name; another server is asked for its kind once, when that is first needed.
+        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
+            docs/backends.md.
+        capabilities: features of the model; overrides `profile`. A parameter that only some servers have (top_k …) is
             sent under its name.
-        api: "chat", "responses" or "completions", whatever the profile says. By "responses" what the model has thought
-            is given back, encrypted, in later turns of the same program; `n`, `seed`, `stop` and penalties are not
-            taken.
-        reasoning_effort: how much the model reasons: "low", "high" …; None: the provider's default.
-        tokenizer: of a base model, for `select` by biases: an object with `encode` and `decode`, as tiktoken's
-            `encoding_for_model(…)`.
-        client: an `AsyncOpenAI` or `AsyncAzureOpenAI` to use, instead of arguments for one.
-        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
+        api: API to use whatever the profile specifies: "chat", "responses" or "completions". With "responses", the
+            model's encrypted reasoning is sent back in later turns of the same program; `n`, `seed`, `stop` and
+            penalties are not supported.
+        reasoning_effort: amount of reasoning: "low", "high" …; None for the provider's default.
+        tokenizer: tokenizer of a base model, for `select` by logit biases: an object with `encode` and `decode`, for
+            example tiktoken's `encoding_for_model(…)`.
+        client: existing `AsyncOpenAI` or `AsyncAzureOpenAI` client to use, instead of arguments for a new one.
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
+            RateLimit).
 
     Attributes:
-        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: the SDK refuses the arguments, or has no API key.
+        ParameterError: the SDK rejects the arguments, or no API key is given.
     """
 
     provider = "openai"
-    unset_max_tokens = None  # the API has no limit of its own
+    unset_max_tokens = None  # the API sets no limit by default
     rungs = frozenset({*RUNGS, "tools"}) - {"logit_bias_steps"}
 
     @tells_names
@@ -106,7 +108,7 @@ class OpenAI(RemoteBackend):
         def find() -> Profile:
             made = self._connection.made
             if not is_chat_model:
-                return profile_of("openai", "davinci-002")  # what the completions API takes
+                return profile_of("openai", "davinci-002")  # parameters of the completions API
             if is_azure or known.model or made.base_url.host.endswith("openai.com"):
                 return known
             return profile_of(kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name)
@@ -126,7 +128,7 @@ class OpenAI(RemoteBackend):
     def target(self, rung: Rung) -> tuple[Api, Target]:
         profile = self.profile
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
-        # Other servers may know only the older name.
+        # Other servers may know only the older name of the limit.
         limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
         reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
         return api, Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)

@@ -1,7 +1,7 @@
-"""Calls of OpenAI's SDK with requests that are plain JSON.
+"""Calls of OpenAI's SDK whose requests are plain JSON already.
 
-The SDK walks through each request by its types, for what is not JSON yet: a third of the processor time of a call. What
-stands in `extra_body` it takes as it is.
+The SDK walks through each request by its types, to convert values that are not JSON yet, which takes a third of a
+call's processor time. It sends `extra_body` unchanged.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from sglang_lite.protocol.anything import Foreign, Json
 
 
 def as_it_is(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
-    """The SDK's call, with all of a request in `extra_body` but the model and `stream`.
+    """Wraps a method of the SDK so that all of the request except the model and `stream` is sent in `extra_body`.
 
     Args:
-        empty: lists that the SDK wants to be given, for which those of the request stand in the end.
+        empty: names of list arguments that the SDK requires. They are passed empty, and the request's own lists replace
+            them in the body.
     """
 
     def call(*, model: str, extra_body: dict[str, Any] | None = None, **asked: Any) -> Awaitable[Any]:

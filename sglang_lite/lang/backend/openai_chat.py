@@ -1,4 +1,4 @@
-"""Chat completions of OpenAI, and of every server that speaks it: requests and answers."""
+"""Requests to chat completions of OpenAI and compatible servers, and readers of the answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.protocol.sampling import given_as_data
 from sglang_lite.text.tool_use import results_of
 
-ANSWER = "answer"  # name of a form, or of the tool that is called with the answer
+ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
 
 
 def request(question: Question) -> dict[str, Json]:
-    """Arguments of `chat.completions.create`."""
+    """Arguments of `chat.completions.create` for a question."""
     asked = {"model": question.target.model, **parameters(question)}
     if question.target.effort is not None:
         asked["reasoning_effort"] = question.target.effort
@@ -54,7 +54,7 @@ def request(question: Question) -> dict[str, Json]:
     if key is not None:
         asked["prompt_cache_key"] = key
     messages = _messages(question)
-    if question.prompt.partial.strip():  # only servers whose models continue it are asked to
+    if question.prompt.partial.strip():  # only set for servers whose models continue it
         messages.append({"role": "assistant", "content": question.prompt.partial})
         asked["extra_body"] = {
             **asked.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
@@ -63,7 +63,8 @@ def request(question: Question) -> dict[str, Json]:
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:
-    """The conversation as the API takes it: a turn of calls as the model made them, their result as a tool's."""
+    """Conversation in the API's form. A turn with tool calls is sent as the model made it, and the results as messages
+    of the tools."""
     messages: list[dict[str, Any]] = []
     for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
         (turn,) = as_dicts([message])
@@ -75,7 +76,7 @@ def _messages(question: Question) -> list[dict[str, Any]]:
             messages += [
                 {"role": "tool", "tool_call_id": call["id"], "content": result} for call, result in zip(calls, results)
             ]
-            messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message takes text alone
+            messages += [{"role": "user", "content": shown}] if shown else []  # a tool's message accepts only text
         else:
             messages.append(turn)
     return messages
@@ -93,14 +94,14 @@ def _text_and_images(content: Any) -> tuple[str, list[dict[str, Any]]]:
 
 
 def function_tool(tool: Tool) -> dict[str, Json]:
-    """A tool as a function, the same for chat and responses."""
+    """Tool as a function definition, the same for chat and responses."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
 
 
 def parameters(question: Question) -> dict[str, Json]:
-    """The parameters that were set, under the names of chat and completions; what only other servers know as
-    `extra_body`."""
+    """Request fields for the parameters that were set, with the names of chat and completions. Parameters that only
+    other servers know are in `extra_body`."""
     asked: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for name, value in given_as_data(question.params).items():
@@ -108,7 +109,7 @@ def parameters(question: Question) -> dict[str, Json]:
             case "max_tokens":
                 asked[question.target.limit] = value
             case "seed":
-                asked["seed"] = value % 2**63  # theirs are signed
+                asked["seed"] = value % 2**63  # the API's seeds are signed 64-bit integers
             case "logit_bias":
                 asked["logit_bias"] = {str(token): bias for token, bias in value}
             case "return_logprob":
@@ -118,7 +119,7 @@ def parameters(question: Question) -> dict[str, Json]:
             case "stop" | "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
                 asked[name] = value
             case "return_text_in_logprobs":
-                pass  # it always is
+                pass  # always returned
             case _:
                 extra[name] = value
     return asked | ({"extra_body": extra} if extra else {})
@@ -130,7 +131,7 @@ class ChatReader(Reader):
     def whole(self, said: Foreign) -> None:
         self.event(said)
         for sample in self.samples.values():
-            sample.reason = sample.reason or "stop"  # not every server tells
+            sample.reason = sample.reason or "stop"  # not every server reports a finish reason
 
     def event(self, said: Foreign) -> Sequence[Delta]:
         usage = getattr(said, "usage", None)
@@ -140,7 +141,7 @@ class ChatReader(Reader):
         return [self._add(choice) for choice in getattr(said, "choices", None) or ()]
 
     def _add(self, choice: Any) -> Delta:
-        """Adds what a choice, whole or a part, has brought."""
+        """Adds a choice, whole or a chunk of it, to its sample, and returns its new text."""
         sample = self.samples.setdefault(choice.index, PartialAnswer())
         delta = self.piece(choice, sample)
         sample.text += delta.text
@@ -154,10 +155,10 @@ class ChatReader(Reader):
         return delta
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
-        """Delta of a choice, as streams show it; what else it says goes to the sample."""
+        """Delta of a choice, for a stream. Refusal, reasoning and tool calls are added to the sample."""
         message = getattr(choice, "message", None) or choice.delta
         sample.refusal += getattr(message, "refusal", None) or ""
-        # Compatible servers tell what a model thinks under one of these names.
+        # Compatible servers report reasoning under one of these names.
         thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
         if thought:
             sample.thoughts = (sample.thoughts or "") + thought
@@ -168,7 +169,7 @@ class ChatReader(Reader):
 
 
 def _add_call(sample: PartialAnswer, said: Any) -> None:
-    """Adds a call, or a part of one."""
+    """Adds a tool call, or a chunk of one, to the sample."""
     place = getattr(said, "index", None)
     place = len(sample.calls) if place is None else place
     call = sample.calls.setdefault(place, PartialCall())
@@ -178,7 +179,7 @@ def _add_call(sample: PartialAnswer, said: Any) -> None:
 
 
 def _turn(sample: PartialAnswer) -> dict[str, Any]:
-    """A turn of calls, as the API wants it back."""
+    """Turn with tool calls, in the form that the API expects back."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for _, call in sorted(sample.calls.items())
@@ -187,7 +188,7 @@ def _turn(sample: PartialAnswer) -> dict[str, Any]:
 
 
 def logprobs_of(said: Foreign) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of tokens. OpenAI tells them as text alone: the ids are -1."""
+    """Log-probabilities of tokens. OpenAI reports tokens only as text, so that the ids are -1."""
     return tuple(
         TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
         for t in (getattr(said, "content", said) or ())

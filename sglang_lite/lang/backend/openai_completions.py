@@ -1,4 +1,4 @@
-"""Completions of OpenAI, for base models: requests and answers."""
+"""Requests to OpenAI's text completions, for base models, and readers of the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_lite.protocol.anything import Foreign, Json
 
 
 def request(question: Question) -> dict[str, Json]:
-    """Arguments of `completions.create`. The API takes no shape of an answer."""
+    """Arguments of `completions.create` for a question. The API can't specify the form of an answer."""
     asked = {"model": question.target.model, **parameters(question)}
     if asked.pop("logprobs", False):
         asked["logprobs"] = asked.pop("top_logprobs", 0)
@@ -19,14 +19,15 @@ def request(question: Question) -> dict[str, Json]:
 
 
 class CompletionsReader(ChatReader):
-    """Reader of a completion, or of its chunks: a chat's, but for where its choices have text."""
+    """Reader of a completion, or of its chunks. Differs from ChatReader only in the field that contains a choice's
+    text."""
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
         return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
 
 
 def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities. The API tells tokens as text alone: the ids are -1."""
+    """Log-probabilities of tokens. The API reports tokens only as text, so that the ids are -1."""
     if getattr(said, "tokens", None) is None:
         return ()
     tops = said.top_logprobs or [None] * len(said.tokens)

@@ -1,4 +1,5 @@
-"""Decisions of OpenAI, and of servers that have them: a choice among texts, with probabilities."""
+"""Requests to the decisions endpoint of OpenAI and compatible servers, and its answers: a choice among texts, with
+probabilities."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ _QUESTION = "Which of these texts is what the assistant says next?"
 
 
 def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict[str, Json]:
-    """Arguments of `decisions.create`: one question, whose answer is one of the choices."""
+    """Arguments of `decisions.create` for one question, whose answer is one of the choices."""
     options = [{"value": choice} for choice in choices]
     question = {"type": "choice", "instructions": _QUESTION, "choices": options}
     return {"model": model, "input": items_of(prompt.messages), "questions": [question]}
 
 
 def decision(said: Foreign, choices: Sequence[str], name: str, seconds: float) -> Selection:
-    """The choices' scores in an answer: each is one logarithm of a probability.
+    """Selection with the choices' scores in an answer. Each score is the logarithm of one probability.
 
     Raises:
-        RefusalError: the model declined.
-        BackendError: it is no answer to the question.
+        RefusalError: the model refused to answer.
+        BackendError: the answer does not name the choices.
     """
     answers: list[Any] = getattr(said, "answers", None) or []
     answer = answers[0] if len(answers) == 1 else None

@@ -1,5 +1,5 @@
-"""Responses of OpenAI: requests and answers. Nothing is stored at the provider: what a model has thought is given back,
-encrypted, with the turn that it was thought for."""
+"""Requests to OpenAI's Responses API, and readers of the answers. Nothing is stored at the provider: a model's
+reasoning is sent back, encrypted, with the turn that it belongs to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
 def request(question: Question) -> dict[str, Json]:
-    """Arguments of `responses.create`."""
+    """Arguments of `responses.create` for a question."""
     target = question.target
     asked: dict[str, Any] = {
         "model": target.model,
@@ -61,7 +61,7 @@ def request(question: Question) -> dict[str, Json]:
             case "top_logprobs_num":
                 asked["top_logprobs"] = value
             case "return_text_in_logprobs":
-                pass  # it always is
+                pass  # always returned
             case _:
                 extra[name] = value
     shape = _shape(question)
@@ -70,7 +70,7 @@ def request(question: Question) -> dict[str, Json]:
 
 
 def _shape(question: Question) -> dict[str, Any]:
-    """Fields that ask for the shape of the answer."""
+    """Request fields that specify the form of the answer."""
     match question.shape:
         case JsonFormat(schema, strict):
             form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}
@@ -96,7 +96,8 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
 
 
 def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Json]] = NOTHING) -> list[dict[str, Json]]:
-    """A conversation as the API takes it, with what it wants to be given back of turns, by their places."""
+    """Conversation in the API's form. `given_back` has the items that the API expects back in place of turns, by index
+    of the message."""
     items: list[dict[str, Any]] = []
     for message, returned, calls in conversation(messages, given_back, _calls_of):
         if returned is not None:
@@ -147,7 +148,7 @@ class ResponsesReader(Reader):
             _read(item, sample, inputs)
         if why == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
-        if len(inputs) > 1:  # answers, of which there is one
+        if len(inputs) > 1:  # several answers, where one is expected
             self.samples = {i: PartialAnswer(text, reason="stop") for i, text in enumerate(inputs)}
         elif sample.items or sample.refusal or sample.cut:
             sample.text = "".join(inputs) or sample.text
@@ -168,7 +169,7 @@ class ResponsesReader(Reader):
 
 
 def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
-    """Adds an item of the output."""
+    """Adds an item of the output to the sample; the input of a custom tool is added to `inputs`."""
     sample.items.append(item.to_dict(mode="json"))
     match item.type:
         case "message":

@@ -1,4 +1,4 @@
-"""Usage as OpenAI's APIs tell it, the names of chat, completions and responses alike."""
+"""Usage as reported by OpenAI's APIs, with the field names of chat, completions and responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sglang_lite.protocol.anything import Foreign
 
 
 def usage_of(said: Foreign) -> Usage:
-    """The usage that an API reports; nothing where it reports none."""
+    """Usage that an API reports; all zero if it reports none."""
     prompt = getattr(said, "prompt_tokens", None) or getattr(said, "input_tokens", None) or 0
     completion = getattr(said, "completion_tokens", None) or getattr(said, "output_tokens", None) or 0
     details = getattr(said, "prompt_tokens_details", None) or getattr(said, "input_tokens_details", None)
@@ -19,7 +19,7 @@ def usage_of(said: Foreign) -> Usage:
 
 
 def reasoning_of(said: Foreign) -> dict[str, int]:
-    """Metadata on the tokens of a reported usage that were spent on reasoning."""
+    """Metadata with the number of tokens that a reported usage spent on reasoning; empty if unknown."""
     details = getattr(said, "completion_tokens_details", None) or getattr(said, "output_tokens_details", None)
     tokens = getattr(details, "reasoning_tokens", None)
     return {} if tokens is None else {"reasoning_tokens": tokens}

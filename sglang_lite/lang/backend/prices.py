@@ -1,4 +1,4 @@
-"""Prices of tokens, and so of a usage. What is not known is None, never 0."""
+"""Prices of tokens and of usages. An unknown price is None, never 0."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from importlib import resources
 from sglang_lite.lang.argument_names import tells_fields
 from sglang_lite.protocol import Usage
 
-_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # put before a model's name by those who route calls
+_HOSTS = ("openai/", "anthropic/", "vertex_ai/", "gemini/")  # prefixes that routers of calls put before a model's name
 _MILLION = 1_000_000
 
 
 @tells_fields
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices of a model in US dollars for a million tokens; None: not known.
+    """Prices of a model, in US dollars for a million tokens; None if unknown.
 
     Attributes:
-        input: of prompt tokens that are neither read from a cache nor written to one.
-        output: of generated tokens, reasoning included.
-        cached: of prompt tokens that are read from a cache.
-        written: of prompt tokens that are written to one.
-        up_to: tokens of the longest prompt that costs so much; None: any.
+        input: price of prompt tokens that are neither read from a cache nor written to one.
+        output: price of generated tokens, reasoning included.
+        cached: price of prompt tokens that are read from a cache.
+        written: price of prompt tokens that are written to a cache.
+        up_to: length of the longest prompt with these prices, in tokens, or None for any length.
     """
 
     input: float
@@ -34,7 +34,7 @@ class Price:
     up_to: int | None = None
 
     def of(self, usage: Usage) -> float | None:
-        """Dollars for a usage of one call; None: it has tokens whose price is not known."""
+        """Cost of one call's usage in dollars, or None if a price is unknown or the prompt is longer than `up_to`."""
         if self.up_to is not None and usage.prompt_tokens > self.up_to:
             return None
         plain = usage.prompt_tokens - usage.cached_tokens - usage.written_tokens
@@ -51,20 +51,20 @@ class Price:
 
 
 def price_of(model: str) -> Price | None:
-    """The price of a model by its name; None: it is not known."""
+    """Price of a model by its name, or None if unknown."""
     for host in _HOSTS:
         model = model.removeprefix(host)
     return _prices().get(model)
 
 
 def price(usage: Usage, model: str) -> float | None:
-    """Dollars that a usage costs with a model.
+    """Cost of a usage in dollars.
 
     Args:
-        model: its name, as the provider has it; dated names have prices of their own.
+        model: name of the model at its provider; dated names have prices of their own.
 
     Returns:
-        None where a price is not known.
+        Dollars, or None if a price is unknown.
     """
     found = price_of(model)
     return None if found is None else found.of(usage)

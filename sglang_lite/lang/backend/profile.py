@@ -1,4 +1,4 @@
-"""Profiles: what each model of a provider takes, read from data that names its sources.
+"""Profiles: the features that each model of a provider supports, read from data files that name their sources.
 
 A feature that a profile does not mention is unknown, which is neither yes nor no: `policy="strict"` refuses it.
 """
@@ -22,7 +22,7 @@ from sglang_lite.protocol.sampling import PARAMETERS
 
 ApiName: TypeAlias = Literal["chat", "responses", "completions", "messages", "generate_content"]
 
-# Ways to keep a constraint, in the order in which they are tried: docs/backends.md says what each is.
+# Ways to enforce a constraint, in order of preference; docs/backends.md describes each.
 RUNGS: Final = (
     "json_schema", "strict_tool", "regex_tool", "lark_tool", "structured_outputs", "regex", "ebnf", "grammar",
     "decisions", "logit_bias_steps",
@@ -38,12 +38,12 @@ FEATURES: Final = frozenset({*NAMES, *RUNGS, *OTHERS})
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A fact about a feature.
+    """Fact about a feature of a model.
 
     Attributes:
-        taken: the model takes it; else it is known not to.
-        source: where that was read: a page's address, or a file of an SDK.
-        read: the day on which it was.
+        taken: True if the model is known to support the feature, False if it is known not to.
+        source: source of the fact: address of a page, or a file of an SDK.
+        read: day on which the source was read.
     """
 
     taken: bool
@@ -53,17 +53,18 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """JSON Schemas as a provider's strict outputs take them.
+    """JSON Schemas that a provider's strict outputs accept.
 
     Attributes:
         kept: keywords that are enforced.
-        formats: values of `format` that are.
-        all_required: each property of an object has to be required.
-        type_lists: `type` may be a list.
-        recursion: a schema may refer to itself.
-        properties, depth, enum_values, optional, unions: the most of these that a schema may have; None: no limit.
-        least_items: the largest `minItems` that is enforced; None: any.
-        source, read: as of a Feature.
+        formats: values of `format` that are enforced.
+        all_required: True if every property of an object has to be required.
+        type_lists: True if `type` may be a list.
+        recursion: True if a schema may refer to itself.
+        properties, depth, enum_values, optional, unions: maximum number of properties, levels, values in enums,
+            optional properties and unions of a schema, or None for no limit.
+        least_items: largest `minItems` that is enforced, or None for any.
+        source, read: source of the rules and day on which it was read, as in Feature.
     """
 
     kept: frozenset[str]
@@ -83,15 +84,16 @@ class SchemaRules:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile of a model.
+    """Features of a model.
 
     Attributes:
-        provider: name of the data's file: "openai", "anthropic", "vllm" …
-        model: the entry that was found; empty for a model that the provider's data does not list.
-        api: which of the provider's APIs it is asked by.
-        features: what is known, by the names of parameters, rungs and other features.
-        limits: the largest numbers of stops, of alternatives a token, of choices in a decision.
-        schema: JSON Schemas that strict outputs take; None: as they are.
+        provider: name of the data file: "openai", "anthropic", "vllm" …
+        model: name of the model's entry in the file; empty if the file does not list the model.
+        api: API of the provider that serves the model.
+        features: known facts, by the names of parameters, rungs and other features.
+        limits: maximum number of stop strings (`stop`), of alternatives for a token (`top_logprobs_num`) and of choices
+            in a decision (`choices`).
+        schema: JSON Schemas that strict outputs accept, or None if any schema is sent unchanged.
     """
 
     provider: str
@@ -102,27 +104,27 @@ class Profile:
     schema: SchemaRules | None = None
 
     def takes(self, feature: str) -> bool:
-        """Tells whether the model is known to take it."""
+        """True if the model is known to support the feature."""
         known = self.features.get(feature)
         return known is not None and known.taken
 
     def refuses(self, feature: str) -> bool:
-        """Tells whether the model is known not to take it."""
+        """True if the model is known not to support the feature."""
         known = self.features.get(feature)
         return known is not None and not known.taken
 
     @property
     def params(self) -> frozenset[str]:
-        """Names of the sampling parameters that it takes."""
+        """Names of the sampling parameters that the model supports."""
         return frozenset(name for name in NAMES if self.takes(name))
 
     @property
     def name(self) -> str:
-        """The name by which a user asks for it: `profile=`."""
+        """Name of the profile for `profile=`."""
         return f"{self.provider}/{self.model}" if self.model else self.provider
 
     def with_capabilities(self, can: Capabilities) -> Profile:
-        """The profile of a model whose user says what it can do: which wins over what is known."""
+        """Profile changed to the capabilities that the user states for the model, which override known facts."""
         taken = {name: can.params is None or name in can.params for name in NAMES}
         taken |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
         by_pattern = any(self.takes(name) for name in ("structured_outputs", "regex", "grammar"))
@@ -132,7 +134,7 @@ class Profile:
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
     def asked_on(self, rungs: AbstractSet[str]) -> Profile:
-        """The profile for a backend whose requests can ask on these rungs alone (and for "tools")."""
+        """Profile for a backend that can make requests only for these rungs (and for "tools", if among them)."""
         lost = {name for name in (*RUNGS, "tools") if self.takes(name)} - rungs
         none = Feature(False, "the backend has no such request", date.today())
         features = {**self.features, **dict.fromkeys(lost, none)}
@@ -140,24 +142,24 @@ class Profile:
 
 
 def profile_of(provider: str, model: str) -> Profile:
-    """The profile of a provider's model; of an unlisted one, what is known of all.
+    """Profile of a provider's model. An unlisted model has the facts that are known of all models.
 
     Raises:
-        ParameterError: there is no such provider.
+        ParameterError: the provider does not exist.
     """
     found, default = _provider(provider)
     base = _base_name(model)
-    for name in (base, _SNAPSHOT.sub("", base)):  # a snapshot that is listed may differ from what its name is short for
+    for name in (base, _SNAPSHOT.sub("", base)):  # a listed snapshot may differ from its short name's current model
         if name in found:
             return found[name]
     return default
 
 
 def named(name: str) -> Profile:
-    """A profile by its name, "vllm" or "openai/gpt-5".
+    """Profile by its name: "vllm" or "openai/gpt-5".
 
     Raises:
-        ParameterError: there is none of this name.
+        ParameterError: no profile has this name.
     """
     if not isinstance(name, str):
         raise ParameterError(
@@ -173,7 +175,7 @@ def named(name: str) -> Profile:
 
 
 def chosen(given: str | Profile | None, provider: str, model: str) -> Profile:
-    """The profile that a user has given, by name or as it is; None: what is known of a provider's model."""
+    """Profile that a user gives, by name or as a Profile; None for the one of the provider's model."""
     if given is None:
         return profile_of(provider, model)
     return given if isinstance(given, Profile) else named(given)
@@ -181,7 +183,7 @@ def chosen(given: str | Profile | None, provider: str, model: str) -> Profile:
 
 @lru_cache(maxsize=1)
 def providers() -> tuple[str, ...]:
-    """Names of the providers that there is data of."""
+    """Names of the providers with a data file."""
     files = (each.name for each in _data().iterdir())
     return tuple(
         sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml") and name != "prices.toml")
@@ -189,7 +191,7 @@ def providers() -> tuple[str, ...]:
 
 
 def profiles(provider: str) -> tuple[Profile, ...]:
-    """All profiles of a provider, the one of unlisted models last."""
+    """All profiles of a provider; the one of unlisted models is last."""
     found, default = _provider(provider)
     return (*found.values(), default)
 
@@ -199,7 +201,7 @@ def _data() -> Any:
 
 
 def _base_name(model: str) -> str:
-    """The name of a model without its provider's prefix, and that of which a fine-tuned one was made."""
+    """Name of a model without its provider's prefix; for a fine-tuned model, the name of its base model."""
     name = model.rpartition("/")[2].rpartition("anthropic.")[2]
     return name.removeprefix("ft:").partition(":")[0] if name.startswith("ft:") else name
 
@@ -209,7 +211,7 @@ _SNAPSHOT = re.compile(r"(-\d{8}|-\d{4}-\d{2}-\d{2}|-latest|@\d{8})?(-v\d+(:\d+)
 
 @lru_cache
 def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
-    """Profiles of a provider by their models' names, and the one of models that are not listed."""
+    """Profiles of a provider's models by name, and the profile of unlisted models."""
     file = _data() / f"{provider}.toml"
     if not file.is_file():
         raise ParameterError("profile", f"there is no provider {provider!r}.", hint=f"Known: {', '.join(providers())}.")
@@ -218,14 +220,14 @@ def _provider(provider: str) -> tuple[Mapping[str, Profile], Profile]:
 
 
 class _Reader:
-    """Reader of a provider's file. What is wrong in it is a fault of this package: tests read all of them."""
+    """Reader of a provider's data file. An error in the file is a bug of this package: tests read all files."""
 
     def __init__(self, provider: str, data: Mapping[str, Any]) -> None:
         self._provider, self._data = provider, data
         self._read: date = data["read"]
 
     def read(self) -> tuple[Mapping[str, Profile], Profile]:
-        like = self._data.get("like")  # a provider that serves another one's software
+        like = self._data.get("like")  # provider whose software this one runs
         if like is not None:
             found, default = _provider(like)
             own = {name: replace(each, provider=self._provider) for name, each in found.items()}
@@ -252,7 +254,7 @@ class _Reader:
         return Profile(self._provider, model, api, MappingProxyType(features), MappingProxyType(limits), schema)
 
     def _facts(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Facts of an entry's traits, and its own: what comes later wins."""
+        """Yields the facts of an entry's traits, then its own; later ones take precedence."""
         for trait in entry.get("traits", ()):
             facts: Sequence[Mapping[str, Any]] = self._data["traits"][trait]
             yield from facts

@@ -1,4 +1,5 @@
-"""Prompt caches of providers: where a prompt is marked for them, and by which key its likes are found. All pure."""
+"""Prompt caches of providers: the places at which a prompt is marked for them, and the key of prompts that begin alike.
+Pure functions."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from typing import Any
 from sglang_lite.protocol import Message, Prompt
 from sglang_lite.protocol.anything import Json
 
-LEAST = 4 * 1024  # characters: about 1,024 tokens, of which no provider caches less
-_MOST = 4  # marks that Anthropic takes
+LEAST = 4 * 1024  # characters: about 1,024 tokens, the shortest prefix that any provider caches
+_MOST = 4  # maximum number of marks that Anthropic accepts
 _MARK = {"type": "ephemeral"}
 
 
 def marks(prompt: Prompt) -> tuple[int, ...]:
-    """Numbers of messages at which prefixes end that are worth keeping: at most four, in order."""
+    """Numbers of messages in the prefixes that are worth caching: at most four, in ascending order."""
     lengths = list(accumulate((_length(message) for message in prompt.messages), initial=0))
     long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= LEAST]
     return tuple(sorted(long[:_MOST]))
 
 
 def cache_key(prompt: Prompt) -> str | None:
-    """Key of prompts that begin as this one: a digest of its shortest shared prefix. None: it is too short, or it
-    shares none."""
+    """Key of prompts that begin alike: a digest of the shortest shared prefix. None if the prompt is too short or
+    shares no prefix."""
     if not prompt.shared or sum(map(_length, prompt.messages)) < LEAST:
         return None
     begin = prompt.messages[: min(prompt.shared)]
@@ -33,10 +34,11 @@ def cache_key(prompt: Prompt) -> str | None:
 
 
 def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:
-    """A request of Anthropic's Messages API with `cache_control` where the prompt's prefixes end.
+    """Request of Anthropic's Messages API with `cache_control` at the ends of the prompt's shared prefixes.
 
     Args:
-        request: with the prompt's system turns as `system`, and a message for each of its others.
+        request: request whose `system` has the prompt's system turns, and whose `messages` have one message for each
+            other turn.
     """
     marked = dict(request)
     messages = list(request["messages"])

@@ -1,8 +1,10 @@
-"""Items that a provider wants to be given back with a turn of its model: encrypted reasoning, signed thoughts, ids of
-calls. They belong to a conversation up to and with that turn, and are found by it, so that forks, rollbacks and threads
-need no care. A turn that is not found is given back as its text.
+"""Items that a provider expects back with a turn of its model: encrypted reasoning, signed thoughts, ids of tool calls.
+They are stored by the conversation up to and including that turn, so that forks, rollbacks and threads need no care. A
+turn without stored items is sent as text.
 
-They belong to the loop that asks: there is no lock, which a forked copy of the process could find taken."""
+Used only on the event loop that makes the calls, so that no lock is needed, which a forked process could inherit
+locked.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ from typing import Any
 from sglang_lite.protocol import Message
 from sglang_lite.protocol.anything import Json
 
-_MOST = 4096  # turns
+_MOST = 4096  # stored turns
 
 
 class ReturnedItems:
-    """Items of the turns that one backend's models have said, the last ones of them."""
+    """Provider items of the latest turns of one backend's models."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[tuple[Message, ...], Sequence[Any]] = OrderedDict()
 
     def keep(self, before: Sequence[Message], text: str, items: Sequence[Json]) -> None:
-        """Keeps the items of an answer that makes a whole turn."""
+        """Stores the items of an answer that is a whole turn."""
         turn = Message("assistant", (text.lstrip(),))
         self._items[(*before, turn)] = items
         if len(self._items) > _MOST:
             self._items.popitem(last=False)
 
     def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
-        """Items of the turns of a conversation, by their places."""
+        """Stored items of a conversation's turns, by index of the message."""
         found = {}
         for i, message in enumerate(messages if self._items else ()):
             if message.role == "assistant":
@@ -43,12 +45,12 @@ class ReturnedItems:
 def conversation(
     messages: Sequence[Message], items: Mapping[int, Sequence[Json]], calls_of: Callable[[Sequence[Json]], list[Json]]
 ) -> Iterator[tuple[Message, Sequence[Json] | None, list[Json]]]:
-    """Turns, each with what is given back in its place (None: nothing is), and with the calls of the turn before whose
-    results it tells.
+    """Yields each turn, the items that are sent in its place (or None), and the tool calls of the turn before if this
+    turn has their results.
 
     Args:
-        items: by the places of turns.
-        calls_of: calls of tools among what is given back.
+        items: stored items, by index of the message.
+        calls_of: function that extracts the tool calls from the items of a turn.
     """
     calls: list[Json] = []
     for place, message in enumerate(messages):

@@ -1,7 +1,7 @@
-"""Limits on how much a provider is asked: declared ones, and those that its answers tell in their headers.
+"""Limits on calls to a provider: limits that the user declares, and limits in the headers of the provider's answers.
 
-All programs of a process that ask one provider with one key share them. Times are of a monotonic clock. They belong to
-the executor loop: nothing here is shared between threads.
+All programs of a process that use one provider with one key share them. Times are of a monotonic clock. Limits are used
+on the executor loop only, and nothing here is shared between threads.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from weakref import WeakValueDictionary
 from sglang_lite.lang.argument_names import tells_fields
 from sglang_lite.lang.checks import check_positive
 
-_LONGEST_PAUSE_S = 600.0  # what a header may ask for at most
+_LONGEST_PAUSE_S = 600.0  # longest wait that a header may ask for
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Bucket of tokens that fills evenly, to be taken before a call.
+    """Token bucket that refills evenly; callers take from it before a call.
 
     Attributes:
-        per_minute: what it gains, and holds at most; None: there is no limit.
-        level: what it held at `at`. Below zero it owes what has been promised to callers that wait.
+        per_minute: rate of refilling, and capacity; None for no limit.
+        level: content at time `at`; negative if waiting callers have taken more than the content.
     """
 
     per_minute: float | None = None
@@ -36,11 +36,11 @@ class Bucket:
     at: float = 0.0
 
     def take(self, amount: float, now: float) -> float:
-        """Takes an amount. Returns the seconds to wait until it is there."""
+        """Takes an amount. Returns the seconds until it is available."""
         if self.per_minute is None:
             return 0.0
         self._fill(now)
-        amount = min(amount, self.per_minute)  # what never fits waits for a full bucket
+        amount = min(amount, self.per_minute)  # an amount that never fits waits for a full bucket
         self.level -= amount
         return max(0.0, -self.level * 60 / self.per_minute)
 
@@ -50,13 +50,13 @@ class Bucket:
             self.level = min(self.per_minute, self.level + min(amount, self.per_minute))
 
     def limit(self, per_minute: float, now: float) -> None:
-        """Sets the limit. A new bucket is full."""
+        """Sets the limit. A bucket that had none starts full."""
         if self.per_minute is None:
             self.level, self.at = per_minute, now
         self.per_minute = per_minute
 
     def lower(self, remaining: float, now: float) -> None:
-        """Learns that there is no more than this."""
+        """Lowers the content to the amount that the provider reports as remaining."""
         if self.per_minute is not None:
             self._fill(now)
             self.level = min(self.level, remaining)
@@ -70,14 +70,14 @@ class Bucket:
 @tells_fields
 @dataclass(slots=True, weakref_slot=True)
 class RateLimit:
-    """Limit on the calls to a provider. Give one to several backends (`rate_limit=`) to have them share it.
+    """Limit on the calls to a provider. Several backends share it if each is given the same one (`rate_limit=`).
 
     Args:
-        requests_per_minute, tokens_per_minute: None for what the provider's headers tell, if they do. Tokens are
-            estimated before a call: four characters of the prompt are one, and `max_tokens`.
+        requests_per_minute, tokens_per_minute: maximum per minute, or None for the limit that the provider's headers
+            report, if any. The tokens of a call are estimated: a quarter of the prompt's characters, plus `max_tokens`.
 
     Raises:
-        ParameterError: a limit that is not above 0.
+        ParameterError: a limit is not above 0.
     """
 
     requests_per_minute: float | None = None
@@ -97,7 +97,7 @@ class RateLimit:
             bucket.limit(limit, self.now())
 
     async def wait(self, tokens: float) -> float:
-        """Waits until a call of about so many tokens may be made. Returns the seconds waited."""
+        """Waits until a call of about `tokens` tokens may be made. Returns the seconds waited."""
         now = self.now()
         left = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
         waited = 0.0
@@ -105,7 +105,7 @@ class RateLimit:
             while left > 0:
                 await self.sleep(left)
                 waited += left
-                left = self._paused_until - self.now()  # somebody else may have been told to wait meanwhile
+                left = self._paused_until - self.now()  # an answer to another call may have asked for a longer pause
         except BaseException:  # the call is not made
             self._requests.give_back(1)
             self._tokens.give_back(tokens)
@@ -113,7 +113,7 @@ class RateLimit:
         return waited
 
     def heard(self, status: int, headers: Mapping[str, str]) -> None:
-        """Learns from an answer."""
+        """Adjusts the limits to an answer's status and headers."""
         now = self.now()
         if status in (429, 503, 529):
             pause = retry_after(headers)
@@ -131,7 +131,7 @@ class RateLimit:
 
 
 def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:
-    """A limit in the headers, in OpenAI's words (which others use) or Anthropic's."""
+    """Limit in the headers, by the names of OpenAI (which others use too) or Anthropic."""
     for name in (f"x-ratelimit-{what}-{kind}", f"anthropic-ratelimit-{kind}-{what}"):
         found = _count(headers.get(name, ""))
         if found is not None:
@@ -144,7 +144,7 @@ def _count(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that an answer asks to wait for, None where it does not, or not readably."""
+    """Seconds to wait that an answer asks for, or None if it asks for none or the header can't be read."""
     for name, parts in (("retry-after-ms", 1000), ("retry-after", 1)):
         found = _count(headers.get(name, ""))
         if found is not None:
@@ -152,13 +152,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     until, sent = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
     if until is None:
         return None
-    # The sender's clock, if it tells: ours may be set otherwise.
+    # By the sender's clock, if it is reported, because ours may differ.
     left = until - (sent or datetime.datetime.now(datetime.UTC))
     return min(max(0.0, left.total_seconds()), _LONGEST_PAUSE_S)
 
 
 def _date(text: str) -> datetime.datetime | None:
-    """A date of a header, None where it is none."""
+    """Time in a header's date, or None if the text is not a date."""
     try:
         found = email.utils.parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
@@ -166,12 +166,13 @@ def _date(text: str) -> datetime.datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
-# One a provider and key, while a backend has it: what a process may ask does not depend on how many backends it makes.
+# One limit for each provider and key, while a backend uses it: the allowance of a process does not depend on the number
+# of its backends.
 _shared: WeakValueDictionary[tuple[str, str], RateLimit] = WeakValueDictionary()
 
 
 def shared_limit(server: str, key: object) -> RateLimit:
-    """The limit of a server and a key (of which only a digest is held)."""
+    """Limit shared by all backends with this server and key. Only a digest of the key is stored."""
     account = server, hashlib.sha256(str(key).encode()).hexdigest()
     limit = _shared.get(account)
     if limit is None:

@@ -1,4 +1,4 @@
-"""`sgl.record`: a backend that keeps in a file what it was asked and what came of it."""
+"""`sgl.record`: backend that stores its requests and their answers in a file."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 _QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _KEY = re.compile(r"\b(sk|pk|key|AIza|ghp|hf|Bearer)([-_ ]?)[A-Za-z0-9._\-]{12,}")
-_SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")  # names of variables of the environment
+_SECRETS = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")  # names of environment variables that contain secrets
 _SHORTEST_SECRET = 8
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that is under way."""
+    """Call in progress, with its events so far."""
 
     number: int
     request: RecordedRequest
@@ -69,16 +69,16 @@ class _OpenCall:
 
 
 class Recording(DelegatingBackend):
-    """A backend that asks another one, and keeps each request with all that came of it. It is a context manager: at its
-    end the file is complete.
+    """Backend that passes requests to another backend, and records each with all its answers. Leaving it as a context
+    manager completes the file.
 
     Args:
-        path: of the file, which is written anew.
-        backend: to be asked.
+        path: path of the file, which is overwritten.
+        backend: backend that answers.
 
     Raises:
         ParameterError: the file can't be written.
-        CapabilityError: the backend has SGLang's blocking hooks, which see the state and not a request.
+        CapabilityError: the backend has SGLang's blocking hooks, which receive the state instead of a request.
     """
 
     def __init__(self, path: str | os.PathLike[str], backend: BaseBackend) -> None:
@@ -89,12 +89,12 @@ class Recording(DelegatingBackend):
             )
         self.enforces = backend.enforces
         self._numbers, self._lock, self._after, self._calls = itertools.count(), threading.Lock(), "", 0
-        self._runs: list[Callable[[], object]] = []  # wait for runs on it
+        self._runs: list[Callable[[], object]] = []  # each waits for a run on this backend
         self._secrets = [
             value for name, value in os.environ.items() if _SECRETS.search(name) and len(value) >= _SHORTEST_SECRET
         ]
         try:
-            self._file = open(path, "wb")  # noqa: SIM115 # closed by close
+            self._file = open(path, "wb")  # noqa: SIM115 # `close` closes it
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
         self._began, rules = time.perf_counter(), backend.turn_rules
@@ -120,7 +120,7 @@ class Recording(DelegatingBackend):
         self._runs.append(wait)
 
     def close(self) -> None:
-        """Completes the file, without waiting for calls under way; further ones are refused."""
+        """Completes the file without waiting for calls in progress. Further calls are refused."""
         with self._lock:
             if not self._file.closed:
                 self._write(RecordingEnd(self._calls, self._after))
@@ -156,7 +156,7 @@ class Recording(DelegatingBackend):
 
     @contextlib.contextmanager
     def _recorded(self, request: RecordedRequest, *, stream: bool) -> Iterator[_OpenCall]:
-        """Keeps a call, which is made inside, whatever comes of it."""
+        """Context that records the call that is made inside, whatever its outcome."""
         if self._file.closed:
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
@@ -183,7 +183,7 @@ class Recording(DelegatingBackend):
             )  # fmt: skip
 
     def _clean(self, error: BaseException) -> SglError:
-        """An error as the file has it: without keys and queries of addresses, and without its cause, which may have
+        """Copy of an error for the file: without keys and URL queries, and without its cause, which may contain
         them."""
         if isinstance(error, SglError):
             clean: SglError = copy.copy(error)
@@ -203,17 +203,18 @@ class Recording(DelegatingBackend):
 
 
 def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> Recording:
-    """A backend that hands requests to another one and records them with their answers, for `sgl.Replay`:
+    """Backend that passes requests to another backend and records them with their answers, for `sgl.Replay`:
 
         with sgl.record("run.jsonl", sgl.OpenAI("gpt-4o")) as backend:
             program.run(backend=backend)
 
-    The file has prompts, parameters, answers and errors with their times. It has no keys, headers, queries of
-    addresses, or images (but their digests).
+    The file contains prompts, parameters, answers and errors, with their times. It does not contain keys, headers or
+    URL queries, and only digests of images.
 
     Args:
-        path: of the file, which is written anew; the end of the `with` waits for runs on the backend, and completes it.
-        backend: the one that answers, node by node; None: the default backend.
+        path: path of the file, which is overwritten. Leaving the `with` block waits for runs on the backend, and
+            completes the file.
+        backend: backend that answers, node by node; None for the default backend.
 
     Raises:
         ParameterError: the file can't be written.
@@ -223,7 +224,7 @@ def record(path: str | os.PathLike[str], backend: BackendLike | None = None) -> 
 
 
 def recorded_prompt(prompt: Prompt) -> Prompt:
-    """A prompt as a recording has it: text without token ids, images as digests."""
+    """Prompt as it is recorded: text without token ids, and digests of images."""
     spans = tuple(
         Span("".join(span.text for span in spans), special=special)
         for special, spans in itertools.groupby(prompt.spans, key=lambda span: span.special)
@@ -250,7 +251,7 @@ def digest_of(line: bytes) -> str:
 
 
 def request_key(request: RecordedRequest) -> bytes:
-    """Digest of a request: the same for equal ones."""
+    """Digest of a request; equal requests have equal digests."""
     return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
 
 

@@ -1,6 +1,6 @@
-"""Base of backends on a provider's SDK: what a model takes, what is refused, and on which rung a node is served.
+"""Base class of backends on a provider's SDK: features of the model, refusals, and the rung on which a node is served.
 
-Nothing here knows a provider's requests or answers.
+Independent of the form of a provider's requests and answers.
 """
 
 from __future__ import annotations
@@ -50,42 +50,43 @@ from sglang_lite.text.chat_template import TurnTemplate
 if TYPE_CHECKING:
     from sglang_lite.lang.function import SglFunction
 
-_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns: others have more to give back of each
+_SAMPLED = ("chat", "completions")  # APIs whose samples are whole turns; the rest also have items to send back
 _Answer = TypeVar("_Answer", Generation, Selection)
 
 
 class RemoteBackend(BaseBackend):
-    """A backend on a provider's SDK.
+    """Base class of backends on a provider's SDK.
 
     Args:
-        model_name: as the provider calls it.
-        connect: makes clients of the SDK.
-        profile: what the model takes, or what finds that out when it is first needed.
-        policy: what becomes of what the model does not take by itself. "strict" refuses it. "emulate" serves it in
-            another way where there is one (docs/backends.md, "The ladder"), and the answer is checked. "warn" leaves
-            out what can't be emulated as well, and says so in the node's metadata.
-        capabilities: what the user says that the model can do; it wins over the profile.
-        chat_template: how roles become text.
-        rate_limit: limit on its calls; None: the one of all backends of this process with the same server and key,
-            which learns from the answers' headers.
+        model_name: name of the model at the provider.
+        connect: factory of the SDK's clients.
+        profile: features of the model, or a function that finds them out when they are first needed.
+        policy: treatment of features that the model does not support. "strict" refuses the node. "emulate" serves it in
+            another way if possible (docs/backends.md, "The ladder"), and checks the answer. "warn" also leaves out
+            parameters that can't be emulated, and reports this in the node's metadata.
+        capabilities: features of the model, stated by the user; overrides the profile.
+        chat_template: template that renders turns as text.
+        rate_limit: limit on calls; None for the limit shared by all backends of this process with the same server and
+            key, which adapts to the headers of answers.
 
     Attributes:
-        failures: how what the SDK raises is told.
-        rungs: names of those that its requests can ask on ("tools", too); what a profile says beyond is not so here.
-        reasoning_effort: how much the model is to reason; None: as much as it does by itself.
-        tokenizer: of the model, where it is known.
+        failures: translator of the SDK's errors.
+        rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
+            ignored.
+        reasoning_effort: amount of reasoning, or None for the model's default.
+        tokenizer: tokenizer of the model, or None if unknown.
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: it refuses the arguments.
+        ParameterError: an argument is not valid, or the SDK rejects it.
     """
 
     enforces = True
-    provider = ""  # its name, for errors and metadata
+    provider = ""  # name of the provider, for errors and metadata
     rungs = frozenset({"json_schema", "strict_tool", "tools"})
     reasoning_effort: str | None = None
     tokenizer: Tokenizer | None = None
-    select_params = SamplingParams()  # of the generation that makes a selection
+    select_params = SamplingParams()  # for the generation that makes a selection
 
     def __init__(
         self,
@@ -115,11 +116,11 @@ class RemoteBackend(BaseBackend):
         self._client = ApiClient(self._connection, self.failures, self.token_usage, ReturnedItems())
 
     def client(self) -> Foreign:
-        """The SDK's client, for the event loop that runs."""
+        """Client of the SDK for the running event loop."""
         return self._connection.client()
 
     def shutdown(self) -> None:
-        """Closes the connections; the next call would open new ones."""
+        """Closes the connections; the next call opens new ones."""
         self._connection.close()
 
     def get_model_name(self) -> str:
@@ -132,11 +133,11 @@ class RemoteBackend(BaseBackend):
 
     @property
     def profile(self) -> Profile:
-        """Profile of the model. A server that has to be asked what it is, is asked once."""
+        """Profile of the model. If the server has to be asked for its kind, it is asked once."""
         return self._known[0]
 
     @property
-    def capabilities(self) -> Capabilities:  # type: ignore[override] # they are found out when they are first needed
+    def capabilities(self) -> Capabilities:  # type: ignore[override] # found out on first use
         return self._known[1]
 
     @property
@@ -155,7 +156,7 @@ class RemoteBackend(BaseBackend):
                     found = self._find if isinstance(self._find, Profile) else self._find()
                     if self._told is not None:
                         found = found.with_capabilities(self._told)
-                    found = self._find = found.asked_on(self.rungs)  # as far as there are requests for it
+                    found = self._find = found.asked_on(self.rungs)  # only rungs that have a request
                     self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
         return self._found
 
@@ -170,18 +171,20 @@ class RemoteBackend(BaseBackend):
         price: Price | None = known_price,
         **arguments: UserValue,
     ) -> Explanation:
-        """Tells how a program's nodes would be served, before anything is asked: on which rung, with how many calls and
-        tokens, at what price, and what would be refused.
+        """Explains how a program's nodes would be served, without a call: the rung, the number of calls and tokens, the
+        price, and refusals.
 
         Args:
-            explore: ways through the body to follow, at most.
-            params, retries: of the run, for what the nodes don't set.
-            count: tokens of a text; None: a quarter of its characters, about.
-            price: dollars for a usage of a model; as profiles/prices.toml has it, unless given. None: none are told.
-            **arguments: of the program; those that are not given are symbols, as in `program.trace`.
+            program: program to explain.
+            explore: maximum number of ways through the body to follow.
+            params, retries: settings of the run, for nodes that don't set them.
+            count: function that counts the tokens of a text, or None for a quarter of its characters.
+            price: function that returns the dollars for a model's usage; by default, the prices of
+                profiles/prices.toml. None for no prices.
+            **arguments: arguments of the program; missing ones are symbols, as in `program.trace`.
 
         Raises:
-            TraceError: the body decides by what only a run knows, in a way that can't be explored.
+            TraceError: the body decides on a value that only a run knows, in a way that can't be explored.
         """
         speculation = None if program.speculation.tokens is None else program.speculation
         traced = program.trace(backend=TracedBackend(self, params, speculation), explore=explore, **arguments)
@@ -192,7 +195,7 @@ class RemoteBackend(BaseBackend):
         )  # fmt: skip
 
     def rung(self, asked: Asked) -> Rung | Refusal:
-        """The rung on which a node is served, or why it is not."""
+        """Rung on which a node is served, or the reason why it is refused."""
         return rung_of(self.profile, self.policy, replace(asked, effort=self.reasoning_effort))
 
     def check(
@@ -228,18 +231,18 @@ class RemoteBackend(BaseBackend):
             yield self._priced(event) if isinstance(event, Generation) else event
 
     def _priced(self, said: _Answer) -> _Answer:
-        """An answer whose metadata has its cost in dollars; None where a price is not known."""
+        """Answer with its cost in dollars in the metadata, or None there if a price is unknown."""
         return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
-        """Demands of a selection."""
+        """Demands of a selection, for the ladder."""
         params = self.select_params
         if self.profile.takes("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)
         return Asked("select", params, Choices(tuple(choices)), scores)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        """Has the model choose: with probabilities where it has an endpoint for that, else it only picks."""
+        """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
         choices = list(dict.fromkeys(choices))
         asked = self.selection(choices, scores=scores_needed.get())
         rung = self._rung(asked)
@@ -260,33 +263,33 @@ class RemoteBackend(BaseBackend):
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Makes one call of the provider's API, which is given back what it wants of earlier turns: deltas if `stream`,
-        and the samples, each as it was said; as `ApiClient.ask`.
+        """Makes one call of the provider's API, with the items that the API expects back from earlier turns. Yields
+        deltas if `stream`, then the samples, neither checked nor converted, as `ApiClient.ask` does.
 
         Args:
-            constrained: an answer that was cut short is none.
+            constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
         """
         api, target = self.target(rung)
         question = Question(target, prompt, params, shape_of(rung), self._client.given_back.of(prompt.messages))
         return self._client.ask(api, question, constrained=constrained, stream=stream)
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
-        """The API that is asked on a rung, and the model there.
+        """API that is called on a rung, and settings of the model for it.
 
         Raises:
-            CapabilityError: a subclass has to have it.
+            CapabilityError: the subclass does not define this method.
         """
         raise CapabilityError(f"{self._name} has no `target`.", hint="Define `target` in the subclass.")
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        """Asks an endpoint for decisions. A subclass whose `rungs` have "decisions" has it."""
+        """Asks the decisions endpoint. A subclass with "decisions" in its `rungs` has to define it."""
         raise CapabilityError(
             f"{self._name} has no `decide`.",
             hint='Define `decide` in the subclass, or remove "decisions" from its rungs.',
         )
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Refuses a prompt that a chat API would be shown only in part.
+        """Refuses a prompt that a chat API would show to the model only in part.
 
         Raises:
             CapabilityError: the model can't continue this text.

@@ -1,4 +1,5 @@
-"""One API of a provider: how it is asked and how its answers are read. Knows no connection and no error of an SDK."""
+"""Interface to one API of a provider: its requests and its answers. Independent of connections and of the SDK's
+errors."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from sglang_lite.protocol.anything import Foreign
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that a request is for.
+    """Model that a request is for.
 
     Attributes:
-        model: its name.
-        limit: its server's name of `max_tokens`.
-        effort: how much it is to reason, in its provider's words; None: as much as it does by itself.
-        reasons: it may reason, so that what it thinks is asked for, to be given back.
-        cached: its provider is told where prompts begin alike, by marks or by a key.
-        extra: settings that go with every request.
+        model: name of the model.
+        limit: name of `max_tokens` on the server.
+        effort: amount of reasoning, in the provider's words, or None for the model's default.
+        reasons: True if the model may reason, so that its encrypted reasoning is requested, to be sent back later.
+        cached: True if requests mark the prefixes that prompts share, or have a key for them, for the provider's cache.
+        extra: settings that are sent with every request.
     """
 
     model: str
@@ -34,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat:
-    """JSON of a schema; one that is not strict is a hint."""
+    """JSON that follows a schema. If it is not strict, the schema is only a hint."""
 
     schema: dict[str, Any]
     strict: bool
@@ -42,14 +43,14 @@ class JsonFormat:
 
 @dataclass(frozen=True, slots=True)
 class JsonTool:
-    """A tool that the model must call with arguments of a schema; they are the answer."""
+    """Tool that the model must call. Its arguments, which follow a schema, are the answer."""
 
     schema: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarTool:
-    """A tool that the model must call with a text of a grammar; its input is the answer."""
+    """Tool that the model must call. Its input, a text of a grammar, is the answer."""
 
     syntax: Literal["regex", "lark"]
     definition: str
@@ -57,17 +58,17 @@ class GrammarTool:
 
 @dataclass(frozen=True, slots=True)
 class OwnField:
-    """Fields that only one dialect has."""
+    """Request fields that only one dialect of the API has."""
 
     fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
+    """Function that the model may call.
 
     Attributes:
-        schema: of its arguments, an object; one that is not strict is a hint.
+        schema: schema of the arguments, an object. If the tool is not strict, the schema is only a hint.
     """
 
     name: str
@@ -78,11 +79,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools of which the model calls one.
+    """Tools for the model to call.
 
     Attributes:
-        required: it must, else it may answer instead.
-        parallel: it may call several at once.
+        required: True if the model must call a tool, False if it may answer instead.
+        parallel: True if the model may call several tools at once.
     """
 
     tools: tuple[Tool, ...]
@@ -90,16 +91,16 @@ class Tools:
     parallel: bool = False
 
 
-# How an answer is asked for; None: free text.
+# Form in which an answer is requested; None for free text.
 Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question of one call.
+    """Question of one call, independent of the API.
 
     Attributes:
-        items: what the API has given of earlier turns and wants to be given back, by their places in the messages.
+        items: items that the API expects back from earlier turns, by index in the prompt's messages.
     """
 
     target: Target
@@ -111,7 +112,7 @@ class Question:
 
 @dataclass(slots=True)
 class PartialCall:
-    """A call of a tool so far. `arguments` is JSON text, or what the model wrote instead."""
+    """Tool call received so far. `arguments` is JSON text, or other text if the model wrote that."""
 
     name: str = ""
     arguments: str = ""
@@ -120,16 +121,16 @@ class PartialCall:
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """Answer of an API so far, for one sample.
+    """Answer received so far, for one sample.
 
     Attributes:
-        thoughts: reasoning that the API shows; None: it shows none.
-        calls: of tools, by their places.
-        items: what the API wants to be given back with this turn.
-        refusal: why there is no answer, if there is none.
-        reason: the API's word for how the sample ended, None while it has not.
-        cut: it ended because a limit on tokens was reached.
-        matched: the stop string that ended it, where the API tells.
+        thoughts: reasoning that the API shows, or None if it shows none.
+        calls: tool calls, by index.
+        items: items that the API expects back with this turn.
+        refusal: reason for a refusal; empty if the model did not refuse.
+        reason: finish reason in the API's word, or None if the sample has not ended.
+        cut: True if the sample ended at a limit on tokens.
+        matched: stop string that ended the sample, if the API reports it.
     """
 
     text: str = ""
@@ -147,11 +148,11 @@ class Reader(ABC):
     """Reader of one answer, whole or in events.
 
     Attributes:
-        samples: by their indices.
-        usage: of all samples together; without times.
-        meta: anything else that the API tells.
-        failure: the API's word for why there is no answer, if it says so in one; else empty.
-        paused: the model wants to be asked again, with what it has said, to continue.
+        samples: samples, by index.
+        usage: usage of all samples together, without times.
+        meta: other data that the API reports.
+        failure: reason that the API reports for a failed answer; empty if it reports none.
+        paused: True if the model has paused, and must be called again with its output so far.
     """
 
     def __init__(self) -> None:
@@ -162,25 +163,26 @@ class Reader(ABC):
         self.paused = False
 
     def whole(self, said: Foreign) -> None:
-        """Reads an answer in one piece: as an event, unless a subclass knows more."""
+        """Reads an answer that arrived in one piece. The default reads it as an event."""
         self.event(said)
 
     @abstractmethod
     def event(self, said: Foreign) -> Sequence[Delta]:
-        """Reads an event of a stream: what is new in it."""
+        """Reads an event of a stream, and returns its new text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API.
+    """One API of a provider.
 
     Attributes:
-        request: arguments of the SDK's call that asks a question. A pure function.
-        create: the call, of a client.
-        streamed: further arguments of a call that streams.
+        request: builds the arguments of the SDK's call for a question; a pure function.
+        create: returns the method of a client that makes the call.
+        streamed: additional arguments of a call that streams.
         reader: makes a reader of one answer.
-        always_streams: an answer is never asked for in one piece.
-        resumed: the arguments of a further call, where the model has paused.
+        always_streams: True if every call streams.
+        resumed: builds the arguments of a further call after the model has paused, from the last arguments and the
+            reader.
     """
 
     request: Callable[[Question], dict[str, Any]]

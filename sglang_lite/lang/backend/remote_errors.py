@@ -1,6 +1,6 @@
-"""Errors of a provider's SDK as ours: what failed, in which request, what to do; without any key.
+"""Conversion of a provider SDK's errors into ours: the failure, the request's id and a remedy, without keys.
 
-Timeouts and retries are the SDK's: what comes here has been tried as often as it was told to.
+The SDK handles timeouts and retries: requests that fail here have been retried as often as its settings allow.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Errors that one backend's SDK raises, and how they are told.
+    """Translator of the errors that one backend's SDK raises.
 
     Attributes:
-        name: of the backend, for messages.
+        name: name of the backend, for messages.
         origin: provider and model.
-        base, timeout, connection: classes of the SDK's errors: of all, of those for a time limit, for a connection.
-        secrets: what must never be shown.
+        base, timeout, connection: error classes of the SDK: base class, time limits, failed connections.
+        secrets: function that returns the values which must not be shown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Failures:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turns what is raised inside into one of our errors."""
+        """Context that converts errors of the SDK and of its HTTP library into ours."""
         import httpx2
 
         try:
@@ -56,7 +56,7 @@ class Failures:
             raise self._translated(error) from self._cause(error)
         except httpx2.TimeoutException as error:
             raise self._late() from self._cause(error)
-        except httpx2.HTTPError as error:  # while an answer is read the SDKs leave it as it is
+        except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
             broken = self.unreadable(f"the connection failed in the middle of the answer ({error})")
             broken.retryable = True
             raise broken from self._cause(error)
@@ -64,13 +64,13 @@ class Failures:
             raise self.unreadable(f"the answer is not JSON ({error})") from self._cause(error)
 
     def unreadable(self, what: str) -> BackendError:
-        """The error for an answer that is none."""
+        """Error for an answer that can't be read."""
         return BackendError(
             f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
         )
 
     def failed(self, why: str) -> BackendError:
-        """The error for an answer that says that it failed."""
+        """Error for an answer that reports its own failure. It may be retried."""
         ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
         ours.retryable = True
         return ours
@@ -79,14 +79,14 @@ class Failures:
         return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
 
     def redacted(self, text: str) -> str:
-        """A text without the secrets."""
+        """Text without the secrets."""
         for secret in self.secrets():
             if secret and len(str(secret)) > 8:
                 text = text.replace(str(secret), "…")
         return text
 
     def _cause(self, error: Exception) -> Exception | None:
-        """The SDK's error, unless that shows a secret: an API may repeat its key."""
+        """Error of the SDK, to be the cause of ours, or None if it shows a secret: an API may repeat its key."""
         shown = f"{error} {error.__cause__} {error.__context__}"
         return error if self.redacted(shown) == shown else None
 
@@ -114,7 +114,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """Words of an API about a failure: `kinds` are its words for it."""
+    """Report of an API about a failure: its message, and its words for the kind of failure (`kinds`)."""
 
     message: str
     kinds: frozenset[str]
@@ -138,7 +138,7 @@ def _status(error: Exception) -> int:
 
 
 def _kind(text: str, status: int, said: _Said) -> BackendError:
-    """The error for what an API has answered."""
+    """Error for a failed request, by status code and kind of failure."""
     ours: BackendError
     if said.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in said.kinds):
         ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
@@ -159,7 +159,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 def shortened(message: str) -> str:
-    """A message as it is shown: of a page of HTML its title alone."""
+    """Message as it is shown: its first 1,000 characters, or the title of an HTML page."""
     if not message.lstrip().startswith("<"):
         return message[:1000]
     title = _TITLE.search(message)

@@ -1,4 +1,4 @@
-"""Whole programs on a server of this package: `POST /program`, which docs/server.md describes."""
+"""Whole programs on a server of this package, by `POST /program` (docs/server.md)."""
 
 from __future__ import annotations
 
@@ -37,57 +37,58 @@ _MOMENT_S, _MOST_MOMENTS = 0.001, 5
 
 
 class RemoteProgram:
-    """A program that is open at a server. What is added before the first request is sent goes with that; all else goes
-    in further ones, in order. If the connection breaks, the whole is sent again: with the same seeds it comes to the
-    same, and what was told is not told again.
+    """Program that is open at a server. Nodes that are added before the first request are sent with it, later ones in
+    further requests, in order. If the connection breaks, the whole program is sent again: the same seeds give the same
+    results, and events that were delivered are not repeated.
 
     Args:
-        server: that plays it.
-        sink: of its events, called on the executor loop.
-        stream: deltas are wanted.
-        priority: of the program.
+        server: server that plays the program.
+        sink: callback for the program's events, called on the executor loop.
+        stream: whether to deliver deltas.
+        priority: priority of the program.
     """
 
     def __init__(self, server: Server, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
-        self._branches: dict[Path, list[Node]] = {(): []}  # all nodes so far, by branch
-        self._program: dict[str, Any] | None = None  # as data, where it came as a whole
+        self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
+        self._program: dict[str, Any] | None = None  # serialised, if it was given as a whole
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
-        self._repeatable = True  # nothing was taken back: then the order in which things came would count
+        self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
         self._told = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
         self._over = False
-        self._count = 0  # of calls
+        self._count = 0  # number of items that were put into `_unsent`
         self._retries = Retries(server)
         self._task: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
-        self._lost: BackendError | None = None  # why the connection was given up
+        self._lost: BackendError | None = None  # reason why the current connection was given up
 
     # ----------------------------------------------------------------------------------------------- any thread
 
     def extend(self, path: Path, nodes: Sequence[Node]) -> None:
-        """Adds nodes to a branch. Raises WireError: one can't be sent."""
+        """Adds nodes to a branch. Raises WireError if a node can't be sent."""
         seeded = tuple(map(_seeded, nodes))
         data = _as_data(seeded)
         executor().post(self._extend, path, seeded, data)
 
     def play(self, program: Program) -> None:
-        """Plays a whole program, one request, in place of one that grows. Raises WireError: it can't be sent."""
+        """Plays a complete program by one request, instead of one that is extended. Raises WireError if it can't be
+        sent."""
         self._program = _program_data(_seeded_program(program))
         executor().post(self._start)
 
     def drop(self, path: Path) -> None:
-        """Ends what is queued or under way in a branch."""
+        """Ends the queued and running nodes of a branch."""
         executor().post(self._drop, path)
 
     def close(self) -> None:
-        """Says that nothing more will come."""
+        """Declares that no nodes will be added any more."""
         executor().post(self._close)
 
     def abort(self) -> None:
-        """Ends it."""
+        """Aborts the program."""
         executor().post(self._abort)
 
     # ----------------------------------------------------------------------------------------- the executor loop
@@ -128,8 +129,8 @@ class RemoteProgram:
             self._sink(event)
 
     async def _play(self) -> None:
-        """Asks for the program, and tells what comes."""
-        current_deadline.set(None)  # which would be that of the node that has opened it
+        """Sends the program, and delivers its events until it has ended."""
+        current_deadline.set(None)  # else the deadline of the node that opened the program would apply
         try:
             await self._gather()
             while True:
@@ -152,11 +153,12 @@ class RemoteProgram:
         except asyncio.CancelledError:
             self._end(BackendError("the connections to the server were closed."))
             raise
-        except Exception as error:  # whatever it is, readers must not wait for ever
+        except Exception as error:  # whatever the reason, readers must not wait for ever
             self._end(BackendError(f"the program can't be played: {error!r}"))
 
     async def _gather(self) -> None:
-        """Waits a moment while more comes: what goes with the first request needs no other."""
+        """Waits briefly while nodes are being added, so that they are sent with the first request instead of another
+        one."""
         for _ in range(0 if self._closed else _MOST_MOMENTS):
             before = self._count
             await asyncio.sleep(_MOMENT_S)
@@ -168,13 +170,13 @@ class RemoteProgram:
             raise BackendError(
                 "the connections to the server were closed.", hint="Call shutdown() after all results are read."
             )
-        self._unsent = deque(each for each in self._unsent if "drop" in each)  # all nodes are in the first request
+        self._unsent = deque(each for each in self._unsent if "drop" in each)  # the first request has all nodes
         self._told.begin()
         opens = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
             "program": self._program or {"nodes": _as_data(_whole(self._branches))},
-            "stream": self._stream or not opens,  # else the answer would come whole
+            "stream": self._stream or not opens,  # else the answer would arrive only at its end
             "open": opens,
         }
         if self._priority:
@@ -222,9 +224,9 @@ class RemoteProgram:
                 answers, closes = list(self._unsent), self._closed
                 self._unsent.clear()
                 body = {"version": wire.VERSION, "answers": answers, "close": closes}
-                await self._server.post(f"/program/{program}/answer", body, once=True)  # it must not count twice
+                await self._server.post(f"/program/{program}/answer", body, once=True)  # must not be applied twice
                 if closes:
-                    self._id = None  # nothing more is sent
+                    self._id = None  # nothing is left to send
         except SglError as error:
             if self._id == program and self._connection is not None:
                 if isinstance(error, LOST):
@@ -233,7 +235,7 @@ class RemoteProgram:
                     self._end(error)
                 self._connection.cancel()
         except RuntimeError as error:
-            if "shutdown" not in str(error):  # Python's end, which leaves the server: that ends the program, too
+            if "shutdown" not in str(error):  # interpreter exit, which disconnects and so ends the program
                 raise
         finally:
             self._sending = False
@@ -243,16 +245,16 @@ class RemoteProgram:
 async def played_alone(
     server: Server, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-    """Events of a program of one node. Where the connection breaks, it is asked for again; with the same seed it
-    comes to the same, and what was told is not told again.
+    """Yields the events of a program of one node. If the connection breaks, the program is sent again: the same seed
+    gives the same result, and events that were delivered are not repeated.
 
     Args:
-        stream: deltas are wanted.
-        model: the name of the server's model: then it is asked for as gateways forward it, in a field of
-            `/v1/completions`.
+        stream: whether to yield deltas.
+        model: name of the server's model, to send the program in a field of `/v1/completions`, which gateways forward;
+            None to send it to `/program`.
 
     Raises:
-        SglError: why it failed.
+        SglError: the node or the program failed.
     """
     program = {
         "version": wire.VERSION,
@@ -287,20 +289,21 @@ async def played_alone(
 
 
 class _DeliveredEvents:
-    """Events already delivered, so that a program that is played again after reconnecting delivers none twice."""
+    """Record of the events that were delivered, so that a program that is played again after a reconnect delivers none
+    twice."""
 
     def __init__(self) -> None:
-        self._ends: Counter[Path] = Counter()  # last events of nodes
+        self._ends: Counter[Path] = Counter()  # number of finished nodes of each path
         self._texts: dict[tuple[Path, int], str] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Notes that the program is played from its start."""
+        """Prepares for the events of a program that is played from its start."""
         self._coming: Counter[Path] = Counter()
         self._come: dict[tuple[Path, int], str] = {}
 
     def news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
-        """The part of an event that was not told."""
+        """Yields the part of an event that was not delivered yet."""
         event = played.event
         if not isinstance(event, Delta):
             self._coming[played.path] += 1
@@ -315,13 +318,13 @@ class _DeliveredEvents:
         told = self._texts.get(key, "")
         if len(come) > len(told):
             self._texts[key] = come
-            again = len(event.text) > len(come) - len(told)  # a part of it was told
+            again = len(event.text) > len(come) - len(told)  # a part of its text was delivered
             news = Delta(come[len(told) :], index=event.index) if again else event
             yield Played(played.path, played.name, news)
 
 
 def _event(server: Server, data: str) -> ProgramEvent | Usage:
-    if data.startswith('{"error"'):  # a gateway's
+    if data.startswith('{"error"'):  # error of a gateway
         server.event(data)
     found = wire.decode(data.encode(), form="json")
     if isinstance(found, ProgramEvent | Usage):
@@ -347,7 +350,7 @@ def _seeded_program(program: Program) -> Program:
 
 
 def _seeded(node: Node) -> Node:
-    """A node whose draws have seeds, so that it may be played again."""
+    """Node with a seed for each of its draws, so that playing it again gives the same result."""
     if isinstance(node, Gen) and isinstance(node.params.seed, Unset):
         return msgspec.structs.replace(node, params=msgspec.structs.replace(node.params, seed=secrets.randbits(63)))
     if isinstance(node, Fork):
@@ -356,7 +359,8 @@ def _seeded(node: Node) -> Node:
 
 
 def _whole(branches: Mapping[Path, Sequence[Node]], path: Path = (), own: Sequence[Node] = ()) -> tuple[Node, ...]:
-    """The nodes of a branch, `own` before those that were added, each fork with all of its branches."""
+    """All nodes of a branch: `own`, the nodes that the fork lists, then the nodes that were added. Each fork includes
+    the nodes of its branches."""
     found: list[Node] = []
     for place, node in enumerate((*own, *branches.get(path, ()))):
         if isinstance(node, Fork):

@@ -1,4 +1,4 @@
-"""Rows of a compiled program on a server of this package: `POST /program/rows`, which docs/server.md describes."""
+"""Rows of a compiled program on a server of this package, by `POST /program/rows` (docs/server.md)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ async def rows_played(
     timeout: float | None,
     priority: int = 0,
 ) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
-    """Results of rows, as `BaseBackend.play_rows` says. Where the connection breaks, the rows that have not ended are
-    asked for again; those with a seed come to the same.
+    """Yields the results of rows, as `BaseBackend.play_rows` does. If the connection breaks, the rows that have not
+    ended are requested again; a row with a seed gives the same result.
 
     Raises:
-        SglError: why the request was refused, or lost too often.
+        SglError: the request was refused, or its connection was lost too often.
     """
     program = json.loads(wire.encode(compiled, form="json"))["data"]
     left, retries = dict(rows), Retries(server)
@@ -55,7 +55,7 @@ async def rows_played(
 
 
 async def _answered(server: Server, body: object) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
-    """The rows of an answer."""
+    """Yields the rows of one response."""
     reader = FrameReader()
     async with contextlib.aclosing(server.pieces("/program/rows", body)) as pieces:
         async for piece in pieces:

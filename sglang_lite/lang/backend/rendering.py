@@ -1,4 +1,4 @@
-"""A prompt as a chat template has written it: text outside its turns, and the same conversation in another template."""
+"""Prompts as chat templates render them: text outside the turns, and the same conversation in another template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_lite.text.chat_template import TurnTemplate
 
 
 def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
-    """The text before the first turn that does not follow on the one before it. Blanks don't count."""
+    """First text of a prompt that is outside its turns, without blanks; empty if all text is inside."""
     assert template is not None
     rest, roles = _squeezed(prompt.text), list[dict[str, str]]()
     for message in (*prompt.messages, Message("assistant", (prompt.partial,))):
@@ -23,7 +23,7 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
         at = rest.find(end, len(prefix))
         if at > len(prefix) and message.role != "assistant":
             return rest[len(prefix) : at]
-        if at < 0:  # the open turn, or one that is not all shown (reasoning)
+        if at < 0:  # the open turn, or one whose text is not all in the prompt (reasoning)
             break
         rest = rest[at + len(end) :]
         roles.append({"role": message.role, "content": ""})
@@ -31,8 +31,8 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
 
 
 def rendered(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
-    """A prompt of turns in another template's marks, its text outside turns before them; as it is, where it has no
-    turns or there is no template. Text of turns names no special tokens."""
+    """Prompt of turns, rendered by another template, with the text outside the turns in front. Unchanged if the prompt
+    has no turns or a template is missing. The content of turns is never read as special tokens."""
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
     spans, before = [Span(text_outside(prompt, written_by))], list[dict[str, str]]()
@@ -48,7 +48,7 @@ def rendered(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemp
 
 
 def without_marks(template: TurnTemplate) -> TurnTemplate:
-    """A template for an API that renders turns itself: without stop strings and placeholders of images."""
+    """Template for an API that renders turns itself: without stop strings and image placeholders."""
     return replace(template, stop_str=(), image_token="") if isinstance(template, ChatTemplate) else template
 
 

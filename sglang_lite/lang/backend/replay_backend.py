@@ -1,4 +1,4 @@
-"""`sgl.Replay`: a recorded run as a backend, which answers offline."""
+"""`sgl.Replay`: backend that answers offline, from a recorded run."""
 
 from __future__ import annotations
 
@@ -37,27 +37,29 @@ from sglang_lite.protocol.recording import RecordedCall, RecordedRequest, Record
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 _LONGEST_LINE = wire.LIMITS.bytes
-_SHOWN = 40  # characters of a text on each side of where it differs
+_SHOWN = 40  # characters shown on each side of a difference
 
 
 class Replay(BaseBackend):
-    """A backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no SDK.
+    """Backend that repeats the answers of a recorded run (`sgl.record`): no network, no key, no SDK.
 
     Args:
-        path: the file of the recording.
-        match: "request": a request must be equal to a recorded one, and gets the answers of equal ones in turn; else
-            it is refused, with the first difference. "node": where none is equal, the node that asked takes the next
-            answer of the same node (program, place in the tree of forks, variable), so that prompts may have changed.
-        timing: wait as long as each answer, and each piece of a stream, took; False: answer at once.
-        partial: accept a recording that was cut short, and use its complete calls.
-        chat_template: how roles become text, where the recording's own template could not be kept.
+        path: path of the recording.
+        match: "request": a request must be equal to a recorded one, and equal requests receive their recorded answers
+            in order; any other request is refused, and the error shows the first difference. "node": if no equal
+            request is left, a node receives the next answer of the same node (program, place in the tree of forks,
+            variable), so that prompts may have changed.
+        timing: whether to wait as long as each answer, and each piece of a stream, took.
+        partial: whether to accept a recording that was cut short, and use its complete calls.
+        chat_template: template that renders turns as text, if the recording could not store its own.
 
     Attributes:
         left: number of recorded answers that were not used yet.
 
     Raises:
         ParameterError: the file does not exist, or an argument is not valid.
-        WireError: the file is not a recording, or is of another version, cut short or changed; the error has the line.
+        WireError: the file is not a recording, has another version, or was cut short or changed. The error has the
+            line.
     """
 
     @tells_names
@@ -106,7 +108,7 @@ class Replay(BaseBackend):
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
     ) -> None:
-        """Refuses nothing: what was not recorded has no answer."""
+        """Refuses nothing: a request that was not recorded fails when it is made."""
 
     def tool_family(self) -> str | None:
         return self._head.tool_family
@@ -163,7 +165,7 @@ class Replay(BaseBackend):
     # ------------------------------------------------------------------------------------------------ finding
 
     def _take(self, request: RecordedRequest) -> RecordedCall:
-        """The recorded call that answers a request, which answers no other."""
+        """Recorded call that answers a request. Each call is used once."""
         node, key = asked_node(), request_key(request)
         with self._lock:
             call = self._next(self._of_request.get(key), request)
@@ -182,7 +184,7 @@ class Replay(BaseBackend):
         return None
 
     def _refusal(self, request: RecordedRequest, key: bytes, node: AskedNode) -> CapabilityError:
-        """The error for a request that was not recorded, or not so often."""
+        """Error for a request that was not recorded, or not so often."""
         asked = sum(request_key(call.request) == key for call in self._calls)
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
         if asked:
@@ -203,8 +205,8 @@ class Replay(BaseBackend):
         )  # fmt: skip
 
     def _nearest(self, request: RecordedRequest, node: AskedNode) -> RecordedCall | None:
-        """The recorded call that a request was probably meant to be: of the same node, or the one whose prompt begins
-        the same for longest."""
+        """Recorded call that is most similar to a request: the one with the longest common beginning of the prompt,
+        among the unused calls of the same node if it has any. None if the recording has no calls."""
         same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
         text = request.prompt.text
         return max(same or self._calls, key=lambda call: common_length(call.request.prompt.text, text), default=None)
@@ -215,14 +217,14 @@ def _node_of(call: RecordedCall) -> AskedNode:
 
 
 def as_data(request: RecordedRequest) -> dict[str, Json]:
-    """A request as plain data, its prompt's text in one piece."""
+    """Request as plain data, with the text of its prompt in one piece as well."""
     data: dict[str, Any] = msgspec.to_builtins(request)
     data["prompt"] = {"text": request.prompt.text, **data["prompt"]}
     return data
 
 
 def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[str, str, str]]:
-    """Places where plain data differs, as JSON Pointers, with what stands there."""
+    """Yields (JSON Pointer, excerpt of `before`, excerpt of `now`) for each place where two plain values differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             yield from differences(before.get(name), now.get(name), f"{pointer}/{name}")
@@ -242,7 +244,7 @@ def differences(before: Json, now: Json, pointer: str = "") -> Iterator[tuple[st
 
 
 def _read(path: Path, *, partial: bool) -> tuple[RecordingHead, list[RecordedCall]]:
-    """The head and the calls of a recording, in the order in which they were made."""
+    """Head and calls of a recording; the calls are in the order in which they were made."""
     try:
         with open(path, "rb") as file:
             head, calls = _read_lines(path, iter(lambda: file.readline(_LONGEST_LINE + 1), b""), partial=partial)
@@ -259,7 +261,7 @@ def _read_lines(
     after, number = "", 0
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and len(line) <= _LONGEST_LINE:
-            break  # it was being written
+            break  # the recording was interrupted while this line was written
         record = _decoded(path, number, line)
         if number == 1:
             if not isinstance(record, RecordingHead):
@@ -302,7 +304,7 @@ def _decoded(path: Path, number: int, line: bytes) -> Any:
 
 
 def _check(path: Path, number: int, call: RecordedCall) -> None:
-    """Raises WireError: a call has answers of another kind than its request."""
+    """Raises WireError if a call's answers are not of the kind that its request asks for."""
     answers = [each.event for each in call.events if not isinstance(each.event, Delta)]
     wanted = Selection if call.request.choices is not None else Generation
     if not all(isinstance(each, wanted) for each in answers) or (

@@ -1,4 +1,4 @@
-"""Records of the ladder: what a node asks for, the way in which it is served, and why it is not."""
+"""Records of the ladder: the demands of a node, the way in which it is served, and the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from sglang_lite.protocol import Constraint, SamplingParams
 
 Policy: TypeAlias = Literal["strict", "emulate", "warn"]
 POLICIES: Final = ("strict", "emulate", "warn")
-REPAIRS: Final = 2  # at most, of an answer that breaks its constraint
+REPAIRS: Final = 2  # maximum number of repairs of an answer that breaks its constraint
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A way in which a node is served.
+    """Way in which a node is served.
 
     Attributes:
-        name: a rung of `profile.RUNGS`, "free" for text without a constraint, "token_logprobs" for a choice by the
-            alternatives of one token, "enum" for one in strict JSON, or "repair": generated, checked, and asked for
-            again with the error shown.
-        api: the API that is asked.
-        native: the provider keeps what was asked for; else it is emulated.
-        calls: how many at best, and at worst.
-        form: the JSON object that the answer is read from; None: the answer is the text.
-        fit: what becomes of a JSON schema; None where it is sent as it is.
-        strict: a schema that is sent is kept; else it is a hint.
-        field: the value of the rung's own field in the request: a pattern, a grammar, a schema.
-        samples: how many calls make up `n`; 1: the API makes all samples itself.
-        stops: stop strings by which the finished text is cut here.
-        left_out: parameters that are not sent, as `policy="warn"` allows.
-        warnings: what is not as it was asked for, in words.
-        effort: how much the model is told to reason; None: it is told nothing.
-        otherwise: the rung that serves the node where the model's answer on this one is of no use.
+        name: a rung of `profile.RUNGS`; "free" for text without a constraint; "token_logprobs" for a choice by the
+            alternatives of one token; "enum" for a choice in strict JSON; or "repair": generated, checked, and
+            requested again with the error shown.
+        api: API that is called.
+        native: True if the provider honours the request by itself, False if it is emulated.
+        calls: number of calls at best and at worst.
+        form: JSON object that the answer is read from, or None if the answer is the text.
+        fit: JSON schema fitted to the provider, or None if the schema is sent unchanged.
+        strict: True if a schema in the request is enforced, False if it is a hint.
+        field: value of the rung's own field in the request: a pattern, a grammar or a schema.
+        samples: number of calls that make the `n` samples; 1 if the API makes all samples in one call.
+        stops: stop strings at which the finished text is cut here.
+        left_out: parameters that are not sent, which only `policy="warn"` allows.
+        warnings: differences from the request, in words.
+        effort: amount of reasoning in the request, or None if the request sets none.
+        otherwise: rung that serves the node if the model's answer on this one is of no use.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason for which a node is not served.
+    """Reason why a node is not served.
 
     Attributes:
-        feature: what can't be honoured.
-        instead: what to do.
-        reasons: of a JSON schema: pointers of what the provider does not take, and why.
+        feature: feature that can't be honoured.
+        instead: advice on what to do instead.
+        reasons: for a JSON schema, pointers to the parts that the provider does not accept, each with the reason.
     """
 
     feature: str
@@ -75,14 +75,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Demands of a node.
+    """Demands that a node makes of a backend.
 
     Attributes:
-        kind: "gen", or "select" of one of the choices.
-        params: the parameters that are set.
-        constraint: of the text.
-        scores: the choices' probabilities are wanted.
-        effort: how much the model is to reason; None: as much as it does by itself.
+        kind: "gen", or "select" for one of the choices.
+        params: parameters that are set.
+        constraint: constraint on the text.
+        scores: True if the choices' probabilities are needed.
+        effort: amount of reasoning, or None for the model's default.
     """
 
     kind: Literal["gen", "select"] = "gen"

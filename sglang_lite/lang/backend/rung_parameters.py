@@ -1,4 +1,4 @@
-"""Parameters on a rung: which of them are sent, emulated, left out or refused."""
+"""Parameters on a rung: which ones are sent, emulated, left out or refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sglang_lite.protocol.sampling import given
 
 # Parameters of OpenAI's Responses API (openai 3.54.0: types/responses/response_create_params.py).
 RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
-_OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})  # there, of text alone
+# Parameters that this API has too, but for answers in text alone.
+_OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
 def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
-    """The rung as it serves a node with its parameters, or why it does not."""
+    """Rung adapted to a node's parameters, or the reason why they are refused."""
     params = asked.params
     found = _with_effort(rung, profile, policy, asked)
     if isinstance(found, Refusal):
@@ -41,7 +42,8 @@ def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) 
 
 
 def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
-    """The rung with how much the model is to reason. A model of which nothing is known would refuse it, or drop it."""
+    """Rung with the amount of reasoning. If the model is not known to support that parameter, the parameter is left out
+    or refused, because the API would report an error or ignore it."""
     if asked.effort is None or profile.takes("reasoning_effort"):
         return replace(rung, effort=asked.effort)
     if policy == "warn":
@@ -51,7 +53,7 @@ def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> 
 
 
 def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:
-    """Rung of a node with a parameter that the model, or the rung, does not take; or the refusal."""
+    """Rung adapted to a parameter that the model or the rung does not support, or the refusal."""
     if policy != "strict" and name == "n":
         count = asked.params.samples
         best, worst = rung.calls

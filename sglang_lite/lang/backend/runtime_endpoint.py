@@ -1,4 +1,4 @@
-"""A server as a backend, of this package or SGLang's own; and one that is started for it."""
+"""Backend for a server of this package or of SGLang, and `Runtime`, which starts a server and uses this backend."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ _SCORED = {"max_new_tokens": 0, "temperature": 0}
 
 
 class RuntimeEndpoint(BaseBackend):
-    """A server that speaks SGLang's native protocol. One of this package is handed whole programs, and a stream that
-    breaks off continues where it was.
+    """Backend for a server that speaks SGLang's native protocol. A server of this package receives whole programs, and
+    a stream that breaks off continues from the same place.
 
     Args:
         base_url: address of the server.
-        api_key: sent with each request, if given.
-        verify: check of TLS certificates: False for none, or the path of a file of authorities.
-        chat_template_name: of a registered template; None for the model's own, or the one that its name suggests.
+        api_key: key that is sent with each request, if given.
+        verify: TLS verification: False for none, or the path of a file of certificate authorities.
+        chat_template_name: name of a registered template; None for the model's own, or the one that its name suggests.
         timeout: longest wait for the next bytes of an answer, in seconds; None for no limit.
         retries: attempts after the first, if a connection is lost, with growing pauses; the count starts again whenever
             data arrives.
 
     Attributes:
         model_info: description of the model by the server.
-        token_usage: tokens used since it was made, or reset; of what was asked node by node.
+        token_usage: tokens used so far by nodes that were requested one by one; `reset()` sets the counts to 0.
 
     Raises:
         BackendError: the server can't be reached, or refuses.
@@ -99,7 +99,8 @@ class RuntimeEndpoint(BaseBackend):
         info = self._server_info()
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
         self._ours: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
-        # A gateway that answers for itself there forwards only the fields that it knows, but where it knows none.
+        # A gateway that answers /server_info by itself (sglang-router) forwards only fields that it knows, except in
+        # /v1/completions: there nodes are sent as programs.
         self._narrow = bool(self._ours) and "sglang_lite" not in info
         self._incremental = bool({**self._ours, **info}.get("incremental_streaming_output"))
         self._programs = bool(self._ours.get("program")) and self._server.status("GET", "/program") == 405
@@ -112,8 +113,8 @@ class RuntimeEndpoint(BaseBackend):
             self.chat_template = get_chat_template(chat_template_name)
 
     def _server_info(self) -> dict[str, Any]:
-        """Settings and counts of the server; {} where it tells none."""
-        for path in ("/server_info", "/get_server_info"):  # older ones, and gateways, have the second alone
+        """Settings and counts of the server; {} if it reports none."""
+        for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second
             with contextlib.suppress(SglError):
                 return _object(self._server.ask("GET", path).content)
         return {}
@@ -150,7 +151,7 @@ class RuntimeEndpoint(BaseBackend):
     async def _streamed(
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """Events of a generation, over as many connections as it takes."""
+        """Yields the events of a generation, over as many connections as it takes."""
         samples = [Sample(index, constraint, incremental=self._incremental) for index in range(count)]
         retries, given = Retries(self._server), list[int]()
         while True:
@@ -172,19 +173,19 @@ class RuntimeEndpoint(BaseBackend):
                     return
                 raise BackendError(f"{self.base_url}: the stream ended before the answer was complete.")
             except LOST as error:
-                if all(sample.ended for sample in samples):  # all but its last line has come
+                if all(sample.ended for sample in samples):  # only its last line is missing
                     return
                 if not self._ours.get("output_ids") and any(sample.ids for sample in samples):
                     raise
                 await retries.pause(error)
-            # Of several samples none can be continued, but all come again as they were.
+            # One sample is continued. Several can't be, but are generated again with the same result.
             continues = count == 1
             given = [i for sample in samples for i in sample.begin_again(continues=continues)]
 
     async def _alone(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
-        """Events of a program of one node."""
+        """Yields the events of a program of one node."""
         model = None if self._programs else self.get_model_name()
         async with contextlib.aclosing(played_alone(self._server, prompt, node, stream=stream, model=model)) as events:
             async for event in events:
@@ -196,7 +197,7 @@ class RuntimeEndpoint(BaseBackend):
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         if self._ours.get("program") or self._narrow:
-            special = prompt.role is None  # in a turn they are its content
+            special = prompt.role is None  # in a turn, the choices are content
             node = Select(None, tuple(choices), None, unconditional=unconditional, special=special)
             async with contextlib.aclosing(self._alone(prompt, node)) as events:
                 async for event in events:
@@ -212,7 +213,7 @@ class RuntimeEndpoint(BaseBackend):
             "return_text_in_logprobs": True, "logprob_start_len": start,
         }  # fmt: skip
         answers = await self._server.post("/generate", asked)
-        before = 0 if all(choices) else 1  # an empty one has no token of its own
+        before = 0 if all(choices) else 1  # an empty choice has no token, so the prompt's last one is scored
         scores = [scores_of(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)]
         if unconditional:
             alone = {
@@ -234,7 +235,7 @@ class RuntimeEndpoint(BaseBackend):
 
     @cached_property
     def plays_programs(self) -> bool:
-        """True if the server plays whole programs."""
+        """True if the server plays whole programs, and no subclass overrides the hooks for single nodes."""
         hooks = ("agenerate", "aselect", "generate", "generate_stream", "select")
         own = any(getattr(type(self), hook) is not getattr(RuntimeEndpoint, hook) for hook in hooks)
         return self._programs and not own
@@ -308,19 +309,19 @@ class RuntimeEndpoint(BaseBackend):
         self._server.ask("POST", "/generate", {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}})
 
     def start_profile(self) -> None:
-        """Has the server begin to record a profile."""
+        """Makes the server start to record a profile."""
         self._server.ask("POST", "/start_profile")
 
     def stop_profile(self) -> None:
-        """Has the server write the profile."""
+        """Makes the server write the profile."""
         self._server.ask("POST", "/stop_profile")
 
     def shutdown(self) -> None:
-        """Closes the connections; the next call would open new ones."""
+        """Closes the connections; the next call opens new ones."""
         asyncio.run_coroutine_threadsafe(self.aclose(), executor().loop).result()
 
     async def aclose(self) -> None:
-        """Closes the connections of the event loop that runs here: programs have their own."""
+        """Closes the connections of the running event loop. Programs use the connections of the executor loop."""
         await self._server.close()
 
 
@@ -335,23 +336,24 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 class Runtime:
-    """A server of this package, started for this process: as SGLang's. `sgl.Engine` does without one.
+    """Server of this package in a process of its own, with the interface of SGLang's `Runtime`. `sgl.Engine` needs no
+    server.
 
     Args:
-        log_level: of the server's messages, which go to `logging` as "sglang_lite.server".
-        launch_timeout: longest wait for its first token, in seconds.
-        **kwargs: the flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one by default),
+        log_level: level of the server's messages, which go to `logging` as "sglang_lite.server".
+        launch_timeout: longest wait until the server is ready, in seconds.
+        **kwargs: flags of `sglang-lite serve`, with underscores: `model_path`, `port` (a free one by default),
             `api_key` …
 
     Attributes:
         endpoint: the server as a backend.
-        url, generate_url: its address, and that of its native protocol.
-        pid: of its process.
-        server_args: as given.
+        url, generate_url: address of the server, and that of its native protocol.
+        pid: id of the process.
+        server_args: flags as given.
 
     Raises:
-        ParameterError: the command has no such flag, or not with this value.
-        BackendError: the server could not be started; it has its last output.
+        ParameterError: the command does not have this flag, or does not accept this value.
+        BackendError: the server could not be started; the message has its last output.
     """
 
     def __init__(self, log_level: str = "error", launch_timeout: float = 300.0, **kwargs: UserValue) -> None:
@@ -388,19 +390,19 @@ class Runtime:
     def cache_prefix(self, prefix: str) -> None:
         self.endpoint.cache_prefix(prefix)
 
-    def get_tokenizer(self) -> Any:  # one of transformers
-        """The model's tokenizer, as transformers has it."""
+    def get_tokenizer(self) -> Any:  # a tokenizer of transformers
+        """Tokenizer of the model, as a class of transformers."""
         path = str(self.endpoint.model_info["tokenizer_path"])
         transformers = importlib.import_module("transformers")
         try:
             return transformers.AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError, KeyError):  # a folder that has nothing else
+        except (OSError, ValueError, KeyError):  # a folder without anything else
             return transformers.PreTrainedTokenizerFast(tokenizer_file=f"{path}/tokenizer.json")
 
     async def async_generate(
         self, prompt: str, sampling_params: Mapping[str, Json] | None = None
     ) -> AsyncGenerator[str, None]:
-        """The answer's text as it comes, in pieces."""
+        """Yields the answer's text in pieces, as it arrives."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {})}
         told = ""
         server = Server(self.url, self._key, None, None, 0)
@@ -423,10 +425,10 @@ class Runtime:
         return_logprob: bool | Sequence[bool] | None = False,
         logprob_start_len: int | Sequence[int] | None = None,
         top_logprobs_num: int | Sequence[int] | None = None,
-        lora_path: Any = None,  # refused by the server where it is set
+        lora_path: Any = None,  # the server refuses every value but None
         session_id: str | None = None,
     ) -> str:
-        """The answer as JSON text, of one prompt or a list of them."""
+        """Answer for one prompt or a list of prompts, as JSON text."""
         body = {
             "text": prompt, "sampling_params": sampling_params, "return_logprob": return_logprob,
             "logprob_start_len": logprob_start_len, "top_logprobs_num": top_logprobs_num, "lora_path": lora_path,
@@ -435,7 +437,8 @@ class Runtime:
         return self._text("/generate", body)
 
     def encode(self, prompt: str | Sequence[str]) -> str:
-        """Embeddings as JSON text; a model that has none is refused by the server."""
+        """Embeddings of one text or a list of texts, as JSON text. The server refuses the call if its model has
+        none."""
         return self._text("/encode", {"text": prompt})
 
     def _text(self, path: str, body: Mapping[str, Any]) -> str:

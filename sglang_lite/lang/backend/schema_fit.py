@@ -1,4 +1,4 @@
-"""A JSON Schema fitted to a provider's strict outputs, with a report of each keyword in it."""
+"""JSON Schemas fitted to a provider's strict outputs, with a report on each keyword."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from sglang_lite.lang.backend.profile import SchemaRules
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A schema as a provider takes it, and what becomes of the one that was asked for. Pointers are JSON Pointers into
-    that one; the words are those of `sgl.grammar.check`.
+    """Schema that a provider accepts, and a report on the keywords of the original one. Pointers are JSON Pointers into
+    the original; the report uses the words of `sgl.grammar.check`.
 
     Attributes:
-        schema: JSON text of what is sent; empty if it is refused.
-        enforced: pointers of keywords that every answer keeps.
-        checked: pointers of keywords that the model is only told of, in a description, and why; the finished value is
+        schema: JSON text of the schema to send; empty if the original is refused.
+        enforced: pointers of keywords that the provider enforces.
+        checked: pointers of keywords that the model only reads in a description, with reasons; the finished value is
             checked against them.
-        refused: pointers of what the provider does not take in any form, and why: all there is to be changed.
-        required: pointers of properties that were optional and are always given.
+        refused: pointers of everything that the provider does not accept in any form, with reasons; the complete list
+            of necessary changes.
+        required: pointers of properties that were optional and become required.
     """
 
     schema: str
@@ -34,7 +35,7 @@ class Fit:
     required: tuple[str, ...] = ()
 
     def below(self, pointer: str) -> Fit:
-        """The report of the schema that stands at a pointer of the one that was fitted."""
+        """Report for the part of the schema at a pointer, with pointers relative to it."""
 
         def cut(found: str) -> str:
             return found.removeprefix(pointer)
@@ -54,17 +55,17 @@ def fitted(schema: str, rules: SchemaRules) -> Fit:
     return _Fitter(json.loads(schema), rules).fit()
 
 
-# Keywords that demand nothing of a value.
+# Annotations, which demand nothing of a value.
 _REMARKS = frozenset({
     "title", "default", "examples", "$schema", "$comment", "deprecated", "discriminator", "readOnly", "writeOnly",
 })  # fmt: skip
-# Keywords without which a schema allows more, and nothing else: the model can be told of them instead.
+# Keywords that only restrict a schema: they can be left out of it, and described to the model instead.
 _NARROWING = frozenset({
     "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties",
 })  # fmt: skip
 _STRUCTURE = frozenset({"properties", "$defs", "items", "anyOf", "required", "additionalProperties", "$ref"})
-_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # no automaton can
+_LOOKAROUND = re.compile(r"\(\?<?[=!]")  # not possible in an automaton
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
@@ -151,7 +152,7 @@ class _Fitter:
         if options is not None:
             key = "anyOf" if "anyOf" in schema else "oneOf"
             if "properties" not in schema:
-                kept.pop("type", None)  # the alternatives have theirs
+                kept.pop("type", None)  # each alternative has its own type
             kept["anyOf"] = [self._schema(each, f"{at}/{key}/{i}") for i, each in enumerate(options)]
             if key == "anyOf":
                 self._enforced.append(f"{at}/anyOf")
@@ -208,7 +209,7 @@ class _Fitter:
         return found
 
     def _reaches(self, start: str, target: str, seen: set[str]) -> bool:
-        """Tells whether what a reference leads to refers to the target."""
+        """True if the references in the schema at `start` lead to `target`."""
         return any(
             each == target or (each not in seen and self._reaches(each, target, seen | {each}))
             for each in _references(self._at(start))
@@ -239,7 +240,8 @@ class _Fitter:
 
 
 def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """The schemas in one, with how many objects and lists are around each."""
+    """Yields a schema and all schemas inside it, each with its depth: the number of objects and lists around it, with
+    itself."""
     if not isinstance(schema, dict):
         return
     inner = depth + (schema.get("type") in ("object", "array"))

@@ -1,4 +1,4 @@
-"""A backend without a model, for tests of programs: answers by rule, in microseconds."""
+"""Backend without a model, for tests of programs: answers from a script, within microseconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TOKEN = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """Request to a scripted backend. `choices` only for a selection."""
+    """Request to a scripted backend. `choices` is set only for a selection."""
 
     prompt: Prompt
     params: SamplingParams
@@ -55,12 +55,12 @@ Answer: TypeAlias = "str | Exception | Sequence[str | Exception] | Callable[[Scr
 
 
 class Rules:
-    """Answers by rule.
+    """Script of answers.
 
     Args:
-        answers: a callable gets each call; a mapping goes from text or compiled patterns to answers, of which the one
-            found last in the prompt answers; anything else is the answer to all. An answer that is a list is gone
-            through (its last item stays), a callable gets the call.
+        answers: a callable, which answers every request; a mapping from texts or compiled patterns to answers, of which
+            the one found last in the prompt answers; or a single answer to every request. The items of a list answer in
+            turn (the last one repeats), and a callable is called with the request.
     """
 
     def __init__(self, answers: UserValue) -> None:
@@ -68,7 +68,7 @@ class Rules:
         self._taken: dict[int, int] = {}
 
     def answer(self, text: str, call: UserValue) -> UserValue:
-        """The answer to a prompt; None: there is none."""
+        """Answer to a prompt, or None if no rule matches."""
         if callable(self._answers):
             return self._answers(call)
         rules = list(self._answers.items()) if self._by_rule else [("", self._answers)]
@@ -85,16 +85,16 @@ class Rules:
 
 
 class ScriptedBackend(BaseBackend):
-    """A backend for tests, which answers from a script, without a model.
+    """Backend for tests that answers from a script, without a model.
 
     Args:
         answers: the script: a callable of each ScriptedRequest that returns its answer, or a mapping from texts or
             compiled patterns to answers. The key found nearest to the end of the prompt answers. An answer is text, an
             exception to raise, a list whose items answer in turn (the last one repeats), or a callable of the request.
-        default: the answer if no rule fits ("" by default). A node with a constraint gets a random text that satisfies
-            it instead.
+        default: the answer if no rule matches ("" by default). A node with a constraint gets a random text that
+            satisfies the constraint instead.
         latency: seconds that each request takes (0.0), or a function of the request that returns them.
-        seed: of random texts (0). A call with a seed of its own uses that one.
+        seed: seed of the random texts (0). A request with a seed of its own uses that one.
 
     An answer is cut at the node's stop strings and patterns, at the end of a requested number, and after `max_tokens`
     words. An answer that breaks the node's constraint is an error, because a model could not have generated it.
@@ -162,7 +162,7 @@ class ScriptedBackend(BaseBackend):
         picked = answer if answer in choices else self._random.choice(choices)
         scores = []
         for choice in choices:
-            words = _TOKEN.findall(choice) or [""]  # of an empty one: the prompt's last
+            words = _TOKEN.findall(choice) or [""]  # an empty choice is scored by the prompt's last token
             each = (-0.01 if choice == picked else -5.0) / len(words)
             alone = (None, *(-3.0 for _ in words[1:])) if unconditional else None
             ids = tuple(hash(word) % 50_000 for word in words)
@@ -187,7 +187,7 @@ class ScriptedBackend(BaseBackend):
         return [self._generate(call, index) for index in range(call.params.samples)]
 
     def _generate(self, call: ScriptedRequest, index: int) -> Generation:
-        prompt, params = call.prompt.text, call.params  # joined anew each time it is read
+        prompt, params = call.prompt.text, call.params  # joined anew on every access
         text = self._answer(call, prompt)
         if text is None:
             draw = self._random if isinstance(params.seed, Unset) else Random(f"{params.seed}:{index}")
@@ -226,7 +226,7 @@ class ScriptedBackend(BaseBackend):
 
 
 def _last(rule: str | re.Pattern[str], text: str) -> int:
-    """End of the last occurrence of a rule, -1 for none."""
+    """End of the last occurrence of a rule in the text, or -1 if the rule does not occur."""
     if isinstance(rule, str):
         at = text.rfind(rule)
         return at + len(rule) if at >= 0 else -1
@@ -269,4 +269,4 @@ def _check_continued(constraint: Continuation, text: str, *, stopped: bool) -> N
 
 
 def _count(text: str) -> int:
-    return len(text.split()) + text[-1:].isspace()  # as many as _TOKEN finds, sooner
+    return len(text.split()) + text[-1:].isspace()  # the number of matches of _TOKEN, but faster

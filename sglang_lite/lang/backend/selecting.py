@@ -1,5 +1,5 @@
-"""Serving a selection on its rung, where that is not one of a generation: from the alternatives of one token, or by
-biases step by step."""
+"""Selections that are not served as one generation: by the alternatives of one token, or by logit biases, step by
+step."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
 
 LEAST_LOGPROB = -1e4  # instead of the logarithm of 0
-_BIAS = 100.0  # the largest that OpenAI takes: nothing else is drawn
+_BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
 class Tokenizer(Protocol):
-    """Tokens of a model, as `tiktoken.encoding_for_model(…)` has them."""
+    """Tokenizer of a model, with the interface of `tiktoken.encoding_for_model(…)`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """The ids of a text's tokens."""
+        """Token ids of a text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Text of token ids."""
 
 
 def checked_tokenizer(given: Foreign) -> Tokenizer | None:
-    """Checks a user's tokenizer. Raises ParameterError: it is none."""
+    """Returns a user's tokenizer, or None. Raises ParameterError if it has no `encode` or no `decode`."""
     has = all(callable(getattr(given, name, None)) for name in ("encode", "decode"))
     if given is not None and not has:
         told = f"a {type(given).__name__} has no encode and decode."
@@ -57,20 +57,20 @@ def checked_tokenizer(given: Foreign) -> Tokenizer | None:
 async def selected(
     backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, tokenizer: Tokenizer | None
 ) -> Selection:
-    """Has the model choose.
+    """Makes the model choose, by the rung of the selection.
 
     Args:
-        tokenizer: of the model; the rung "logit_bias_steps" needs it.
+        tokenizer: tokenizer of the model; the rung "logit_bias_steps" needs it.
 
     Raises:
-        ValueValidationError: no answer is one of the choices.
+        ValueValidationError: the answer is none of the choices.
     """
     assert isinstance(asked.constraint, Choices)
     choices = asked.constraint.options
     if rung.name == "token_logprobs":
         return await _by_first_token(backend, prompt, asked, rung, choices)
     if rung.name == "logit_bias_steps":
-        assert tokenizer is not None  # else there is no such rung
+        assert tokenizer is not None  # a condition of this rung
         return await _by_steps(backend, prompt, asked, rung, choices, tokenizer)
     picked = await only_answer(served(backend, prompt, asked.params, asked.constraint, rung, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
@@ -82,7 +82,7 @@ async def selected(
 async def _by_first_token(
     backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str]
 ) -> Selection:
-    """Asks for one token, with the likeliest ones at its place: each counts for the choice that it begins."""
+    """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
     params = msgspec.structs.replace(asked.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
     said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
@@ -105,7 +105,7 @@ async def _by_first_token(
 
 
 def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
-    """The probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
+    """Probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
     found = [0.0] * len(choices)
     alternatives = said[0].top or ((said[0].logprob, said[0].token_id, said[0].text),) if said else ()
     for logprob, _, text in alternatives:
@@ -122,8 +122,8 @@ def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]
 async def _by_steps(
     backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
 ) -> Selection:
-    """Goes through the choices' tokens: where those that are left differ, one token is asked for, with a bias for
-    theirs; where they don't, none has to be."""
+    """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
+    there, with a bias for the choices' tokens; if they agree, no call is made."""
     left = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
     calls, usages, meta = 0, [], dict[str, Any]()
     at = 0

@@ -1,4 +1,4 @@
-"""Rungs of a selection alone: what a model has for a choice among texts, beside what keeps a constraint."""
+"""Rungs of selections alone: ways of choosing among texts, in addition to the rungs that enforce a constraint."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from sglang_lite.lang.backend.profile import Profile
 from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
 from sglang_lite.protocol import Choices
 
-_ONE_TOKEN = ("chat", "generate_content")  # APIs of chat models that are asked for one token; others want more
-_MOST_ALTERNATIVES = 20  # of a token, that OpenAI's protocol tells
+_ONE_TOKEN = ("chat", "generate_content")  # chat APIs that generate a single token on request; others need more
+# Maximum number of alternatives that OpenAI's protocol reports for a token.
+_MOST_ALTERNATIVES = 20
 
 
 def selection_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
-    """Ways in the order in which they are tried; a Refusal where the choices are the reason that there is none."""
+    """Yields rungs in order of preference, and a Refusal if the choices are the reason why a rung is missing."""
     assert isinstance(asked.constraint, Choices)
     choices = asked.constraint.options
     if profile.takes("decisions") and 2 <= len(choices) <= profile.limits.get("choices", 0) and asked.effort is None:
@@ -25,13 +26,13 @@ def selection_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
         if any(other != each and other.startswith(each) for each in choices for other in choices):
             told = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
             yield Refusal("a choice that begins with another one", told)
-        else:  # a call where the tokens of those that are left differ
+        else:  # one call for each step at which the remaining choices' tokens differ
             yield Rung("logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1))
 
 
 def _tells_first_tokens(profile: Profile, asked: Asked) -> bool:
-    """Tells whether a chat model's first token is the first of its answer, with log-probabilities. One that may reason
-    may do that first: it is asked only where nothing else gives what is asked for."""
+    """True if a chat model's first token is the first of its answer, and has log-probabilities. A model that may reason
+    first counts only if scores are needed, because then no other rung can serve the node."""
     if profile.api not in _ONE_TOKEN or asked.effort is not None:
         return False
     told = profile.takes("return_logprob") and profile.takes("top_logprobs_num")
@@ -39,7 +40,7 @@ def _tells_first_tokens(profile: Profile, asked: Asked) -> bool:
 
 
 def differ_at_once(choices: Sequence[str]) -> bool:
-    """Tells whether no two of several texts can begin with the same token, however they are tokenised: their first
-    characters differ. Blanks before them don't count."""
+    """True if no token can begin two of the texts, however they are tokenised: their first characters differ. Leading
+    blanks are ignored."""
     first = {choice.lstrip()[:1] for choice in choices}
     return len(choices) > 1 and len(first) == len(choices) and "" not in first

@@ -1,16 +1,16 @@
-"""Kinds of servers that speak OpenAI's protocol, told by what each says of itself."""
+"""Detection of the server software behind OpenAI's protocol, by what each server reports of itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-PATIENCE: Final = 2.0  # seconds, for each question
-_LARGEST: Final = 2**20  # bytes of an answer that is looked at
+PATIENCE: Final = 2.0  # seconds to wait for each answer
+_LARGEST: Final = 2**20  # bytes of the largest answer that is read
 
 
 def _by_models(said: Mapping[str, Any]) -> str | None:
-    """`/v1/models`: each of these servers owns its models by its own name."""
+    """Kind of server by `/v1/models`: each of these servers is the owner of its models, under its own name."""
     models = said.get("data")
     owners = {each.get("owned_by") for each in models if isinstance(each, dict)} if isinstance(models, list) else set()
     known = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
@@ -28,7 +28,7 @@ def _by_props(said: Mapping[str, Any]) -> str | None:
 
 
 def _by_version(said: Mapping[str, Any]) -> str | None:
-    return "vllm" if said.keys() == {"version"} else None  # which has nothing else there
+    return "vllm" if said.keys() == {"version"} else None  # vLLM's answer has nothing else
 
 
 _QUESTIONS: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]] = (
@@ -40,10 +40,10 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], .
 
 
 def kind_of_server(base_url: str, api_key: str | None) -> str | None:
-    """The name of the profile of a server; None: it is not one that is known, or it does not say. Waits for it.
+    """Name of the profile of a server, or None if its software is unknown. Blocks until the server has answered.
 
     Args:
-        base_url: of its API, as an SDK takes it: with "/v1" at its end, or without.
+        base_url: address of the API as an SDK takes it, with or without "/v1" at its end.
     """
     import httpx2
 
@@ -55,7 +55,7 @@ def kind_of_server(base_url: str, api_key: str | None) -> str | None:
                 answer = client.get(f"{root}/{path}")
                 said = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
             except httpx2.TransportError:
-                return None  # nobody is there: what is asked for next says so
+                return None  # not reached: the next request reports that
             except ValueError:
                 continue
             found = read(said) if isinstance(said, dict) else None

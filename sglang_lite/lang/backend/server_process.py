@@ -1,4 +1,5 @@
-"""A server's process: started by its own command line, its output handed to `logging`, ended with this process."""
+"""Process of a server: started by the package's command line, with its output in `logging`, and ended with this
+process."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from sglang_lite.protocol.anything import UserValue
 
 logger = logging.getLogger("sglang_lite.server")
 
-_PATIENCE_S = 10.0  # for a process that was asked to end
+_PATIENCE_S = 10.0  # wait for a process that was asked to end
 _POLL_S = 0.05
 _KEPT_LINES = 20
-_LONGEST_LINE = 10_000  # bytes; the rest is the next one
+_LONGEST_LINE = 10_000  # bytes; the rest of a longer line is read as the next one
 _SERVING = re.compile(r"Serving .* at (http://\S+)$")
-_USAGE = 2  # the status of a command line that is refused, in these words of argparse
+_USAGE = 2  # exit status for a command line that argparse refuses, with these messages
 _REFUSED = re.compile(r"error: (?:unrecognized arguments: --([\w-]+)|argument --([\w-]+)[^:]*: (.*))")
-# It ends when its parent does, however that ends; its engine ends with it.
+# The process ends when its parent ends, for whatever reason, and its engine ends with it.
 _CODE = """\
 import os, sys, threading, time
 sys.path[:] = {paths!r}
@@ -44,18 +45,19 @@ sys.exit(main({arguments!r}))
 
 
 class ServerProcess:
-    """
+    """Process that runs `sglang-lite serve`.
+
     Args:
-        settings: flags of `sglang-lite serve`, with underscores. Without a port it takes a free one.
-        timeout_s: longest wait until it is ready.
+        settings: flags of `sglang-lite serve`, with underscores. Without a port, the server takes a free one.
+        timeout_s: longest wait until the server is ready, in seconds.
 
     Attributes:
-        url: its address.
-        pid: of the process.
+        url: address of the server.
+        pid: id of the process.
 
     Raises:
-        ParameterError: the command has no such flag, or not with this value.
-        BackendError: it could not be started, or was not ready in time.
+        ParameterError: the command does not have this flag, or does not accept this value.
+        BackendError: the server could not be started, or was not ready in time.
     """
 
     def __init__(self, settings: Mapping[str, UserValue], timeout_s: float) -> None:
@@ -63,7 +65,7 @@ class ServerProcess:
         code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._told = threading.Event()  # its address, or its end
+        self._told = threading.Event()  # set when the address is known, or the process has ended
         self.url = ""
         try:
             self._process = subprocess.Popen(
@@ -89,7 +91,7 @@ class ServerProcess:
         return os.getpid() == self._home and self._process.poll() is None
 
     def take_line(self, line: str) -> None:
-        """Takes what the process has printed."""
+        """Stores a line of the process's output, and looks for the server's address in it."""
         self._lines.append(line)
         found = _SERVING.search(line)
         if found and not self.url:
@@ -131,12 +133,13 @@ class ServerProcess:
         return " Its last output:\n" + "\n".join(lines) if lines else ""
 
     def end(self) -> None:
-        """Ends the process and waits for it; in a forked copy nothing, as it is the other's."""
+        """Ends the process and waits for it. Does nothing in a forked copy, because the process belongs to the
+        original."""
         self._finalizer()
 
 
 def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], told: threading.Event) -> None:
-    """Hands what the process prints to `logging`: a full pipe would stop it."""
+    """Passes the process's output on to `logging`, because a full pipe would block the process."""
     assert process.stdout is not None
     with process.stdout as pipe:
         for line in iter(partial(pipe.readline, _LONGEST_LINE), b""):
@@ -145,7 +148,7 @@ def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], t
             if server is not None:
                 server.take_line(text)
                 del server
-            with contextlib.suppress(Exception):  # the caller's handlers
+            with contextlib.suppress(Exception):  # of the user's handlers
                 logger.info("%s", text)
     told.set()
 
@@ -153,7 +156,7 @@ def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], t
 def _end(process: subprocess.Popen[bytes], home: int) -> None:
     if os.getpid() != home:
         return
-    for patience_s in (1.0, _PATIENCE_S):  # the second signal ends what is open
+    for patience_s in (1.0, _PATIENCE_S):  # the second signal ends open requests
         with contextlib.suppress(OSError):
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -168,7 +171,7 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
     """Settings as flags of a command line.
 
     Raises:
-        ParameterError: a value has no form there.
+        ParameterError: a value can't be written as a flag.
     """
     found = []
     for name, value in settings.items():
@@ -178,7 +181,7 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
         if isinstance(value, bool):
             if value:
                 found.append(flag)
-            elif not name.startswith(("disable_", "enable_", "skip_")):  # switches, which are off by themselves
+            elif not name.startswith(("disable_", "enable_", "skip_")):  # off by default, without a negative form
                 found.append(f"--no-{flag[2:]}")
             continue
         values = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else (value,)
@@ -190,7 +193,7 @@ def flags_of(settings: Mapping[str, UserValue]) -> list[str]:
 
 
 def _paths() -> list[str]:
-    """The paths of this process, absolute: the folder that it is in by its name, if it is there."""
+    """Import paths of this process, absolute. The current folder is included by its name, if it exists."""
     paths = []
     for path in sys.path:
         with contextlib.suppress(OSError):

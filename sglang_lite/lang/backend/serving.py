@@ -1,4 +1,4 @@
-"""Serving a node on its rung: the calls it takes, the check of every answer, and what the metadata says of it."""
+"""Serving of a node on its rung: makes the calls, checks every answer, and describes the rung in the metadata."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from sglang_lite.protocol.results import total_usage
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
 
-_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # whose answers are calls
+_CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # rungs whose answers are tool calls
 
 
 async def served(
@@ -52,14 +52,16 @@ async def served(
     *,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """Serves a generation on its rung.
+    """Serves a generation on its rung. Yields deltas if `stream` and the text can be delivered as it arrives, then the
+    samples.
 
     Raises:
-        ValueValidationError: an answer is not what the constraint asks for.
+        ValueValidationError: an answer breaks the constraint.
     """
     params = msgspec.structs.replace(params, **dict.fromkeys(rung.left_out, UNSET))
     if constraint is not None:
-        params = msgspec.structs.replace(params, stop=UNSET)  # that of a number, which ends by itself
+        # Only a number can have stops here, and a number ends by itself.
+        params = msgspec.structs.replace(params, stop=UNSET)
     if rung.samples > 1:
         params = msgspec.structs.replace(params, n=UNSET)
         calls = [_alone(backend, prompt, params, constraint, rung) for _ in range(rung.samples)]
@@ -70,7 +72,7 @@ async def served(
         yield await _repaired(backend, prompt, params, constraint, rung)
     else:
         whole = rung.stops or rung.name in _CALLED or (rung.form is not None and rung.form.wrapped)
-        shown = stream and not whole  # others when they are whole
+        shown = stream and not whole  # other answers are only shown when they are complete
         async for event in backend.call(prompt, params, rung, constrained=constraint is not None, stream=shown):
             if isinstance(event, Generation):
                 event = _finished(event, constraint, rung, 1)
@@ -80,7 +82,7 @@ async def served(
 async def _alone(
     backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, rung: Rung
 ) -> Generation:
-    """One sample of several, by calls of its own."""
+    """One of several samples, each of which has calls of its own."""
     if rung.name == "repair":
         assert constraint is not None
         return await _repaired(backend, prompt, params, constraint, rung)
@@ -89,10 +91,10 @@ async def _alone(
 
 
 def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
-    """An answer as the node has it: checked, cut at its stops, with what its metadata says of the rung.
+    """Answer as the node receives it: checked, cut at the rung's stops, with the rung in its metadata.
 
     Raises:
-        ValueValidationError: it breaks the constraint.
+        ValueValidationError: the answer breaks the constraint.
     """
     try:
         text = said.text if constraint is None else _read(constraint, rung, said.text)
@@ -117,7 +119,7 @@ def _read(constraint: Constraint, rung: Rung, text: str) -> str:
     if rung.form is not None:
         text = unwrapped(constraint, rung.form, text)
         if rung.form.wrapped or rung.strict:
-            return text  # an object is checked where all values are
+            return text  # objects are validated later, as all values are
     validate(constraint, text)
     return text
 
@@ -128,10 +130,11 @@ def _read(constraint: Constraint, rung: Rung, text: str) -> str:
 async def _repaired(
     backend: RemoteBackend, prompt: Prompt, params: SamplingParams, constraint: Constraint, rung: Rung
 ) -> Generation:
-    """Asks until the answer is what the constraint allows: told what is wanted, then shown what was wrong.
+    """Requests answers until one satisfies the constraint: the first request describes the constraint, later ones show
+    the error in the last answer.
 
     Raises:
-        ValueValidationError: the last answer is not, either.
+        ValueValidationError: the last answer breaks the constraint, too.
     """
     shown = with_words(prompt, _instruction(constraint))
     usages, asked = [], shown
@@ -157,7 +160,7 @@ async def _repaired(
 
 
 def with_words(prompt: Prompt, words: str) -> Prompt:
-    """The prompt with words at the end of its last turn, the user's."""
+    """Prompt with words at the end of its last turn, in a turn of the user."""
     *before, last = prompt.messages or (Message("user", ()),)
     if last.role != "user":
         before, last = [*before, last], Message("user", ())
@@ -169,7 +172,7 @@ _FENCED = re.compile(r"\s*```[a-zA-Z]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def _bare(text: str) -> str:
-    """An answer without the blanks and the fences that models put around values."""
+    """Answer without the blanks and code fences that models put around values."""
     fenced = _FENCED.fullmatch(text)
     return (fenced[1] if fenced else text).strip()
 
@@ -195,7 +198,7 @@ def _instruction(constraint: Constraint) -> str:
 
 
 def shape_of(rung: Rung) -> Shape:
-    """Shape in which a call on a rung asks for its answer."""
+    """Form in which a call on a rung requests its answer."""
     match rung.name:
         case "json_schema" | "enum" if rung.form is None:
             return JsonFormat(rung.field, strict=True)

@@ -1,4 +1,4 @@
-"""Tokens that a backend has used."""
+"""Token counts of a backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang_lite.protocol import Usage
 
 @dataclass
 class TokenUsage:
-    """Tokens that a backend has used since it was made, or reset."""
+    """Tokens that a backend has used since it was made or reset."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

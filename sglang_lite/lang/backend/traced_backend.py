@@ -1,4 +1,4 @@
-"""The backend that a program is traced on to be explained: it honours everything, and knows who is asked about."""
+"""Backend for tracing a program that is to be explained: supports everything, and refers to the backend in question."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class TracedBackend(BaseBackend):
-    """Backend that plays nothing. Roles are rendered as by the one that is asked about.
+    """Backend that plays nothing. Roles are rendered by the template of the backend in question.
 
     Args:
-        about: the backend that is asked about: the trace plans turns as a run on it would.
-        params: of the run.
-        speculation: of the program; None: it does not speculate.
+        about: backend to explain; the trace plans turns as a run on this backend would.
+        params: sampling parameters of the run.
+        speculation: speculation of the program, or None if the program does not speculate.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)

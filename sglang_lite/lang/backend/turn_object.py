@@ -1,4 +1,4 @@
-"""A turn of several generations as one JSON object: its schema, and the texts in an answer."""
+"""Turn of several generations as one JSON object: its schema, and the texts in an answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A generation of the turn.
+    """Generation of the turn.
 
     Attributes:
-        constraint: None: any text.
-        stops: strings that end a text.
+        name: name of the generation's variable, or None.
+        constraint: constraint on the text, or None for any text.
+        stops: stop strings of a text without a constraint.
     """
 
     name: str | None
@@ -33,18 +34,18 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class TurnObject:
-    """The object.
+    """Object with the generations of a turn.
 
     Attributes:
-        constraint: of an answer.
-        fields: by the names of its properties, in order.
+        constraint: schema of an answer.
+        fields: generations in order, by the name of their property.
     """
 
     constraint: JsonSchema
     fields: dict[str, Field]
 
     def texts(self, answer: str) -> list[str]:
-        """The texts of the generations, in order, as each by itself would have them.
+        """Texts of the generations, in order, as separate calls would return them.
 
         Raises:
             ValueValidationError: the answer, or a value in it, breaks its constraint.
@@ -54,8 +55,8 @@ class TurnObject:
 
 
 def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
-    """The object of a turn: a property for each generation, in their order; the description shows them in the turn's
-    text. None: there is none, as the schemas don't go together."""
+    """Object of a turn, with a property for each generation, in order; its description shows the turn's text. None if a
+    generation has no schema, or the schemas' definitions conflict."""
     fields, properties, definitions = dict[str, Field](), dict[str, Any](), dict[str, Any]()
     form = ""
     for part in parts:
@@ -81,7 +82,7 @@ def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
 
 
 def _schema(constraint: Constraint | None) -> dict[str, Any] | None:
-    """The schema of a value inside an object; None: it has none."""
+    """Schema of a value inside the object, or None if the constraint has none."""
     if constraint is None:
         return {"type": "string"}
     form = form_of(constraint)
@@ -94,7 +95,7 @@ def _schema(constraint: Constraint | None) -> dict[str, Any] | None:
         if isinstance(schema, dict) and definitions:
             schema["$defs"] = definitions
     if not isinstance(schema, dict) or re.search(r'"\$ref": "#(?!/\$defs/)', json.dumps(schema)):
-        return None  # a reference to where it no longer is
+        return None  # a reference that would lead to another place
     return schema
 
 

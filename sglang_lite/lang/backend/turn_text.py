@@ -1,5 +1,5 @@
-"""A turn of several generations as one text of a grammar: its constants as they are, between them the constraints. And
-the constraint of either form of a turn, as an object or as such a text."""
+"""Turn of several generations as one text of a grammar: its constant text unchanged, and the constraints in between.
+Also the constraint of a turn in either form, as an object or as a text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sglang_lite.protocol import Choices, Constraint, InOrder, OneOf
 
 
 def turn_text(parts: Sequence[str | Field]) -> Constraint | None:
-    """The constraint of a turn's text, up to its last generation. None: it has none, as one may be any text, or nothing
-    tells where one of two ends."""
+    """Constraint on a turn's text, up to its last generation. None if a generation may be any text, or only blanks
+    separate two generations, so that the end of the first is unknown."""
     found = list[Constraint]()
-    behind = False  # a generation, with nothing since
+    behind = False  # True after a generation, until text other than blanks follows
     last = max(i for i, part in enumerate(parts) if isinstance(part, Field))
     for part in parts[: last + 1]:
         if isinstance(part, str):
@@ -25,11 +25,11 @@ def turn_text(parts: Sequence[str | Field]) -> Constraint | None:
         else:
             found.append(part.constraint)
             behind = True
-    return OneOf((InOrder(tuple(found)),))  # of which every API with grammars knows the language
+    return OneOf((InOrder(tuple(found)),))  # every API with grammars supports OneOf
 
 
 def whole_turn(form: Literal["object", "text"], parts: Sequence[str | Field]) -> Constraint | None:
-    """The constraint of one call that brings a turn as an object or as a text; None: there is none."""
+    """Constraint of one call that generates a whole turn, as an object or as a text; None if this is not possible."""
     if form == "text":
         return turn_text(parts)
     whole = turn_object(parts)

@@ -1,4 +1,5 @@
-"""Turns that a model behind an API has begun: how a prompt has it go on, or begin again. Knows no request."""
+"""Turns that a model behind an API has begun: the prompts that make it continue them, or begin again. Builds no
+requests."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ _WEAKEST_FIRST: tuple[Begun, ...] = ("refused", "asked", "continued")
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Rules of a backend that is asked generation by generation, for turns with several.
+    """Rules of a backend that is called generation by generation, for turns with several generations.
 
     Attributes:
-        begun: what it does with a turn that has begun: "continued" by the model, which is shown it so; "asked": it is
-            shown the turn as its own message, and asked to go on; "refused".
-        objects: it enforces JSON schemas, so that values can come as one object.
-        constrained: it continues a begun turn under a constraint, too.
-        texts: it enforces grammars, so that a turn can come as one text.
+        begun: treatment of a turn that has begun: "continued" by the model, which is shown the open turn; "asked":
+            shown to the model as its own finished message, with a request to continue; or "refused".
+        objects: True if JSON schemas are enforced, so that values can be generated as one object.
+        constrained: True if a begun turn is continued under a constraint, too.
+        texts: True if grammars are enforced, so that a turn can be generated as one text.
     """
 
     begun: Begun
@@ -40,26 +41,28 @@ class TurnRules:
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:
-    """Rules that several backends can keep to, each of which may be the one to answer: what one refuses is refused, a
-    turn is continued where all continue it, and comes as one object where all enforce its schema."""
+    """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
+    backend refuses it, continued if all backends continue it, and generated as one object if all backends enforce
+    its schema."""
     begun: Begun = next(way for way in _WEAKEST_FIRST if any(rules.begun == way for rules in each))
     return TurnRules(begun, all(rules.objects for rules in each), all(rules.constrained for rules in each))
 
 
 def from_start(prompt: Prompt) -> Prompt:
-    """The prompt without what stands in the open turn."""
+    """Prompt without the text in its open turn."""
     text = prompt.text.removesuffix(prompt.partial)
     return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
 
 
 def asked_to_go_on(prompt: Prompt, template: TurnTemplate) -> Prompt:
-    """A prompt whose open turn is shown as finished, with the user asking to go on with it."""
+    """Prompt whose open turn is shown as finished, followed by the user's request to continue it. Unchanged if the open
+    turn is empty."""
     return answered(prompt, "", GO_ON, template) if prompt.partial.strip() else prompt
 
 
 def answered(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
-    """A prompt whose open turn, the assistant's, ends with an answer, with words of the user behind it, and the next
-    turn of the assistant open."""
+    """Prompt whose open turn, the assistant's, ends with an answer, followed by words of the user and a new turn of the
+    assistant."""
     before = [{"role": message.role, "content": ""} for message in prompt.messages]
     said = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
     spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]
@@ -73,13 +76,13 @@ def answered(prompt: Prompt, answer: str, words: str, template: TurnTemplate) ->
 
 
 def unrepeated(begun: str, text: str) -> str:
-    """Text that a model has added to a turn which it was asked to continue: without lines of the begun turn."""
+    """Text that a model has added to a begun turn, without leading lines that repeat the turn."""
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):
         said = "\n".join(lines[first:]).strip()
         if said and text.startswith(said, start):
             rest = text[start + len(said) :]
-            if not (said[-1].isalnum() and rest[:1].isalnum()):  # else it is the beginning of another word
+            if not (said[-1].isalnum() and rest[:1].isalnum()):  # if not, the lines were the beginning of another word
                 return rest
     return text

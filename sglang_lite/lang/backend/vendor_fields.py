@@ -1,4 +1,5 @@
-"""Constraints as the text of a field or of a tool that only some APIs have: patterns and grammars in their dialects."""
+"""Constraints as the content of fields or tools that only some APIs have: patterns and grammars in the APIs'
+dialects."""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ from sglang_lite.protocol import (
 )
 
 _GRAMMARS = frozenset({Lark, Ebnf, OneOf, Repeated, StructuralTag, TaggedObject})
-_BEYOND_LARK = re.compile(r"%json|%regex|%llguidance|\[[a-z_]+\s*[,=\]]|(?<![/\\])[&~](?![^\n]*/)")  # llguidance's own
+# Syntax of llguidance that Lark does not have.
+_BEYOND_LARK = re.compile(r"%json|%regex|%llguidance|\[[a-z_]+\s*[,=\]]|(?<![/\\])[&~](?![^\n]*/)")
 _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
-    """Custom tools whose input is a grammar's text."""
+    """Yields the rungs of custom tools whose input follows a grammar."""
     if isinstance(constraint, Regex) and profile.takes("regex_tool"):
         yield Rung("regex_tool", "responses", field=to_rust(parse(constraint.pattern)))
     elif profile.takes("lark_tool") and type(constraint) in _GRAMMARS:
@@ -45,7 +47,7 @@ def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
 
 
 def as_field(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
-    """Fields that only one dialect has. The answer is the text itself."""
+    """Yields the rungs of request fields that only one dialect has. The answer is the text itself."""
     if isinstance(constraint, JsonSchema):
         if profile.takes("structured_outputs"):
             yield Rung("structured_outputs", profile.api, field={"json": json.loads(constraint.schema)})
@@ -79,7 +81,7 @@ def _pattern(constraint: Constraint) -> str | None:
 
 
 def _literally(text: str) -> str:
-    """A text as a regex that matches it, in what all engines' dialects share."""
+    """Regex that matches a text literally, in the syntax that the dialects of all engines share."""
     return re.sub(r"[^\w ]", lambda found: _ESCAPED.get(found[0], "\\" + found[0]), text)
 
 

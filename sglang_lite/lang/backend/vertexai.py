@@ -1,4 +1,4 @@
-"""Gemini on Vertex AI, by Google's Gen AI SDK (`google-genai`)."""
+"""Backend for Gemini on Vertex AI, through Google's Gen AI SDK (`google-genai`)."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from sglang_lite.protocol.anything import Foreign
 
 
 class VertexAI(RemoteBackend):
-    """A Gemini model on Vertex AI. Schemas, types and choices are native structured outputs, tools the API's own. Only
-    parameters that were set are sent.
+    """Backend for Gemini models on Vertex AI. Native structured outputs enforce schemas, types and choices; tools are
+    the API's own. Requests contain only the parameters that were set.
 
     Args:
-        model_name: the model.
-        safety_settings: of the API: a list of dicts with `category` and `threshold`, or a dict from one to the other.
-        profile: what the model accepts, by name or as a Profile; None: its name decides.
-        policy: "strict" (the default), "emulate" or "warn", for what the model does not accept: see docs/backends.md.
-        capabilities: what the model can do; overrides `profile`.
-        reasoning_effort: how much the model thinks: "minimal", "low", "medium" or "high"; None: the provider's default.
-        client: a `google.genai.Client` to use, instead of arguments for one.
-        rate_limit: limit on its calls. None: the one of all backends with the same server and key (see RateLimit).
-        **kwargs: for the SDK's client: `credentials`, `http_options`, `api_key` (of the Gemini API, with
-            `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the environment; the location
+        model_name: name of the model.
+        safety_settings: the API's settings: a list of dicts with `category` and `threshold`, or a dict from category to
+            threshold.
+        profile: features of the model, by profile name or as a Profile; None to look the model up by its name.
+        policy: treatment of features that the model does not support: "strict" (the default), "emulate" or "warn"; see
+            docs/backends.md.
+        capabilities: features of the model; overrides `profile`.
+        reasoning_effort: amount of reasoning: "minimal", "low", "medium" or "high"; None for the provider's default.
+        client: existing `google.genai.Client` to use, instead of arguments for a new one.
+        rate_limit: limit on calls; None for the limit shared by all backends with the same server and key (see
+            RateLimit).
+        **kwargs: arguments of the SDK's client: `credentials`, `http_options`, `api_key` (of the Gemini API, with
+            `vertexai=False`) … The project is `project=`, or GCP_PROJECT_ID of the environment; the location is
             `location=`, or GCP_LOCATION.
 
     Attributes:
-        token_usage: `prompt_tokens` and `completion_tokens` so far; `reset()` starts anew.
+        token_usage: tokens used so far, as `prompt_tokens` and `completion_tokens`; `reset()` sets them to 0.
 
     Raises:
         BackendError: the SDK is not installed.
-        ParameterError: there is no project, or the SDK refuses the arguments.
+        ParameterError: no project is given, or the SDK rejects the arguments.
     """
 
     provider = "vertexai"
@@ -101,7 +104,7 @@ def _maker(options: Mapping[str, Any], client: Any) -> Any:
 def _errors(sdk: Any) -> Any:
     from google.auth.exceptions import GoogleAuthError
 
-    # The SDK takes the one of these that is there.
+    # The SDK uses the one of these that is installed.
     clients = [importlib.import_module(name) for name in ("httpx2", "httpx") if importlib.util.find_spec(name)]
     late = tuple(client.TimeoutException for client in clients)
     lost = tuple(client.TransportError for client in clients)

@@ -43,7 +43,7 @@ class EmbeddingCore:
         self._lock = threading.Lock()
         self._requests = 0  # number that have not ended; guarded by the lock
 
-    def encode(self, asked: EncodeRequest) -> Future[Vectors]:
+    def encode(self, request: EncodeRequest) -> Future[Vectors]:
         """Encodes texts. The future's result is float32 [N, width].
 
         Raises:
@@ -56,7 +56,7 @@ class EmbeddingCore:
                 raise OverloadedError(f"{self._requests:,} requests wait.", hint="Try again later.")
             self._requests += 1
         try:
-            found = self.loop.submit(asked)
+            found = self.loop.submit(request)
         except BaseException:
             self._ended()
             raise
@@ -67,7 +67,7 @@ class EmbeddingCore:
         with self._lock:
             self._requests -= 1
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that calls `flush` after each event."""
 
         def tell(event: E) -> None:
@@ -80,15 +80,15 @@ class EmbeddingCore:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise generates_no_text(self.model_name)
 
-    submit = submit_select = open_program = run_program = compile_grammar = checked_ids = admitted = _refuse
-    wait_for_room = leave = abort = _refuse
+    submit = submit_select = open_program = run_program = compile_grammar = validated_prompt_ids = _refuse
+    wait_for_room = cancel_wait = submit_when_room = abort = _refuse
 
     def _refuse_here(self, *_: object, **__: object) -> NoReturn:
         raise CapabilityError("an engine of an embedding model can't do that.", hint="Start another engine.")
 
     update_weights = start_profile = stop_profile = _refuse_here
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
         self.loop.inbox.later(call)
 

@@ -155,42 +155,42 @@ class EngineCore:
 
     # ------------------------------------------------------------------------------- what can be submitted
 
-    def submit(self, asked: GenerateRequest, sink: Sink) -> Ticket:
+    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
         """Submits a generation; see `Engine.submit`."""
         self.check_open()
-        asked.check()
-        ids = self.builder.prompt_ids(asked.prompt)
-        params = self.builder.resolved(asked.params)
+        request.check()
+        ids = self.builder.prompt_ids(request.prompt)
+        params = self.builder.resolved(request.params)
         requests = self.builder.build(
-            ids, params, sink, stream=asked.stream, namespace=asked.namespace, given=asked.output_ids
+            ids, params, sink, stream=request.stream, namespace=request.namespace, given=request.output_ids
         )  # fmt: skip
         ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
-        counted = self.open.counted(sink, len(requests), asked.rid, ticket)
+        counted = self.open.counted(sink, len(requests), request.rid, ticket)
         self.open.count("requests_submitted", len(requests))
-        for index, request in enumerate(requests):
-            request.output.sink = partial(_indexed, counted, index) if index else counted
-            request.priority, request.processor = asked.priority, asked.logit_processor
-        if asked.constraint is None:
+        for index, sample in enumerate(requests):
+            sample.output.sink = partial(_indexed, counted, index) if index else counted
+            sample.priority, sample.processor = request.priority, request.logit_processor
+        if request.constraint is None:
             _start(self._parts, requests)
         else:
-            compiled = self.compiler.request_all({asked.constraint})
-            compiled.add_done_callback(partial(_start_constrained, self._parts, requests, asked.constraint))
+            compiled = self.compiler.request_all({request.constraint})
+            compiled.add_done_callback(partial(_start_constrained, self._parts, requests, request.constraint))
         return ticket
 
-    def submit_select(self, asked: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
+    def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
         """Submits the scoring of choices; see `Engine.submit_select`."""
         self.check_open()
-        asked.check()
-        log = self.builder.log(asked.prompt)
-        special = isinstance(asked.prompt, str) or asked.prompt.role is None  # in a turn, choices are its content
+        request.check()
+        log = self.builder.log(request.prompt)
+        special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are its content
         scoring = ChoiceScoring(self._parts, self.open.counted(sink))
         self.open.count("requests_submitted")
         try:
             scoring.start(
                 log,
-                tuple(asked.choices),
-                unconditional=asked.unconditional,
-                namespace=asked.namespace,
+                tuple(request.choices),
+                unconditional=request.unconditional,
+                namespace=request.namespace,
                 special=special,
             )
         except BaseException:  # refused: no event will be sent
@@ -210,28 +210,28 @@ class EngineCore:
             self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority
         )
 
-    def run_program(self, asked: ProgramRequest, sink: ProgramSink) -> Ticket:
+    def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
         """Plays a whole program; see `Engine.run_program`."""
         self.check_open()
-        asked.check()
-        check_priority(asked.priority, self.config.policy)
-        log = self.builder.log(asked.prompt)
+        request.check()
+        check_priority(request.priority, self.config.policy)
+        log = self.builder.log(request.prompt)
         player = ProgramPlayer(
             self._parts, log, sink,
-            stream=asked.stream, namespace=asked.namespace, priority=asked.priority, entered=True,
+            stream=request.stream, namespace=request.namespace, priority=request.priority, entered=True,
         )  # fmt: skip
-        entries = player.checked(asked.program.nodes)
+        entries = player.checked(request.program.nodes)
         parts = [
             PreparedPart([(each.path, player.checked(each.nodes)) for each in part.added], part.decision)
-            for part in asked.program.parts
+            for part in request.program.parts
         ]
         self.open.enter_now()
         self.open.count("programs_opened")
         player.take((), entries)
-        if asked.program.decision is None:
+        if request.program.decision is None:
             player.close()
         else:
-            player.decide(asked.program.decision, parts)
+            player.decide(request.program.decision, parts)
         return Ticket(player.abort)
 
     def encode(self, _: EncodeRequest) -> Future[NDArray[np.float32]]:
@@ -251,17 +251,17 @@ class EngineCore:
         except SglError as error:
             raise copy(error) from error
 
-    def checked_ids(self, asked: GenerateRequest) -> Sequence[int]:
+    def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
         """Token ids of a prompt, after all checks that `submit` would make.
 
         Raises:
             ParameterError: the request is not valid.
         """
-        ids, params = self.builder.prompt_ids(asked.prompt), self.builder.resolved(asked.params)
-        self.builder.output(asked.output_ids, len(self.builder.tokens(ids, params)), params)
+        ids, params = self.builder.prompt_ids(request.prompt), self.builder.resolved(request.params)
+        self.builder.output(request.output_ids, len(self.builder.tokens(ids, params)), params)
         return ids
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that calls `flush` once after each step that has sent events to it."""
         return self.loop.flushes.flushed(sink, flush)
 
@@ -271,15 +271,15 @@ class EngineCore:
         """Calls back when the engine has room, as `OpenRequests.wait_for_room`."""
         self.open.wait_for_room(call, count, first=first)
 
-    def leave(self, call: Callable[[], object]) -> None:
+    def cancel_wait(self, call: Callable[[], object]) -> None:
         """Gives up a place in the queue for room, as `OpenRequests.leave`."""
         self.open.leave(call)
 
-    def admitted(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
+    def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as the engine has room, as `OpenRequests.admitted`."""
         return self.open.admitted(submit, count)
 
-    def later(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
         self.loop.inbox.later(call)
 

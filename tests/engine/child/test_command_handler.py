@@ -95,7 +95,7 @@ class FullCore:
         self.waits, self.submitting, self.told = threading.Event(), threading.Event(), threading.Event()
         self.waiting, self.ended = [], []
 
-    def flushed(self, sink, flush):
+    def with_flush(self, sink, flush):
         return sink
 
     def submit(self, asked, sink):
@@ -111,7 +111,7 @@ class FullCore:
         self.waiting.append(call)
         self.waits.set()
 
-    def leave(self, call):
+    def cancel_wait(self, call):
         self.waiting = [each for each in self.waiting if each is not call]
 
 
