@@ -44,19 +44,19 @@ class Counting(SteppedEngine):
         self.computed: Counter[int] = Counter()  # by position and all tokens up to it, as a number
         self.longest = 0  # tokens of a sequence
         self.answers: list[Callable[[], object]] = []  # of callers, who have them after the next step
-        launched = self.scheduler.launched
+        record_launch = self.scheduler.record_launch
 
         def counted(batch: Any) -> list[int]:
             table = self.store.table
             for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
                 self.computed.update(hashes(table.tokens[slot, :end])[start:].tolist())
             self.longest = max(self.longest, int(table.limit[batch.slots].max()))
-            return launched(batch)
+            return record_launch(batch)
 
-        self.scheduler.launched = counted  # type: ignore[method-assign]  # to count
+        self.scheduler.record_launch = counted  # type: ignore[method-assign]  # to count
         if not knows:
-            self.scheduler.hints.want = _nothing  # type: ignore[method-assign]  # to switch it off
-            self.scheduler.pages_ahead = _no_pages  # type: ignore[method-assign]  # as above
+            self.scheduler.held_prefixes.want = _nothing  # type: ignore[method-assign]  # to switch it off
+            self.scheduler.expected_pages = _no_pages  # type: ignore[method-assign]  # as above
 
     def check(self) -> None:
         pass
@@ -74,11 +74,11 @@ class Counting(SteppedEngine):
         return sum(self.computed.values()) / max(len(self.computed), 1)
 
 
-def _nothing(prospect: object, tokens: object, namespace: str) -> None:
+def _nothing(hints: object, tokens: object, namespace: str) -> None:
     """Holds nothing."""
 
 
-def _no_pages(prospect: object) -> int:
+def _no_pages(hints: object) -> int:
     return 0
 
 

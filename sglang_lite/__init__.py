@@ -9,7 +9,7 @@
 
     print(capital.run("France")["answer"])
 
-Names are loaded when they are first used: importing this package loads neither torch nor any SDK.
+Names are imported when they are first used: importing this package loads neither torch nor any provider's SDK.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: f"sglang_lite.{home}" for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # written out, as type checkers read it
+__all__ = [  # a literal, for type checkers
     "Anthropic", "BackendError", "BaseBackend", "BatchError", "BudgetError", "CapabilityError", "Choices",
     "CompileError", "ConstraintError", "Crusoe", "DownloadError", "Engine", "EngineClosedError", "EngineConfig",
     "Fallback", "Grammar", "Graph", "LiteLLM", "ModelError", "Multi", "OpenAI", "OverloadedError", "ParameterError",
@@ -157,7 +157,7 @@ __all__ = [  # written out, as type checkers read it
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:  # whatever has that name
+def __getattr__(name: str) -> Any:  # any object of the package
     if name == "grammar":
         return importlib.import_module("sglang_lite.grammar")
     if name not in _HOME:

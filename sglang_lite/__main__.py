@@ -1,4 +1,4 @@
-"""`python -m sglang_lite`."""
+"""Entry point of `python -m sglang_lite`: the command line."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`sglang-lite`: the command line."""
+"""Command line `sglang-lite`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from sglang_lite.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status. Errors of the package are one line on stderr, and 1."""
+    """Runs a command and returns the exit status. An error of this package is printed as one line on stderr, with
+    status 1; an interrupt has status 130."""
     parser = argparse.ArgumentParser(prog="sglang-lite", description="Programs for language models.")
     parser.add_argument("--version", action="version", version=f"sglang-lite {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """Ends with 2, and names the flag that may have been meant."""
+    """Exits with status 2 and a message that suggests the flag which was probably meant."""
     flags = re.findall(r"--[\w-]+", command.format_usage())
     near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; see {command.prog} --help"
@@ -134,11 +135,11 @@ def _add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _serve_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Adds the flags of `serve`, where that is asked for: what they are made of takes a while to import."""
+    """Adds the flags of `serve`, only if that is the command: the modules that define them are slow to import."""
     if "serve" not in arguments[:1]:
         return
     try:
-        import uvicorn  # noqa: F401 # which is needed when it starts
+        import uvicorn  # noqa: F401 # needed when the server starts
 
         from sglang_lite.server import flags
     except ModuleNotFoundError as error:
@@ -178,7 +179,7 @@ def _models(wrong: Callable[[str], NoReturn], options: argparse.Namespace) -> in
 
 
 def _describe(name: str, options: argparse.Namespace) -> int:
-    """0: it can be loaded; 1: not."""
+    """Prints how a model would run. Returns exit status 0 if the model is supported, else 1."""
     from sglang_lite.runtime.installed import check_installed
 
     check_installed("a description")
@@ -218,14 +219,14 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    """0: nothing found; 1: something; 2: the command makes no sense."""
+    """Prints findings about programs. Returns exit status 0 without findings, 1 with findings, 2 after an error."""
     from sglang_lite.lint import lint
     from sglang_lite.lint.report import Prices, written
 
     file, _, function = options.file.rpartition(":") if not options.file.endswith(".py") else (options.file, "", "")
     try:
         prices = Prices(options.price, options.cached_price)
-        with redirect_stdout(sys.stderr):  # of the file, whose code runs
+        with redirect_stdout(sys.stderr):  # output of the file, whose code runs
             reports = lint(
                 Path(file or options.file), function or None, options.data, options.model, options.fail_under, prices
             )
@@ -270,7 +271,7 @@ def _structural_tag(text: str, options: argparse.Namespace) -> Constraint:
     return parse(text)
 
 
-# What a file holds, by its ending. The longest one counts.
+# Readers of constraint files by file name ending; the first ending that fits counts, so longer ones come first.
 _KINDS: dict[str, Callable[[str, argparse.Namespace], Constraint]] = {
     ".tag.json": _structural_tag,
     ".json": _json_schema,

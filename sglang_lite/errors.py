@@ -1,4 +1,4 @@
-"""The error family: every error that this package raises on purpose, and places in the user's program."""
+"""Exceptions that this package raises on purpose, and locations in the user's program."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def shown(value: object) -> str:
-    """A value for an error message: short, however large it is."""
+    """Short representation of a value for error messages."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python prints no whole number of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a huge number"
 
 
 class Location:
-    """A place in the user's program.
+    """Location in the user's program.
 
     Attributes:
-        at: a code object and the offset of an instruction, so that taking a place costs nothing; file, line and
-            function once they were asked for.
+        at: code object and offset of an instruction, which are cheap to record; replaced by file, line and function
+            when these are first read.
     """
 
     __slots__ = ("at",)
@@ -35,14 +35,14 @@ class Location:
 
     @classmethod
     def named(cls, file: str, line: int, function: str) -> Location:
-        """A place by its names: in another process, say."""
+        """Location given by file, line and function, such as one from another process."""
         found = cls.__new__(cls)
         found.at = file, line, function
         return found
 
     @property
     def names(self) -> tuple[str, int, str]:
-        """File, line and function."""
+        """File, line number and qualified name of the function."""
         if len(self.at) == 2:
             code, instruction = self.at
             lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
@@ -80,11 +80,13 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Call to a provider that an error comes from; None for what is not known.
+    """Call to a provider from which an error comes.
 
     Attributes:
-        request_id: as the provider's support asks for it: of the request, or of its answer.
-        node: name of the node that asked.
+        provider: name of the provider.
+        model: name of the model.
+        request_id: id of the request or of its answer, for the provider's support; None if it is not known.
+        node: name of the node that made the call; None if it is not known.
     """
 
     provider: str
@@ -94,22 +96,22 @@ class Origin:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Origin | None:  # JSON
-        """The call that an answer with this metadata comes from; None: it is not a provider's."""
+        """Call that returned an answer with this metadata, or None if the answer is not a provider's."""
         return cls(meta["provider"], str(meta.get("model")), meta.get("id")) if "provider" in meta else None
 
 
 class SglError(Exception):
-    """Base of every error this package raises on purpose.
+    """Base of all exceptions that this package raises on purpose.
 
     Args:
-        message: what was wrong, naming the parameter, file, JSON Pointer or variable.
-        hint: what the reader can do about it.
-        where: the line of the user's program, when one is known.
+        message: description of the problem, which names the parameter, file, JSON Pointer or variable.
+        hint: advice for the reader, or an empty string.
+        where: location in the user's program, or None if it is not known.
 
     Attributes:
-        retryable: the same may succeed later.
-        origin: the call to a provider that failed, or whose answer will not do; None where it was none.
-        usage: of a call that failed after it was answered; None: nobody knows of any.
+        retryable: whether the same operation may succeed later.
+        origin: call to a provider that failed or whose answer was invalid; None for other errors.
+        usage: usage of a call that failed after it was answered; None if it is not known.
     """
 
     retryable: bool = False
@@ -126,7 +128,7 @@ class SglError(Exception):
         return restored(type(self), self.args, self.__dict__)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restored, (type(self), self.args, self.__dict__)  # by attributes, as constructors differ
+        return restored, (type(self), self.args, self.__dict__)  # not by constructors, which differ
 
     def __str__(self) -> str:
         text = self.message
@@ -139,16 +141,16 @@ class SglError(Exception):
 
 def restored(
     kind: type[SglError], args: tuple[Any, ...], attributes: Mapping[str, Any]
-) -> SglError:  # whatever the kind of error has
-    """An error with these attributes; its constructor is not called."""
+) -> SglError:  # depends on the kind of error
+    """Error with these attributes, made without a call of its constructor."""
     error = kind.__new__(kind, *args)
-    error.args = args  # which OSError's __new__ leaves to its constructor
+    error.args = args  # OSError's __new__ does not set them
     error.__dict__.update(attributes)
     return error
 
 
 class ParameterError(SglError, ValueError):
-    """A parameter of a public function has a value that can't be honoured. Raised before anything runs."""
+    """Raised if a parameter of a public function has a value that can't be honoured, before anything runs."""
 
     def __init__(self, parameter: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
         super().__init__(f"{parameter}: {problem}", hint=hint, where=where)
@@ -156,7 +158,8 @@ class ParameterError(SglError, ValueError):
 
 
 class ConstraintError(SglError, ValueError):
-    """A regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON Pointer into a schema."""
+    """Raised if a regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON Pointer into a schema,
+    or None."""
 
     def __init__(
         self, message: str, *, pointer: str | None = None, hint: str = "", where: Location | None = None
@@ -168,7 +171,8 @@ class ConstraintError(SglError, ValueError):
 
 
 class WireError(SglError, ValueError):
-    """Data from outside is no record, or a record can't be told as data. `pointer` is a JSON Pointer to the place."""
+    """Raised if external data can't be decoded as a record, or a record can't be encoded. `pointer` is a JSON Pointer
+    to the invalid part."""
 
     def __init__(self, message: str, *, pointer: str = "", hint: str = "") -> None:
         super().__init__(f"wire: {message.removesuffix('.')} (at {pointer or '/'})", hint=hint)
@@ -176,22 +180,23 @@ class WireError(SglError, ValueError):
 
 
 class TemplateError(SglError, ValueError):
-    """A chat template is missing, fails to render or can't be rendered turn by turn."""
+    """Raised if a chat template is missing, fails to render or can't be rendered turn by turn."""
 
 
 class ModelError(SglError):
-    """A model can't be found, read or run: names the file, what was found and what is supported."""
+    """Raised if a model can't be found, read or run. The message names the file, what was found and what is
+    supported."""
 
 
 class DownloadError(ModelError):
-    """Fetching a model failed: network, disk or a hash that does not match."""
+    """Raised if a download fails: a network or disk error, or a hash that does not match."""
 
 
 class CapabilityError(SglError):
-    """A program needs what its backend can't do. Raised before the first call that would need it.
+    """Raised if a program needs a feature that its backend does not have, before the first call that would need it.
 
     Attributes:
-        parameter: what asks for it, where that is a parameter, or a place in a request.
+        parameter: parameter, or location in a request, that needs the feature; None for other causes.
     """
 
     def __init__(
@@ -202,29 +207,30 @@ class CapabilityError(SglError):
 
 
 class ProgramError(SglError):
-    """A node of a program failed with a foreign exception (the `__cause__`), or the program was misused."""
+    """Raised if a node of a program fails with an exception of other code (the `__cause__`), or a program is
+    misused."""
 
 
 class UnknownVariableError(ProgramError, KeyError):
-    """A program has no variable of this name."""
+    """Raised if a program has no variable of the requested name."""
 
     __str__ = SglError.__str__  # KeyError would print the repr of the message
 
 
 class TraceError(ProgramError):
-    """The body decides by a value that only a run has, or it does not end."""
+    """Raised while tracing, if the body of a program decides by a value that only a run has, or does not end."""
 
 
 class CompileError(TraceError):
-    """A program can't be compiled: its Python decides by, or works on, what only a run knows."""
+    """Raised if a program can't be compiled, because its body depends on values of a run in an unsupported way."""
 
 
 class ValueValidationError(SglError, ValueError):
-    """Generated text does not make a value of the type asked for.
+    """Raised if a generated text is not a value of the requested type.
 
     Attributes:
-        text: what the model wrote.
-        value: the parsed value that failed validation, None when the text did not even parse.
+        text: text that the model wrote.
+        value: parsed value that failed validation, or None if the text could not be parsed.
     """
 
     def __init__(
@@ -236,11 +242,12 @@ class ValueValidationError(SglError, ValueError):
 
 
 class BudgetError(SglError):
-    """A call was not made, as it could have gone beyond a limit of its run: `max_cost` or `max_total_tokens`.
+    """Raised instead of making a call that could exceed a limit of its run: `max_cost` or `max_total_tokens`.
 
     Attributes:
-        limit: its name.
-        state: the state of the run, with all that was done before; None where there is none (in another process).
+        limit: name of the limit.
+        state: state of the run, with everything that was done before; None if the run has no state or the error comes
+            from another process.
     """
 
     def __init__(self, limit: str, problem: str, *, hint: str = "", where: Location | None = None) -> None:
@@ -249,54 +256,54 @@ class BudgetError(SglError):
         self.state: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return restored, (type(self), self.args, {**self.__dict__, "state": None})  # it stays with its backend
+        return restored, (type(self), self.args, {**self.__dict__, "state": None})  # a state can't leave its process
 
 
 class BackendError(SglError):
-    """A backend failed to answer.
+    """Raised if a backend fails to answer.
 
     Attributes:
-        retry_after: seconds after which the provider wants to be asked again; None: it does not say.
+        retry_after: seconds after which the provider accepts a retry; None if it did not specify any.
     """
 
     retry_after: float | None = None
 
 
 class RequestTimeoutError(BackendError, TimeoutError):
-    """A node or run took longer than its `timeout`."""
+    """Raised if a node or run takes longer than its `timeout`."""
 
     retryable = True
 
 
 class RequestAbortedError(BackendError):
-    """The request was aborted before it finished.
+    """Raised if a request is aborted before it has finished.
 
     Attributes:
-        partial: the result up to there, its `finish_reason` "abort"; None where no single generation was aborted.
+        partial: result so far, with the finish reason "abort"; None if the request was not a single generation.
     """
 
     partial: Generation | None = None
 
 
 class OverloadedError(BackendError):
-    """A queue or memory limit refused the request; trying again later may work."""
+    """Raised if a request is refused because of a queue or memory limit; a later retry may succeed."""
 
     retryable = True
 
 
 class RefusalError(BackendError):
-    """The model, or a filter of its provider, declined to answer."""
+    """Raised if the model, or a filter of its provider, declines to answer."""
 
 
 class EngineClosedError(BackendError):
-    """The engine was closed, or its loop stopped after a crash (the `__cause__`)."""
+    """Raised if the engine has been closed, or its loop has crashed (the `__cause__`)."""
 
 
 class BatchError(ProgramError):
-    """Some programs of a batch failed.
+    """Raised at the end of a batch in which programs have failed.
 
     Attributes:
-        results: one entry per item, in input order: the state, or the exception that ended it.
+        results: for each item, in input order, its state or the exception that ended it.
     """
 
     def __init__(

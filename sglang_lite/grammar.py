@@ -1,11 +1,11 @@
-"""The public interface to constraints: `sgl.grammar`.
+"""Public interface to constraints: `sgl.grammar`.
 
 import sglang_lite as sgl
 
 sgl.grammar.check({"items": {"type": "object"}, "uniqueItems": True}).refused
 sgl.grammar.matches(sgl.Grammar('root ::= "a" | "(" root ")"'), "((a))")
 sgl.grammar.complete(sgl.Regex("(yes|yellow)!"), "y").forced  # "e"
-sgl.grammar.describe(dict[str, int])  # how to ask for it in a prompt
+sgl.grammar.describe(dict[str, int])  # a description of the JSON for a prompt
 """
 
 from __future__ import annotations
@@ -71,18 +71,19 @@ _ONCE = "that an object has a name which is not listed once"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report on what will be kept of a constraint.
+    """Report on which parts of a constraint are enforced.
 
     Attributes:
-        refused: why it is refused, with JSON Pointers into a schema ("" elsewhere): all there is to be changed.
-        enforced: JSON Pointers of a schema's keywords that every text keeps.
-        checked: what is not enforced but checked in the finished value: what `enforce="best_effort"` asked for, and
-            of a Python type what no schema says, as a validator's function; that names which are not listed come once
-            (docs/constraints.md says where that is enforced, too). With JSON Pointers into the schema.
-        remarks: JSON Pointers of a schema's keywords that demand nothing, as formats and names that are not known.
-        rules: how large the grammar is.
-        example: a text that it allows; None if it is refused, or every text is very long.
-        seconds: from the constraint to its first mask.
+        refused: all reasons why the constraint is refused, each as (JSON Pointer into the schema, reason); the pointer
+            is "" for constraints other than schemas.
+        enforced: JSON Pointers of the schema's keywords that every generated text satisfies.
+        checked: requirements that are not enforced but checked in the finished value, each as (JSON Pointer, reason):
+            keywords that `enforce="best_effort"` permits, validators of a Python type that no schema can express, and
+            that unlisted member names occur only once (docs/constraints.md says when this is enforced).
+        remarks: JSON Pointers of the schema's keywords that have no effect, such as unknown formats and names.
+        rules: number of rules of the grammar.
+        example: text that the constraint allows; None if it is refused or all its texts are very long.
+        seconds: time to compile the constraint and compute its first mask.
     """
 
     refused: tuple[tuple[str, str], ...] = ()
@@ -95,18 +96,20 @@ class Report:
 
 
 def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) -> Report:
-    """Reports what will be kept of a constraint, a JSON schema or a Python type.
+    """Reports which parts of a constraint, a JSON schema or a Python type are enforced.
 
     Args:
-        model: whose tokens to compile it for, by name or path, or an engine's; None: a token per byte.
+        constraint: constraint, JSON schema or Python type.
+        model: name or path of a model, or an engine, whose tokens the constraint is compiled for; None for one token
+            per byte.
 
     Raises:
-        ConstraintError: it is none.
-        ModelError: there is no such model.
-        BackendError: what models need is not installed.
+        ConstraintError: the value is not a constraint.
+        ModelError: the model does not exist.
+        BackendError: packages that models need are not installed.
     """
     known = as_constraint(constraint)
-    _engine(*_tokens(model))  # whose loading is not the constraint's
+    _engine(*_tokens(model))  # loaded before the time is measured
     began = time.perf_counter()
     refused: tuple[tuple[str, str], ...] = ()
     checked: tuple[tuple[str, str], ...] = ()
@@ -133,7 +136,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     try:
         with within_limits("the constraint"):
             example = sample(known, Random(0))
-    except ConstraintError:  # texts too long to be looked at
+    except ConstraintError:  # its texts are too long
         example = None
     return Report((), enforced, checked, remarks, len(language_of(known).rules), example, seconds)
 
@@ -145,19 +148,19 @@ def _said_by(constraint: Constraint) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | None = None) -> bool:
-    """Tells whether the masks allow the text, token by token to its end, and a finished value is valid.
+    """True if a constraint's masks allow the text token by token to its end, and its value is valid.
 
-    A JSON schema may be held against JSON with any blanks, order of members and spelling of numbers: its value is
-    written as it is generated, and that text walked. Inside another constraint JSON has to be in that style.
+    For a JSON schema, the text may have any blanks, order of members and spelling of numbers: its value is rewritten in
+    the style of generated text, and the result is matched. JSON inside another constraint has to be in that style.
 
     Args:
-        constraint: a constraint, a JSON schema, or a Python type.
-        text: to be looked at, from its beginning to its end.
-        model: whose tokens the text is cut into, by name or path, or an engine's; None: a token per byte.
+        constraint: constraint, JSON schema or Python type.
+        text: complete text.
+        model: name or path of a model, or an engine, whose tokens the text is split into; None for one token per byte.
 
     Raises:
-        ConstraintError: a constraint that is not valid or can't be enforced.
-        ModelError: there is no such model.
+        ConstraintError: the constraint is invalid or can't be enforced.
+        ModelError: the model does not exist.
     """
     known, kind = as_constraint(constraint), type_of(constraint)
     _must_be_text(text)
@@ -175,11 +178,15 @@ def matches(constraint: ConstraintLike, text: str, model: str | Path | Engine | 
 
 
 def validate(constraint: ConstraintLike, text: str) -> UserValue:
-    """The value of a finished text: for a Python type one of it, for a JSON schema what the text spells, else the text.
+    """Value of a finished text: an instance of a Python type, the JSON value for a schema, else the text itself.
+
+    Args:
+        constraint: constraint, JSON schema or Python type.
+        text: complete text.
 
     Raises:
-        ValueValidationError: the text is not what the constraint allows.
-        ConstraintError: a constraint that is not valid.
+        ValueValidationError: the constraint does not allow the text.
+        ConstraintError: the constraint is invalid.
     """
     kind = type_of(constraint)
     _must_be_text(text)
@@ -189,14 +196,14 @@ def validate(constraint: ConstraintLike, text: str) -> UserValue:
 
 
 def complete(constraint: ConstraintLike, text: str = "") -> Completion:
-    """Continuation of a text, character by character: what is forced, and what may come behind it.
+    """Possible continuations of a text: the characters that are forced, and those that may follow them.
 
     Args:
-        constraint: a constraint, a JSON schema, or a Python type.
-        text: the beginning of one that it allows, as it is generated.
+        constraint: constraint, JSON schema or Python type.
+        text: beginning of an allowed text, in the style of generated text.
 
     Raises:
-        ConstraintError: a constraint that is not valid or can't be enforced; or a text that it does not allow.
+        ConstraintError: the constraint is invalid or can't be enforced, or it does not allow the text.
     """
     from sglang_lite.runtime.structured_output.ahead import ahead
 
@@ -210,14 +217,14 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
 
 
 def describe(constraint: ConstraintLike) -> str:
-    """A hint for prompts: what a text has to look like, for a model to read. Masks alone hold a model to a form that it
-    may not expect.
+    """Description of the required form of a text, to be added to a prompt. With masks alone, a model is forced into a
+    form that it may not expect.
 
     Args:
-        constraint: a constraint, a JSON schema, or a Python type.
+        constraint: constraint, JSON schema or Python type.
 
     Raises:
-        ConstraintError: a constraint that is not valid.
+        ConstraintError: the constraint is invalid.
     """
     known, kind = as_constraint(constraint), type_of(constraint)
     with within_limits("the constraint"):
@@ -248,14 +255,14 @@ def _grammar(engine: LlguidanceEngine, constraint: Constraint) -> CompiledGramma
 
 
 def _compiled(constraint: Constraint, model: str | Path | Engine | None) -> CompiledGrammar:
-    """Compiles a constraint: as the Engine given would for a generation; without one, by llguidance."""
+    """Compiled grammar of a constraint: the one that a given Engine would use in a generation, else llguidance's."""
     if model is None or isinstance(model, str | Path):
         return _grammar(_engine(*_tokens(model)), constraint)
     return model.compile_grammar(constraint)
 
 
 def _tokens(model: str | Path | Engine | None) -> tuple[Tokenizer | None, int | None]:
-    """The tokenizer of a model and the size of its vocabulary."""
+    """Tokenizer of a model and the size of its vocabulary; (None, None) for one token per byte."""
     if model is None:
         return None, None
     if not isinstance(model, str | Path):
@@ -280,7 +287,8 @@ def _tokenizer_at(path: Path) -> Tokenizer:
 
 
 def _watching_matcher(constraint: Constraint) -> Matcher | None:
-    """A matcher of bytes that watches what no grammar says; None where there is nothing."""
+    """Byte matcher that also enforces requirements which no grammar expresses, such as distinct member names; None if
+    the constraint has none."""
     from sglang_lite.runtime.structured_output.unique_names import DistinctGrammar
 
     grammar = _grammar(_engine(None, None), constraint) if isinstance(constraint, JsonSchema) else None
@@ -298,5 +306,5 @@ def _generates(grammar: CompiledGrammar, engine: LlguidanceEngine, text: str) ->
 
     try:
         return generates(grammar, engine.encode(text))
-    except UnicodeEncodeError:  # half a character, which no token spells
+    except UnicodeEncodeError:  # an unpaired surrogate, which no token spells
         return False

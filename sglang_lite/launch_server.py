@@ -1,4 +1,4 @@
-"""`python -m sglang_lite.launch_server`: `sglang-lite serve` by SGLang's name."""
+"""Entry point of `python -m sglang_lite.launch_server`: `sglang-lite serve` under SGLang's name."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ids of answers and requests, random and without meaning. They are no secrets: who has a key is asked for it."""
+"""Random ids of requests and answers. The ids are not secrets: access is controlled by API keys alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import random
 import secrets
 
-# Asked of the system once: that lets go of the interpreter's lock, which another thread may then keep for a while.
+# Seeded from the system only once: each such call releases the GIL, which another thread may then keep for a while.
 _source = random.Random(secrets.randbits(256))
 
 
 def random_id() -> str:
-    """128 random bits as 32 hexadecimal digits."""
+    """Random id: 128 bits as 32 hexadecimal digits."""
     return f"{_source.getrandbits(128):032x}"
 
 

@@ -1,7 +1,7 @@
-"""Batches on a Ray cluster: an engine an actor, rows that share text at the same one.
+"""Batches on a Ray cluster: each actor has an engine, and rows that share a long text go to the same actor.
 
-`program.run_batch(rows, cluster=RayOptions(engine={"model": …}))`. Knows the language's batches, and engines by their
-settings alone.
+`program.run_batch(rows, cluster=RayOptions(engine={"model": …}))`. Depends on the language's batches; engines are only
+described by their settings here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sglang_lite.wire.failure import as_error, as_failure
 
 logger = logging.getLogger("sglang_lite")
 
-_LANES = 2  # groups of rows under way at an actor, so that it is not idle between two
-_FEWEST = 8  # rows of a group that is cut, so that their prefix is worth computing
-_DRIVERS = {  # options of a batch that are not an actor's business
+_LANES = 2  # groups of rows under way at an actor, so that it is not idle between two groups
+_FEWEST = 8  # minimum size to which groups are split, so that computing a shared prefix pays
+_DRIVERS = {  # options of a batch that are not passed to actors
     "backend", "cluster", "checkpoint", "version", "skip_damaged", "progress_bar", "generator_style", "ordered",
     "on_error", "num_threads", "stream", "use_thread",
 }  # fmt: skip
@@ -35,17 +35,17 @@ _DRIVERS = {  # options of a batch that are not an actor's business
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Engines on a Ray cluster, started for a batch and ended with it.
+    """Options of a batch on a Ray cluster, whose engines are started for the batch and ended with it.
 
     Attributes:
         engine: keywords of each actor's `Engine`, or a function without arguments that makes its backend.
-        actors: how many; None for one a GPU of the cluster, or one a node where there are none.
-        num_cpus: of each actor, as Ray counts them.
-        num_gpus: the same; None for one where the cluster has GPUs.
-        start_timeout_s: how long an actor may take to start: for room on the cluster, and to load its model.
+        actors: number of actors; None for one per GPU of the cluster, or one per node if the cluster has no GPUs.
+        num_cpus: number of CPUs that Ray reserves for each actor.
+        num_gpus: number of GPUs that Ray reserves for each actor; None for 1 if the cluster has GPUs, else 0.
+        start_timeout_s: maximum time in seconds for the start of an actor: waiting for resources and loading the model.
 
     Raises:
-        ParameterError: a bad value.
+        ParameterError: an option has an invalid value.
     """
 
     engine: Mapping[str, Any] | Callable[[], Any] = field(default_factory=dict)
@@ -65,17 +65,17 @@ class RayOptions:
                 raise ParameterError(name, f"{value!r:.60} is negative.")
 
     def identity(self) -> object:
-        """Data that the answers depend on: a checkpoint is only good for the same."""
+        """Data that the answers depend on; a checkpoint is only valid for the same data."""
         if isinstance(self.engine, Mapping):
             return "sglang_lite.ray", sorted((name, str(value)) for name, value in self.engine.items())
         return "sglang_lite.ray", self.engine.__module__, self.engine.__qualname__
 
     def rows(self, given: UserValue) -> UserValue:
-        """The items of a batch: a Ray Dataset's rows, or what was given."""
+        """Items of a batch: the rows of a Ray Dataset, or other items unchanged."""
         return list(given.iter_rows()) if hasattr(given, "iter_rows") else given
 
     def pool(self, program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> ActorPool:
-        """The actors that run the items of a batch that are left.
+        """Pool of actors that run the items of a batch whose outcomes are not known yet.
 
         Raises:
             CapabilityError: Ray is not installed.
@@ -84,8 +84,17 @@ class RayOptions:
 
 
 def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
-    """Rows by the longest text among their arguments that some others have, too, and not all: a document about which
-    there are several questions, say. In the order of the first of each group, which has at most so many."""
+    """Groups rows by the longest text among their arguments that several rows share, but not all: for example, a
+    document with several questions. Rows without a shared text form one group. Groups are in the order of their first
+    rows.
+
+    Args:
+        rows: index and arguments of each row.
+        most: maximum number of rows of a group; larger groups are split.
+
+    Returns:
+        Indices of the rows of each group.
+    """
     texts = {
         index: {v for v in (*args, *kwargs.values()) if isinstance(v, str) and v} for index, (args, kwargs) in rows
     }
@@ -98,10 +107,11 @@ def groups(rows: Sequence[tuple[int, Item]], most: int) -> list[list[int]]:
 
 
 class ActorPool:
-    """A pool (lang/batches/body_pool.py) whose items run on actors: a thread follows each actor.
+    """Pool (lang/batches/body_pool.py) whose items run on Ray actors. A thread supervises each actor.
 
     Args:
-        until_released: a row is under way until `release` is called for it; rows are then taken in their order.
+        report: called with each row's index and outcome.
+        until_released: whether a row is under way until `release` is called for it; rows are then run in their order.
     """
 
     def __init__(
@@ -117,10 +127,10 @@ class ActorPool:
         self._ray = _ray()
         self._items = dict(plan.pending)
         self._left = set(self._items)
-        self._tried: Counter[int] = Counter()  # how often a row's actor has died
+        self._tried: Counter[int] = Counter()  # number of actors that died with a row
         self._waiting: deque[list[int]] = deque()
         self._room = 0
-        self._seats = 0  # of actors that live, or may come to life
+        self._seats = 0  # supervising threads whose actor runs or may still start
         self._actors: set[Any] = set()
         self._bell = threading.Condition()
         self._over = False
@@ -145,7 +155,7 @@ class ActorPool:
             threading.Thread(target=self._sit, args=(kind, task, most), name="sglang_lite-actor", daemon=True).start()
 
     def stop(self) -> None:
-        """Takes no further row, and ends the actors."""
+        """Starts no further rows, and kills the actors."""
         with self._bell:
             self._over = True
             actors, self._actors = self._actors, set()
@@ -154,7 +164,7 @@ class ActorPool:
             self._ray.kill(actor)
 
     def release(self) -> None:
-        """Counts one row less as under way."""
+        """Makes room for another row, if rows are under way until they are released."""
         with self._bell:
             self._room += 1
             self._bell.notify_all()
@@ -162,7 +172,7 @@ class ActorPool:
     # ---------------------------------------------------------------------------------------- an actor's threads
 
     def _sit(self, kind: Any, task: Any, most: int) -> None:
-        """Follows an actor, and one more where it has died."""
+        """Starts and supervises an actor, and a second one if the first dies."""
         error: Exception = BackendError("it was stopped.")
         for _ in range(2):
             with self._bell:
@@ -172,7 +182,7 @@ class ActorPool:
                 self._actors.add(actor)
             try:
                 self._ray.get(actor.ready.remote(), timeout=self._options.start_timeout_s)
-            except Exception as failed:  # Ray's own, and what the engine has raised
+            except Exception as failed:  # errors of Ray, and of the engine
                 error = failed
                 self._end(actor)
                 if not isinstance(failed, self._ray.exceptions.RayActorError):
@@ -192,7 +202,7 @@ class ActorPool:
             self._finish(index, _no_actor(error))
 
     def _lane(self, actor: Any, most: int) -> None:
-        """Gives an actor rows until there are none, or it has died."""
+        """Gives groups of rows to an actor until none are left or the actor has died."""
         exceptions = self._ray.exceptions
         while rows := self._take(actor, most):
             asked = [(index, self._items[index]) for index in rows]
@@ -200,7 +210,7 @@ class ActorPool:
                 for found in actor.run.options(num_returns="streaming").remote(asked):
                     index, kind, data = self._ray.get(found)
                     self._finish(index, _outcome(kind, data))
-            except exceptions.RayTaskError as error:  # of what all rows have in common
+            except exceptions.RayTaskError as error:  # concerns all rows of the group
                 for index in rows:
                     self._finish(index, _no_actor(error))
             except exceptions.RayError as error:
@@ -208,7 +218,8 @@ class ActorPool:
                 return
 
     def _take(self, actor: Any, most: int) -> list[int]:
-        """The next rows, when there is room for them; none when there will be no more, or the actor has died."""
+        """Indices of the next rows; waits until rows and room are there. Empty if no rows are left or the actor has
+        died."""
         with self._bell:
             while self._left and actor in self._actors and not (self._waiting and self._room):
                 self._bell.wait()
@@ -232,7 +243,7 @@ class ActorPool:
         self._report(index, outcome)
 
     def _again(self, actor: Any, rows: list[int], error: Exception) -> None:
-        """Gives rows of an actor that has died to another one; but once."""
+        """Queues the unfinished rows of a dead actor again. Rows whose actor has died for the second time fail."""
         with self._bell:
             self._actors.discard(actor)
             rows = [index for index in rows if index in self._left]
@@ -254,7 +265,7 @@ class ActorPool:
 
 
 class _Actor:
-    """An engine, and the program that it runs."""
+    """Ray actor with an engine and the program that runs on it."""
 
     def __init__(self, engine: Mapping[str, Any] | Callable[[], Any], task: tuple[SglFunction, dict[str, Any]]) -> None:
         from sglang_lite.engine.engine import Engine
@@ -266,7 +277,7 @@ class _Actor:
         return True
 
     def run(self, rows: list[tuple[int, Item]]) -> Iterator[tuple[int, str, Any]]:
-        """Runs rows. Gives each one's outcome when it has it."""
+        """Runs rows, and yields the index and outcome of each as it finishes."""
         items = [list(args) if args else kwargs for _, (args, kwargs) in rows]
         outcomes = self._program.run_batch(
             items, backend=self._backend, generator_style=True, ordered=False, on_error="return", **self._settings
@@ -276,7 +287,7 @@ class _Actor:
 
 
 def _data(outcome: Outcome) -> tuple[str, Any]:
-    """An outcome as what another process can read."""
+    """Kind and data of an outcome that can be sent to another process: "state", "failure" or "error"."""
     if not isinstance(outcome, Exception):
         try:
             return "state", saved_run(outcome.branch, outcome.ret_value, again=False)
@@ -286,7 +297,7 @@ def _data(outcome: Outcome) -> tuple[str, Any]:
         return "failure", as_failure(outcome)
     try:
         pickle.loads(pickle.dumps(outcome))
-    except Exception:  # pickle raises whatever the error's own reduction does
+    except Exception:  # pickling may raise any exception of the error's own code
         return "failure", as_failure(BackendError(f"{type(outcome).__name__}: {outcome}"))
     return "error", outcome
 

@@ -1,4 +1,4 @@
-"""Threads that everything waits for, and which may therefore wait for nothing."""
+"""Mark of service threads: everything waits for an engine's loop, so its thread must never block on a program."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ class _Serving(threading.local):
     engine: bool = False
 
 
-serving = _Serving()  # an engine's loop sets it on its thread; the language asks before it blocks
+serving = _Serving()  # set by an engine's loop on its own thread, and checked by the language before it blocks

@@ -1,4 +1,4 @@
-"""Helpers, for SGLang's users to import."""
+"""Helper functions, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.files import download_and_cache_file as download_and_cache_file
 from sglang_lite.compat.sglang.files import dump_state_text as dump_state_text

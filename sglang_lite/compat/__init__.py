@@ -1,1 +1,1 @@
-"""Names of other packages, on top of all that is here. Nothing but files at those packages' module paths imports it."""
+"""Compatibility with the names of other packages. Imported only by the modules at those packages' module paths."""

@@ -291,11 +291,7 @@ class CoreClient:
     # --------------------------------------------------------------------------------- state of the engine
 
     def check_open(self) -> None:
-        """Checks that the engine accepts calls.
-
-        Raises:
-            EngineClosedError: the engine is closed, has died, or belongs to another process.
-        """
+        """Raises EngineClosedError if the engine is closed, has died, or belongs to another process."""
         self._check_process()
         if self._closed:
             raise EngineClosedError(self._why_closed)
@@ -476,8 +472,7 @@ class CoreClient:
                 process.child.connection.close()
 
     def _died(self, process: EngineProcess, why: str) -> None:
-        """Fails everything that was open in a process that has died, and starts another process if the settings allow
-        this."""
+        """Fails everything that was open in a dead process, and starts another one if the settings allow it."""
         with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
         with self._lock:

@@ -1,1 +1,2 @@
-"""The language: programs, the nodes they are made of, and what executes them. No torch, no runtime, no SDK."""
+"""The language: programs, the nodes they consist of, and their execution. Imports neither torch nor the runtime nor any
+provider's SDK."""

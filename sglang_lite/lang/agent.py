@@ -1,4 +1,4 @@
-"""`use_tools`: lets the model call tools until it answers."""
+"""`use_tools`: a loop in which the model calls tools until it answers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def use_tools(
     max_steps: int = 8,
     **options: UserValue,
 ) -> str:
-    """Lets the model use tools until it answers: assistant turns with calls, user turns with their results.
+    """Lets the model use tools until it answers: adds assistant turns with calls, and user turns with their results.
 
     Args:
-        s: the state; its last turn should be the question. `describe(tools)` tells the model what there is.
-        tools: functions whose parameters have types; their docstrings tell the model what they do.
-        name: of the variable that gets the answer; the calls are `<name>_call_0` and so on.
-        max_steps: most turns with calls, at least 0.
-        **options: for each `gen`, as max_tokens and temperature. With parallel_tool_calls=True a turn may have several
-            calls: all are run, in their order, and all results are written into the next turn.
+        s: state to add to; its last turn should be the question. `describe(tools)` gives a text for the prompt that
+            lists the tools.
+        tools: functions with annotated parameters; their docstrings describe them to the model.
+        name: variable that holds the answer; the calls are in the variables `<name>_call_0`, `<name>_call_1` …
+        max_steps: maximum number of assistant turns with calls; at least 0.
+        **options: parameters of each `gen`, such as max_tokens and temperature. With parallel_tool_calls=True a turn
+            may have several calls: all are run in their order, and the next turn contains all results.
 
     Returns:
         The answer.
 
     Raises:
         ParameterError: an option is not a parameter of `gen`, or a tool is async.
-        ToolError: a tool raised, or no answer came within max_steps turns with calls.
+        ToolError: a tool raised, or the model did not answer within `max_steps` turns with calls.
     """
     where: Location | None = user_location()
     if not isinstance(s, ProgramState):
@@ -73,8 +74,8 @@ def use_tools(
         results = later(_results, value, where)
         with s.user():
             s += f"{results}"
-    later(_fail, value, options.get("tool_choice"), max_steps, where)  # a value: only once it is known
-    return ""  # of a body that is compiled
+    later(_fail, value, options.get("tool_choice"), max_steps, where)  # while compiling, the call waits for `value`
+    return ""  # reached only while a body is compiled
 
 
 _OPTIONS = [name for name in inspect.signature(gen).parameters if name not in ("name", "tools")]
@@ -85,7 +86,7 @@ def _calls(value: object) -> list[ToolCall]:
 
 
 def _results(value: object, where: Location | None) -> str:
-    """Results of all calls, for the model to read."""
+    """Text with the results of all calls, for the model to read."""
     try:
         return "\n".join([result_text(call.name, _shown(call.run())) for call in _calls(value)])
     except ToolError as error:
@@ -102,8 +103,8 @@ def _fail(value: object, choice: object, max_steps: int, where: Location | None)
 
 
 def _shown(result: Any) -> str:
-    """A tool's result: JSON where it can be."""
+    """Text of a tool's result: JSON if the result can be written as JSON, else `str(result)`."""
     try:
         return json.dumps(result, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, or itself inside
+    except (TypeError, ValueError, RecursionError):  # keys that aren't strings, or a cycle
         return str(result)

@@ -1,4 +1,5 @@
-"""The functions programs are written with: `gen`, `select`, roles and the rest build nodes (expressions.py)."""
+"""Functions that programs are written with: `gen`, `select`, roles … return expressions to add to a state
+(expressions.py)."""
 
 from __future__ import annotations
 
@@ -50,25 +51,29 @@ def function(
 def function(
     func: Callable[..., UserValue] | None = None, num_api_spec_tokens: int | None = None
 ) -> SglFunction | Callable[[Callable[..., UserValue]], SglFunction]:
-    """Makes a program of a function whose first parameter is the state. With or without parentheses."""
+    """Decorator that makes a program of a function whose first parameter is the state. Can be used with or without
+    parentheses; `num_api_spec_tokens` is described at SglFunction."""
     if func is None:
         return lambda func: SglFunction(func, num_api_spec_tokens)
     return SglFunction(func, num_api_spec_tokens)
 
 
 def set_default_backend(backend: BackendLike | None) -> None:
-    """Sets the backend of programs that name none: an Engine or a BaseBackend; None for the default engine."""
+    """Sets the backend of programs that are run without one: an Engine or a BaseBackend, or None for the default
+    engine."""
     global_config.default_backend = None if backend is None else as_backend(backend)
 
 
 def flush_cache(backend: BackendLike | None = None) -> bool:
-    """Drops the backend's cached prefixes. False where there is no backend or nothing to drop."""
+    """Drops the cached prefixes of a backend, by default the default backend. Returns False if no backend is set or it
+    reports that it flushed nothing."""
     chosen = backend if backend is not None else global_config.default_backend
     return bool(as_backend(chosen).flush_cache()) if chosen is not None else False
 
 
 def get_server_info(backend: BackendLike | None = None) -> dict[str, Json] | None:
-    """Information on the server or engine behind the backend; None if there is none or it has none to give."""
+    """Information about the server or engine behind a backend, by default the default backend. None if no backend is
+    set or it has no information."""
     chosen = backend if backend is not None else global_config.default_backend
     return as_backend(chosen).get_server_info() if chosen is not None else None
 
@@ -120,12 +125,12 @@ def gen(
     repair: bool | None = None,
     parallel_tool_calls: bool | None = None,
 ) -> SglGen | SglSelect:
-    """A generation. A parameter that is None takes its value from the run (`program.run(temperature=…)`). If the run
-    does not set it either, a remote model uses its provider's default, and an engine of this process the default in
-    parentheses, beside the range that an engine accepts. docs/sampling.md has the whole table.
+    """Generation by the model. A parameter that is None takes its value from the run (`program.run(temperature=…)`). If
+    the run does not set it either, a remote model uses its provider's default, and an engine of this process the
+    default in parentheses, which is followed by the range that an engine accepts. docs/sampling.md has the whole table.
 
     Args:
-        name: of the variable that gets the result.
+        name: variable that holds the result.
         max_tokens: maximum number of tokens to generate (128; at least 0).
         min_tokens: no end of sequence and no stop before this many tokens (0; at least 0).
         n: number of independent samples (1; 1 to 256). With more the variable is a list; the first sample continues the
@@ -154,7 +159,8 @@ def gen(
         dtype: int, float, bool or str: text that spells such a value; the result stays text. A number ends where the
             model continues with anything else, which is dropped, or at `max_tokens`; the commas of grouped thousands
             are left out of the result.
-        choices, choices_method: as in `select`. They score texts: what says how to generate has no effect.
+        choices, choices_method: as in `select`. Texts are scored instead of generated, so parameters of the generation
+            are ignored or refused.
         regex: a pattern that the whole text matches; docs/constraints.md has the dialect.
         json_schema: a schema that the text, as JSON, is valid under: schema text, a dict, a pydantic model (whose
             objects have only its fields), or the result of sgl.grammar.json_schema, which takes options.
@@ -166,20 +172,22 @@ def gen(
         ebnf, lark: a grammar that the text follows, in GBNF or in Lark's syntax.
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex, sgl.Grammar or sgl.Choices, a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
-        retries: number of attempts after the first, if the backend fails, the value is invalid or `check` refuses it
-            (the run's, which is 0). Each starts from the text before the node, with another seed. At temperature 0 a
-            refused answer would come again: the refusal is raised at once, unless `repair` is True.
+        retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it
+            (default: the run's number, which is 0 by default). Each starts from the text before the node, with a
+            different seed. At temperature 0 the model would repeat a refused answer: the refusal is raised at once,
+            unless `repair` is True.
         check: a function of the value that returns True if it is valid, else False, or raises. With several samples,
             each must be valid.
         backend: the backend of this node, instead of the run's.
         reasoning: the type of the model ("qwen3" …), whose reasoning goes into `<name>_reasoning_content` instead of
-            the variable. If the backend enforces constraints in order, one applies only to the answer; else to all.
+            the variable. If the backend can enforce a sequence of constraints, the node's constraint applies only to
+            the answer, else to the whole text.
         repair: whether `retries` show the model its refused answer and the fault (False), in turns that are not part of
-            the text. It works in an assistant's turn, with one sample.
+            the text. Possible only in an assistant turn, with one sample.
 
     Raises:
-        ParameterError: a parameter that can't be honoured, or two that exclude each other.
-        ConstraintError: an invalid regex, schema or type.
+        ParameterError: a parameter can't be honoured, or two parameters exclude each other.
+        ConstraintError: a regex, schema or type is invalid.
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError("name", f"{name!r} is not a string.")
@@ -227,7 +235,11 @@ def gen(
 
 
 def _only_kind(given: Sequence[Any]) -> str:
-    """The kind of constraint that is given, in _KINDS' order. Raises ParameterError: there are two."""
+    """Name of the constraint parameter that is given. Raises ParameterError if several are given.
+
+    Args:
+        given: values of the parameters in _KINDS, in that order.
+    """
     kind, *others = [kind for kind, value in zip(_KINDS, given) if value is not None]
     if others:
         raise ParameterError(others[0], f"can't be combined with {kind}.", hint="Give a generation one constraint.")
@@ -253,7 +265,7 @@ def _options(timeout: Any, retries: Any, check: Any, backend: Any, reasoning: An
 
 
 def _wanted(kind: str, given: Any) -> tuple[Constraint | None, ValueType | None]:
-    """Constraint of a generation, and what reads its text into a value; None: it stays text."""
+    """Constraint of a generation, and the type that reads its text into a value, or None if the value is the text."""
     if kind == "type":
         wanted = value_type(given)
         return wanted.constraint, wanted
@@ -266,7 +278,7 @@ def _wanted(kind: str, given: Any) -> tuple[Constraint | None, ValueType | None]
         return check_syntax(as_constraint(given)), None
     if kind == "json_schema":
         return _schema(given), None
-    if isinstance(given, Deferred):  # what stands for it in a trace is text
+    if isinstance(given, Deferred):  # a symbol of a trace: its mark stands for it in text
         given = f"{given}"
     if not isinstance(given, str):
         raise ParameterError(kind, f"{given!r} is not a string.")
@@ -310,7 +322,7 @@ def gen_int(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
 ) -> SglGen:
-    """`gen` of the text of a whole number, which ends as `gen` says of `dtype`; the result stays text."""
+    """Generation of the text of a whole number; the same as `gen(dtype=int)`. The result stays text."""
     given = {key: value for key, value in locals().items() if key != "name"}
     node = gen(name, dtype=int, **given)
     assert isinstance(node, SglGen)
@@ -323,7 +335,7 @@ _OF_GEN_INT = inspect.signature(gen_int)
 @tells_names
 @with_signature_of(gen_int)
 def gen_string(*args: UserValue, **kwargs: UserValue) -> SglGen:
-    """`gen` of a string in double quotes, which are part of the result."""
+    """Generation of a string in double quotes; the quotes are part of the result. The same as `gen(dtype=str)`."""
     node = gen(dtype=str, **_OF_GEN_INT.bind(*args, **kwargs).arguments)
     assert isinstance(node, SglGen)
     return node
@@ -338,20 +350,20 @@ def select(
     *,
     multi: bool | Multi = False,
 ) -> SglSelect:
-    """A choice among texts, each scored by the model as what comes next.
+    """Choice among texts, each of which the model scores as the continuation of the state's text.
 
     Args:
-        name: of the variable that gets the choice.
-        choices: at least one text. Of duplicates, the first counts. If one is empty, all are scored with the last
-            token of the text before them, so that text can't be empty.
-        temperature: 0 (the default) takes the best by the method; above 0, the choice is drawn from the softmax of
-            the scores.
-        choices_method: how scores are compared, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
-        multi: several answers: the variable is a list. Choices are added one by one, ", " between them, until a line
-            end scores better; `Multi(separator, end)` sets the two.
+        name: variable that holds the choice.
+        choices: at least one text. The first of duplicates counts. If a choice is empty, all are scored together with
+            the last token of the text before them, which then can't be empty.
+        temperature: 0 (the default) takes the best choice by the method; above 0, the choice is drawn from the softmax
+            of the scores.
+        choices_method: comparison of the scores, as a ChoicesSamplingMethod or its name ("greedy_token_selection" …).
+        multi: whether to select several choices; the variable is then a list. Choices are added one by one, with ", "
+            between them, until a line end scores better; `Multi(separator, end)` sets these two texts.
 
     Raises:
-        ParameterError: no choices, or bad ones.
+        ParameterError: `choices` is empty or not a list of strings, or another parameter has an invalid value.
     """
     if name is not None and not isinstance(name, str):
         raise ParameterError(
@@ -374,21 +386,27 @@ def select(
 
 @tells_names
 def image(expr: object) -> SglImage:
-    """An image: a path, an address, encoded bytes, a PIL image, or a uint8 array or tensor."""
+    """Image to add to a prompt, given as a path, a URL, encoded bytes, a PIL image, or a uint8 array or tensor."""
     return SglImage(expr)
 
 
 @tells_names
 def video(path: str, num_frames: int) -> SglVideo:
-    """A video file, as `num_frames` of its frames. Needs opencv-python."""
+    """Video file, added to a prompt as `num_frames` evenly spread frames. Needs opencv-python."""
     return SglVideo(path, num_frames)
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Expressions:
-    """Generations whose reasoning goes into `<name>_reasoning_content`, and only the answer into `<name>`.
+    """Expression whose generations put their reasoning into `<name>_reasoning_content`, and only the answer into
+    `<name>`.
 
     Args:
-        model_type: how the model marks its reasoning: a key of text.reasoning.FORMATS ("deepseek-r1", "qwen3" …).
+        expr: expression with the generations.
+        model_type: type of the model, which determines how reasoning is marked: a key of text.reasoning.FORMATS
+            ("deepseek-r1", "qwen3" …).
+
+    Raises:
+        ParameterError: an argument is missing, `expr` is not an expression, or the model type is unknown.
     """
     if expr is None or model_type is None:
         raise ParameterError("separate_reasoning", "needs an expression and a model_type.")
@@ -405,19 +423,19 @@ def _turn(role: str, expr: str | Expression | None) -> Expressions:
 
 @tells_names
 def system(expr: str | Expression | None = None) -> Expressions:
-    """A system turn."""
+    """System turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("system", expr)
 
 
 @tells_names
 def user(expr: str | Expression | None = None) -> Expressions:
-    """A user turn."""
+    """User turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("user", expr)
 
 
 @tells_names
 def assistant(expr: str | Expression | None = None) -> Expressions:
-    """An assistant turn."""
+    """Assistant turn with `expr` as its content; an empty one if `expr` is None."""
     return _turn("assistant", expr)
 
 

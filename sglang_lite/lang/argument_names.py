@@ -1,4 +1,4 @@
-"""Names that a function or a state does not have: the error says which one was meant."""
+"""Errors for wrong argument and attribute names, with the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sglang_lite.protocol import ParameterError
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Names of SGLang's engine, of OpenAI's and Anthropic's APIs, of guidance, LMQL, outlines and transformers.
+# Argument names of SGLang's engine, OpenAI's and Anthropic's APIs, guidance, LMQL, outlines and transformers, with the
+# names that this package has for them.
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -64,11 +65,12 @@ _ELSEWHERE = {
 }
 
 
-_LISTED = 16  # names
+_LISTED = 16  # maximum number of names in a message
 
 
 def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes a wrong call of a function a ParameterError that says what is called how here."""
+    """Decorator that turns the TypeError of a call with wrong arguments into a ParameterError that names the right
+    ones."""
     signature = inspect.signature(func)
     owner, _, name = func.__qualname__.rpartition(".")
     called = owner.rpartition(".")[2] if name == "__init__" else name
@@ -90,15 +92,20 @@ def tells_names(func: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def tells_fields(record: type[_T]) -> type[_T]:
-    """Makes a wrong call of a dataclass such a ParameterError."""
-    record.__init__ = tells_names(record.__init__)  # type: ignore[method-assign] # it has no subclasses
+    """Class decorator that does for the constructor of a dataclass what `tells_names` does for a function."""
+    record.__init__ = tells_names(record.__init__)  # type: ignore[method-assign] # the class has no subclasses
     return record
 
 
 def _wrong_call(
     called: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object], wrong: str
 ) -> ParameterError:
-    """The error of a call that does not fit a signature."""
+    """Error of a call that does not fit a signature.
+
+    Args:
+        called: name of the function, for the message.
+        wrong: message of the TypeError.
+    """
     taken = [each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     by_position = [each.name for each in taken if each.kind is each.POSITIONAL_OR_KEYWORD]
     known = [each.name for each in taken if each.name != "self"]
@@ -125,14 +132,20 @@ def _wrong_call(
 
 
 def no_such_argument(called: str, unknown: str, known: Collection[str]) -> ParameterError:
-    """The error of a call that was given an argument of another name."""
+    """Error of a call with an argument that the function does not have.
+
+    Args:
+        called: name of the function, for the message.
+        unknown: name of the argument.
+        known: names of the function's parameters.
+    """
     return ParameterError(
         unknown, f"{called} has no such argument.", hint=name_meant(unknown, known), where=user_location()
     )
 
 
 def name_meant(unknown: str, known: Collection[str]) -> str:
-    """A hint at the name here of what was written."""
+    """Hint with the parameter that an unknown argument name probably means, or else with the known names."""
     here = _ELSEWHERE.get(unknown)
     if here in known:
         return f"Use {here}= here."
@@ -143,9 +156,9 @@ def name_meant(unknown: str, known: Collection[str]) -> str:
 
 
 class TellsFunctions:
-    """A state, of which some expect `gen` and the like to be methods."""
+    """Base of states whose AttributeErrors explain that `gen`, `select` … are functions, and how to read a variable."""
 
-    if not TYPE_CHECKING:  # which would take any name for an attribute
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in ("gen", "gen_int", "gen_string", "select", "image", "video"):

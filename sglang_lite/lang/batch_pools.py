@@ -1,4 +1,4 @@
-"""Pools for the items of a batch: of bodies, of rows without one, or of a cluster."""
+"""Choice of the pool that runs the items of a batch: bodies, rows of a compiled program, or a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> Pool:
-    """A pool for the items of a batch that are left; arguments as of a BodyPool."""
+    """Pool for the items of a batch whose outcomes are not known yet. `report` and `until_released` are as for
+    BodyPool."""
     saved = saving(report, plan.file)
     if plan.cluster is not None:
         return plan.cluster.pool(program, plan, saved, until_released=until_released)
@@ -36,7 +37,7 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_rele
 
 
 def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
-    """`pool_of` for the event loop that awaits it."""
+    """`pool_of` for a caller that awaits the pool on an event loop."""
     rows = program.compiled
     if plan.cluster is None and (rows is None or rows.playable(backend_of(plan.options), plan.settings) is None):
         return _async_bodies(program, plan, report, until_released=until_released)

@@ -1,4 +1,4 @@
-"""A run of a program: where its body runs, and what becomes of what it raises."""
+"""Runs of a program's body: in this thread, in another one or in an event loop, and the handling of its errors."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ from sglang_lite.protocol.anything import UserValue
 
 
 def _wait_for(ref: weakref.ref[Player]) -> None:
-    """Waits until all that was added to a run has been played."""
+    """Waits until everything that was added to a run has been played; returns at once if the player no longer
+    exists."""
     player = ref()
     if player is not None:
         finished(player).wait()
 
 
 class BodyRun:
-    """A run of a program: its state, and its body with its arguments, which runs inside `with`: what it raises ends
-    the run.
+    """Run of a program whose body is executed. The body runs inside `with run:`; an exception that leaves the `with`
+    block ends the run.
 
     Args:
-        args, kwargs: of the body; they are known to fit.
+        args, kwargs: arguments of the body; the caller has checked that they fit its signature.
+
+    Attributes:
+        state: state of the run.
     """
 
     __slots__ = ("_args", "_branch", "_kwargs", "_program", "_token", "state")
@@ -57,7 +61,7 @@ class BodyRun:
             run.speculation, run.speculates = program.speculation, program.speculation.on
         branch = self._branch = Branch(Player(run, run.pushed()))
         self.state = ProgramState(branch)
-        if run.budgets:  # whose errors have it
+        if run.budgets:  # a BudgetError carries the state
             run.state = weakref.ref(self.state)
         if outer is not None:
             outer.register_inner(branch)
@@ -80,7 +84,7 @@ class BodyRun:
             branch.end()
 
     def run(self) -> ProgramState:
-        """Runs the body here. What it raises ends the run and is raised."""
+        """Runs the body in this thread. An exception of the body ends the run and is raised."""
         state, program = self.state, self._program
         with self:
             result = program.func(state, *self._args, **self._kwargs)
@@ -88,25 +92,26 @@ class BodyRun:
         return state
 
     def run_streaming(self) -> None:
-        """Runs the body in a thread of its own: what it raises is raised where the state is read."""
-        with contextlib.suppress(Exception):  # the state has it
+        """Runs the body, for a thread that nobody joins: its exceptions are raised only by reads of the state."""
+        with contextlib.suppress(Exception):  # kept in the state
             self.run()
 
     def run_in_thread(self) -> None:
-        """Runs a coroutine body although this thread's event loop is running."""
+        """Runs a coroutine body in a new thread and waits for its end, for a thread whose event loop is running."""
         ended, raised = self._started()
         ended.wait()
         if raised:
             raise raised[0]
 
     def _started(self) -> tuple[Variable, list[BaseException]]:
-        """Starts the body in a thread of its own; a variable that is set when it has ended, and what it raised."""
+        """Starts the body in a new thread. Returns a variable that is set at the end of the body, and a list that then
+        contains the exception that the body raised, if any."""
         ended, raised = Variable(), list[BaseException]()
 
         def run() -> None:
             try:
                 self.run()
-            except BaseException as error:  # raised again by who waits
+            except BaseException as error:  # raised again in the waiting thread or task
                 raised.append(error)
             ended.set(None)
 
@@ -114,7 +119,7 @@ class BodyRun:
         return ended, raised
 
     async def arun_body(self) -> ProgramState:
-        """Awaits the body here; a plain function's in a thread."""
+        """Awaits the body: a coroutine body in this event loop, a plain one in a new thread."""
         state, program = self.state, self._program
         if not program.is_async:
             ended, raised = self._started()
@@ -128,14 +133,14 @@ class BodyRun:
         return state
 
     async def arun(self) -> None:
-        """Awaits the body and everything it has added."""
+        """Awaits the body and everything that it has added to the state."""
         await self.arun_body()
         with self._stopped_with_the_task():
             await finished(self.state.branch.player).get()
 
     @contextlib.contextmanager
     def _stopped_with_the_task(self) -> Iterator[None]:
-        """Stops what is still under way when the task that awaits it is cancelled."""
+        """Context manager that stops the run if the task that awaits it is cancelled."""
         try:
             yield
         except asyncio.CancelledError:
@@ -143,12 +148,12 @@ class BodyRun:
             raise
 
     async def arun_streaming(self) -> None:
-        with contextlib.suppress(Exception):  # the state has it
+        with contextlib.suppress(Exception):  # kept in the state
             await self.arun_body()
 
 
 def returned(program: BaseProgram, result: object) -> UserValue:
-    """The value that a plain body returned. Raises ProgramError: it is a coroutine, which has not run."""
+    """Return value of a plain body. Raises ProgramError if the value is a coroutine, which nobody would await."""
     if result is not None and inspect.iscoroutine(result):
         result.close()
         where = Location(program.func.__code__, 0) if inspect.isfunction(program.func) else user_location()
@@ -159,7 +164,7 @@ def returned(program: BaseProgram, result: object) -> UserValue:
 
 
 def start_thread(target: Callable[[], None]) -> Thread:
-    """Runs a body in a thread of its own, in a copy of the caller's context."""
+    """Starts a daemon thread that calls `target` in a copy of the caller's context."""
     thread = Thread(target=copy_context().run, args=(target,), name="sglang_lite-body", daemon=True)
     thread.start()
     return thread

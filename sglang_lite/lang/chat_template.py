@@ -1,7 +1,8 @@
-"""Chat templates by name, for models that bring none: SGLang's registry, with its names.
+"""Registry of chat templates for models that bring none, under SGLang's names.
 
-A model's own template comes first (text/chat_template.py). What is here is asked only by name, or for a model whose
-path one of the matching functions knows; an unknown model is an error, never "default".
+A model's own template has priority (text/chat_template.py). A template of this registry is used only if it is requested
+by name or if a matching function recognises the model's path; an unknown model is an error and never falls back to
+"default".
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from sglang_lite.protocol.anything import Json
 
 
 class ChatTemplateStyle(Enum):
-    """PLAIN: the same text around every turn of a role. LLAMA2: a leading system turn goes into the first user turn."""
+    """Layout of a template. PLAIN: every turn of a role has the same text around it. LLAMA2: a leading system turn is
+    written into the first user turn."""
 
     PLAIN = auto()
     LLAMA2 = auto()
@@ -26,13 +28,15 @@ class ChatTemplateStyle(Enum):
 
 @dataclass
 class ChatTemplate:
-    """A template that puts fixed text around the turns of each role.
+    """Chat template that puts fixed text around the turns of each role.
 
     Attributes:
-        default_system_prompt: put first into a conversation that starts with another role; None for none.
-        role_prefix_and_suffix: role to the text before and after its turns.
-        stop_str: what ends an assistant turn beside the model's own end token.
-        image_token, audio_token: what stands in the text for an image or a sound.
+        name: name in the registry.
+        default_system_prompt: system turn of a conversation that starts with another role, or None for no such turn.
+        role_prefix_and_suffix: text before and after the turns of each role.
+        stop_str: strings that end an assistant turn, in addition to the model's end-of-sequence token.
+        image_token, audio_token: placeholders of an image and of a sound in the text.
+        style: layout of the first turns.
     """
 
     name: str
@@ -44,10 +48,10 @@ class ChatTemplate:
     style: ChatTemplateStyle = ChatTemplateStyle.PLAIN
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
-        """The text around a turn of `role` that follows `hist_messages`.
+        """Text before and after a turn of `role` that follows `hist_messages`.
 
         Raises:
-            TemplateError: the template has no such role.
+            TemplateError: the template does not define the role.
         """
         turns = self.role_prefix_and_suffix
         if role not in turns:
@@ -61,7 +65,8 @@ class ChatTemplate:
         return prefix, suffix
 
     def get_prompt(self, messages: Sequence[Mapping[str, Json]]) -> str:
-        """A whole conversation. A system message with content None gets the default system prompt."""
+        """Text of a whole conversation. A system message whose content is None has the default system prompt as its
+        content, or is left out if the template has none."""
         prompt = ""
         for i, message in enumerate(messages):
             content = message["content"]
@@ -79,21 +84,22 @@ matching_function_registry: list[Callable[[str], str | None]] = []
 
 
 def register_chat_template(template: ChatTemplate) -> None:
-    """Makes a template known by its name."""
+    """Registers a template under its name."""
     chat_template_registry[template.name] = template
 
 
 def register_chat_template_matching_function(func: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Makes known a function from a model's path to a template's name (None: not mine). Also a decorator."""
+    """Registers a function that maps a model's path to the name of a template, or to None if it does not know the
+    model. Returns the function, so it can be used as a decorator."""
     matching_function_registry.append(func)
     return func
 
 
 def get_chat_template(name: str) -> ChatTemplate:
-    """The template of that name.
+    """Template that is registered under a name.
 
     Raises:
-        TemplateError: there is none.
+        TemplateError: no template has this name.
     """
     if name not in chat_template_registry:
         raise TemplateError(
@@ -103,10 +109,10 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
-    """The template for a model, by its path or name.
+    """Template for a model, chosen by its path or name: the first matching function that recognises it decides.
 
     Raises:
-        TemplateError: no matching function knows it.
+        TemplateError: no matching function recognises the model.
     """
     for matching in matching_function_registry:
         name = matching(model_path)
@@ -133,10 +139,11 @@ _registered()
 
 
 def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]:
-    """A registered function from a model's path to a template's name.
+    """Registers and returns a function that maps a model's path to the name of a template.
 
     Args:
-        rows: a template's name, what a path must match, what it must not; the first that fits counts.
+        rows: name of a template, a pattern that must occur in the path, and a pattern that must not (None for none);
+            case is ignored, and the first row that fits counts.
     """
 
     def match(model_path: str) -> str | None:
@@ -150,7 +157,7 @@ def _matching(*rows: tuple[str, str, str | None]) -> Callable[[str], str | None]
     return register_chat_template_matching_function(match)
 
 
-# By SGLang's names, in the order in which they are asked.
+# Matching functions under SGLang's names, in the order in which they are tried.
 match_deepseek = _matching(("deepseek-v3", r"deepseek-(v3|r1)", r"base"))
 match_orion = _matching(("claude", r"orion", None))
 match_deepseek_janus_pro = _matching(("janus-pro", r"janus", None))
@@ -158,7 +165,7 @@ match_dbrx = _matching(("dbrx-instruct", r"dbrx.*instruct", None))
 match_vicuna = _matching(("vicuna_v1.1", r"vicuna|llava-v1\.5|llava-next-video-7b", None))
 match_llama2_chat = _matching(("llama-2-chat", r"llama-2.*chat|codellama.*instruct", None))
 match_mistral = _matching(("mistral", r"pixtral|(mistral|mixtral).*instruct", None))
-match_llama4_instruct = _matching(("llama-4", r"llama-4.*instruct", None))  # the one that SGLang lacks
+match_llama4_instruct = _matching(("llama-4", r"llama-4.*instruct", None))  # not in SGLang
 match_llama3_instruct = _matching(("llama-3-instruct", r"llama-3.*instruct", None))
 match_chat_ml = _matching(
     ("chatml", r"tinyllama.*chat|smollm.*instruct", None),

@@ -1,4 +1,4 @@
-"""Ways to choose, for SGLang's users to import."""
+"""Methods of choosing in `select`, at SGLang's module path."""
 
 from sglang_lite.program.choosing import ChoicesDecision as ChoicesDecision
 from sglang_lite.program.choosing import ChoicesSamplingMethod as ChoicesSamplingMethod

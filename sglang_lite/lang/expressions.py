@@ -1,5 +1,6 @@
-"""Expressions that a user adds to a program: its nodes (program/nodes.py) by SGLang's names, and those with something
-of the caller's own, which no node has. Immutable: what came of them is elsewhere (concurrency/variables.py)."""
+"""Expressions that a user adds to a program: nodes (program/nodes.py) under SGLang's names, and expressions with
+objects of the caller's Python, which no node contains. All are immutable; their results are variables
+(concurrency/variables.py)."""
 
 from __future__ import annotations
 
@@ -45,9 +46,10 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.branch import Branch
     from sglang_lite.lang.tools import Toolbox
 
-# Patterns of values that Python reads: what `dtype=bool` and `str` stand for, and numbers on backends that can't end
-# them where the model does (`number_as_regex`). Those are bounded, and a blank or line end may come after them, which
-# ends them (NUMBER_STOPS) and is not part of the result: else a model that continues with text could only write digits.
+# Regexes of values that Python can read: for `dtype=bool` and `dtype=str`, and for numbers on backends that can't end a
+# number where the model does (`number_as_regex`). The numbers are bounded, and a blank or line end may follow, which
+# ends the number (NUMBER_STOPS) and is not part of the result: without it, a model that wants to continue with text
+# could only write more digits.
 REGEX_INT = r"[-+]?[0-9]{1,16}[ \n]?"
 REGEX_FLOAT = r"[-+]?[0-9]{1,16}(?:\.[0-9]{1,16})?[ \n]?"
 NUMBER_STOPS = (" ", "\n")
@@ -63,15 +65,17 @@ SglFork, SglConcateAndAppend = Fork, Join
 
 @dataclass(frozen=True, slots=True)
 class GenOptions:
-    """Options of how a generation is carried out, beside what is sampled.
+    """Options of the execution of a generation, which have no influence on sampling.
 
     Attributes:
-        timeout: seconds, None for no limit.
-        retries: how often it is tried again when the backend fails or `check` says no; None for the run's number.
-        check: whether a value will do (a function or coroutine function of it).
-        backend: what to run on instead of the run's backend.
-        reasoning: the model type whose reasoning is split off into a variable of its own.
-        repair: an attempt after one whose answer was refused shows the model that answer, and what was wrong.
+        timeout: seconds for an attempt, or None for no limit.
+        retries: number of attempts after the first if the backend fails, the value is invalid or `check` refuses it;
+            None for the run's number.
+        check: function or coroutine function of the value that returns True if the value is valid.
+        backend: backend of this generation, or None for the run's backend.
+        reasoning: type of the model, whose reasoning is split off into a separate variable; None to keep it in the
+            text.
+        repair: whether an attempt after a refused answer shows the model that answer and the fault.
     """
 
     timeout: float | None = None
@@ -84,14 +88,14 @@ class GenOptions:
 
 @dataclass(frozen=True, slots=True)
 class SglGen(Expression):
-    """A generation that is asked for: its node, and what is the caller's own of it.
+    """Generation that `gen` returns: its node, and objects of the caller's Python.
 
     Attributes:
-        node: what `gen` was told; the rest comes from the run.
-        value_type: reads the text into a typed value; None leaves it text.
-        options: None where all are at their defaults.
-        tools: that it may call. How it writes that depends on the model: the constraint and `value_type` are of a model
-            without a format of its own.
+        node: generation as data, with the parameters given to `gen`; unset parameters come from the run.
+        value_type: type that reads the text into a value, or None if the value is the text.
+        options: options of the execution, or None if all have their defaults.
+        tools: tools that the model may call. The format of a call depends on the model: the node's constraint and
+            `value_type` are for a model without its own format.
     """
 
     node: Gen
@@ -111,7 +115,7 @@ class SglGen(Expression):
 
     @property
     def sampling_params(self) -> SglSamplingParams:
-        """The parameters as SGLang's backends read them."""
+        """Parameters in the form that SGLang's backends read."""
         return SglSamplingParams.of(self.node.params, self.node.constraint)
 
     def __repr__(self) -> str:
@@ -120,7 +124,8 @@ class SglGen(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Multi:
-    """Several answers: choices are added, `separator` between them, until `end` scores better or all are taken."""
+    """Form of a selection of several choices: they are added with `separator` between them, until `end` scores better
+    or all choices are taken."""
 
     separator: str = ", "
     end: str = "\n"
@@ -132,18 +137,19 @@ class Multi:
 
 
 def shown_choices(choices: tuple[str, ...], multi: Multi | None) -> tuple[str, ...]:
-    """Choices as a backend is shown them: of several answers, all but the first begin alike."""
+    """Choices with which a backend checks that it can make a selection. For a selection of several choices, two
+    examples that begin with the separator, as all answers after the first do."""
     return choices if multi is None else (multi.separator + "a", multi.separator + "b")
 
 
 @dataclass(frozen=True, slots=True)
 class SglSelect(Expression):
-    """A choice that is asked for: its node, and what is the caller's own of it.
+    """Selection that `select` returns: its node, and objects of the caller's Python.
 
     Attributes:
-        node: its method is None where that is the caller's.
-        choices_method: how it is chosen.
-        multi: several are.
+        node: selection as data; its method is None if `choices_method` is not one of the built-in methods.
+        choices_method: method that decides by the scores.
+        multi: form of a selection of several choices, or None for one choice.
     """
 
     node: Select
@@ -167,13 +173,14 @@ class SglSelect(Expression):
 
 
 def only_picks(select: SglSelect) -> bool:
-    """Tells whether a selection takes the best choice as a model has it, so that no scores are needed."""
+    """True if a selection takes the model's best choice by the default method, so that the backend need not report
+    scores."""
     return select.multi is None and select.temperature == 0 and select.choices_method is token_length_normalized
 
 
 @dataclass(frozen=True, slots=True)
 class SglImage(Expression):
-    """An image: a path, an address, bytes, a PIL image or an array."""
+    """Image, given as a path, a URL, encoded bytes, a PIL image or an array."""
 
     path: Any
 
@@ -188,7 +195,7 @@ class SglImage(Expression):
 
 @dataclass(frozen=True, slots=True)
 class SglVideo(SglImage):
-    """A video, as `num_frames` of its frames, evenly spread."""
+    """Video, added as `num_frames` evenly spread frames."""
 
     num_frames: int = 16
 
@@ -203,13 +210,14 @@ class SglVideo(SglImage):
 
 @dataclass(frozen=True, slots=True)
 class SglSeparateReasoning(Expression):
-    """Generations whose reasoning goes into variables of its own, `<name>_reasoning_content`."""
+    """Expression whose generations put their reasoning into separate variables, `<name>_reasoning_content`."""
 
     model_type: str
     expr: Expression
 
     def marked(self) -> Expressions:
-        """Parts of the expression, each generation told to split its reasoning off."""
+        """Parts of the expression, with the option `reasoning` set in each generation. Raises ParameterError if a
+        generation has no name."""
         marked: list[Expression] = []
         for part in self.expr.walk():
             if isinstance(part, SglGen):
@@ -229,16 +237,17 @@ class SglSeparateReasoning(Expression):
 
 
 class BaseProgram(ABC):
-    """Program that `@function` makes (function.py), as far as others look at it.
+    """Interface of a program that `@function` makes (function.py), for modules which function.py imports.
 
     Attributes:
-        func: the body.
-        is_async: it is a coroutine function.
-        signature: of the body, without the state.
-        names: of its parameters that can be given by name.
-        bind_arguments: arguments given already.
-        options: names of the parameters of `run` that are none of its own.
-        speculation: on the calls of an API, and what it has brought so far.
+        func: body of the program.
+        name: name of the body.
+        is_async: whether the body is a coroutine function.
+        signature: signature of the body, without the state.
+        names: names of the parameters that can be given by keyword.
+        bind_arguments: arguments given with `bind`.
+        options: names of the parameters of `run` that are not also parameters of the program.
+        speculation: speculation on API calls: its setting, and its results in all runs of the program so far.
     """
 
     func: Callable[..., Any]
@@ -252,30 +261,31 @@ class BaseProgram(ABC):
 
     @abstractmethod
     def run(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs it. Returns its state."""
+        """Runs the program and returns its state."""
 
     @abstractmethod
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """`run` for coroutines."""
+        """Runs the program, for coroutines, and returns its state."""
 
     @abstractmethod
-    def run_again(self, called: Any, backend: Any, settings: Any) -> UserValue:  # of modules that import this one
-        """Runs it once more, as it was called, on another backend. Returns its state."""
+    def run_again(self, called: Any, backend: Any, settings: Any) -> UserValue:  # types of modules that import this one
+        """Runs the program again with the arguments of an earlier call, on another backend. Returns the new state."""
 
 
 class SglCall(Expression, ABC):
-    """A program added to another: it continues that one's text (function.py)."""
+    """Call of a program inside another program's body. Added to a state, it continues that state's text
+    (nested_call.py)."""
 
     __slots__ = ()
 
     @abstractmethod
     def play_on(self, branch: Branch) -> None:
-        """Runs the program's body on a branch."""
+        """Runs the body of the called program on a branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SglGetForkItem(Expression):
-    """The start of a branch, in a trace."""
+    """First entry of a forked branch in a trace. `index` is the number of the branch within its fork."""
 
     index: int
 
@@ -285,7 +295,7 @@ class SglGetForkItem(Expression):
 
 @dataclass(frozen=True, slots=True)
 class SglCommitLazy(Expression):
-    """SGLang's hint before a fork. Here the fork itself is the hint, and nothing makes or takes this."""
+    """SGLang's hint before a fork. Exists only for imports: a fork needs no hint here."""
 
     def __repr__(self) -> str:
         return "CommitLazy()"
@@ -299,7 +309,7 @@ _OF_HOOKS = named("hooks")
 
 @dataclass
 class SglSamplingParams:
-    """Sampling parameters with every default filled in: what backends with SGLang's blocking hooks are given."""
+    """Sampling parameters with all defaults filled in, for backends with SGLang's blocking hooks."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -324,7 +334,8 @@ class SglSamplingParams:
 
     @staticmethod
     def of(params: SamplingParams, constraint: Constraint | None = None) -> SglSamplingParams:
-        """Makes it from the parameters that were set; a regex or schema under its own name, choices as a regex."""
+        """Builds the record from the parameters that were set. A regex or schema goes into the field of that name; a
+        number or choices become a regex."""
         values = given_as_data(params).items()
         found: dict[str, Any] = {_OF_HOOKS[name].sglang: value for name, value in values if name in _OF_HOOKS}
         if isinstance(constraint, Number):
@@ -342,7 +353,11 @@ class SglSamplingParams:
 
 
 def number_as_regex(number: Number, ends: str = "") -> Regex:
-    """Regex for who can't end a number where the model does. Goes with NUMBER_STOPS, or has one of `ends` behind it."""
+    """Regex of a number, for a backend that can't end a number where the model does.
+
+    Args:
+        ends: characters of which one may follow the number. Without them, NUMBER_STOPS should be stop strings.
+    """
     return Regex((REGEX_INT if number.kind == "integer" else REGEX_FLOAT) + (f"[{ends}]?" if ends else ""))
 
 

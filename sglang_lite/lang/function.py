@@ -1,4 +1,4 @@
-"""`@function`: a program, and the ways to run it."""
+"""Programs that `@function` makes, and the ways to run them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class _Trimmed:
-    """`with`: what is raised inside shows the user's frames."""
+    """Context manager that removes this package's frames from the traceback of an exception raised inside."""
 
     def __enter__(self) -> None:
         pass
@@ -61,31 +61,31 @@ def with_signature_of(method: Callable[_P, UserValue]) -> Callable[[Callable[...
     """Decorator that copies `method`'s signature, for wrappers that take *args and **kwargs."""
 
     def given(twin: Callable[..., _T]) -> Callable[_P, _T]:
-        twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # where `inspect` looks
+        twin.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # read by `inspect.signature`
         return twin
 
     return given
 
 
 class SglFunction(BaseProgram):
-    """A program.
+    """Program: a Python function that adds to a state, and the methods that run it.
 
     Args:
-        func: a function or coroutine function; its first parameter is the state.
-        num_api_spec_tokens: on a backend that is asked generation by generation over an API, how many tokens a call
-            may generate ahead, for the generations that the same statement adds to the same turn (docs/backends.md);
-            None: it does not.
-        bind_arguments: arguments given already; those given later win.
+        func: function or coroutine function whose first parameter is the state.
+        num_api_spec_tokens: number of tokens that a call of an API may generate ahead, for further generations that the
+            same statement adds to the same turn (docs/backends.md); None for no speculation.
+        bind_arguments: arguments given in advance; arguments of a call override them.
 
     Attributes:
-        arg_names: names of its positional parameters, without the state.
-        arg_defaults: defaults of the last of them.
-        is_async: the body is a coroutine function.
-        options: names of the parameters of `run` that are none of its own.
-        speculation: on the calls of an API: what it has found, missed, saved and thrown away so far.
+        compiled: compiled form of the program, or None if its body is run.
+        arg_names: names of the positional parameters, without the state.
+        arg_defaults: defaults of the last of these parameters.
+        is_async: whether the body is a coroutine function.
+        options: names of the parameters of `run` that are not also parameters of the program.
+        speculation: results of the speculation on API calls so far: found, missed, and tokens saved and thrown away.
 
     Raises:
-        ParameterError: `func` is no function of a state, or `num_api_spec_tokens` no number above 0.
+        ParameterError: `func` can't be a program, or `num_api_spec_tokens` is not a whole number above 0.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SglFunction(BaseProgram):
         functools.update_wrapper(self, func)
 
     def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
-        """The program of an instance, where its class defines it with `self` before the state; else the program."""
+        """Program bound to an instance, if its first parameter is `self`; else the program itself."""
         if instance is None or not self._of_instances:
             return self
         own = SglFunction(MethodType(self.func, instance), self.num_api_spec_tokens, self.bind_arguments)
@@ -122,10 +122,10 @@ class SglFunction(BaseProgram):
         return own
 
     def bind(self, **kwargs: UserValue) -> SglFunction:
-        """The program with some arguments given.
+        """Program with some arguments given in advance; arguments of a call override them.
 
         Raises:
-            ParameterError: it has no parameter of such a name.
+            ParameterError: the program has no parameter with the name of an argument.
         """
         try:
             self.signature.bind_partial(**kwargs)
@@ -134,8 +134,8 @@ class SglFunction(BaseProgram):
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def __call__(self, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """`run`; inside another program's body an expression: `s += program(…)` continues that state's text, and
-        reading from it (`program(…)["x"]`) runs it by itself."""
+        """Runs the program. Inside another program's body, returns an expression instead: `s += program(…)` continues
+        that state's text, and reading from it (`program(…)["x"]`) runs the program by itself."""
         from sglang_lite.lang.tracer import TracingScope
 
         if current_run.get() is not None:
@@ -180,24 +180,24 @@ class SglFunction(BaseProgram):
         """Runs the program.
 
         Args:
-            *args, **kwargs: the program's own arguments. They win over settings of the same name.
-            max_new_tokens … return_text_in_logprobs: defaults for its generations, each as `gen` has it.
-            stream: return at once and let `text_iter` follow the text to the end of the program. (`text`, `messages`
-                and `sync` go as far as the body has come.)
-            backend: the backend; None: that of the enclosing program, else the default.
-            use_thread: False: return only when everything has been executed.
-            seed: of the run. Every generation, and every program that the body runs by itself, derives its own seed
+            *args, **kwargs: arguments of the program, which have priority over options of the same name.
+            max_new_tokens … return_text_in_logprobs: defaults of the program's generations, as in `gen`.
+            stream: whether to return at once, so that `text_iter` can follow the text to the end of the program.
+                (`text`, `messages` and `sync` then cover what the body has added so far.)
+            backend: backend of the run; None for the backend of the enclosing program, or else the default one.
+            use_thread: whether to return as soon as the body has returned; False waits until all nodes are executed.
+            seed: seed of the run. Each generation, and each program that the body runs by itself, derives its own seed
                 from it, by its place in the program.
-            timeout: seconds for the whole run, programs inside it included. Nodes that are not finished by then fail
+            timeout: seconds for the whole run, including programs inside it. Nodes that are not finished by then fail
                 with RequestTimeoutError.
-            retries: number of attempts after the first, if the backend of a generation or selection fails.
-            push_down: hand the run to its backend as one program, if that plays programs (the engine does). False:
-                request it node by node, which gives the same results, but slower: to debug, or to measure.
-            priority: of the run at an engine whose policy is "priority": higher ones are admitted first. It also
-                applies to programs that the body runs by themselves.
-            max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, of the run,
-                programs inside it included. A call that could exceed one is not made: it fails with BudgetError, which
-                has the state. With a limit, the run is requested node by node (docs/backends.md).
+            retries: number of attempts after the first if the backend fails in a generation or selection.
+            push_down: whether to hand the run to the backend as one program, if the backend plays programs (the engine
+                does). False requests it node by node: slower, with the same results, for debugging and measuring.
+            priority: priority of the run at an engine whose policy is "priority"; higher values are admitted first. It
+                also applies to programs that the body runs by themselves on the same backend.
+            max_cost, max_total_tokens: limits on the dollars, and on the tokens of prompts and answers, that the run
+                may use, including programs inside it. A call that could exceed a limit is not made and fails with
+                BudgetError, which has the state. With a limit, the run is requested node by node (docs/backends.md).
 
         Returns:
             The state, when the body has returned. Reading from it waits for what is still being generated.
@@ -224,8 +224,8 @@ class SglFunction(BaseProgram):
 
     @with_signature_of(run)
     async def arun(self, *args: UserValue, **kwargs: UserValue) -> ProgramState:
-        """`run` for coroutines. It returns when everything has been executed; with stream=True at once, while the
-        body continues as a task of this event loop. The body of a plain function runs in a thread."""
+        """Async version of `run`. Returns when everything has been executed, or with stream=True at once, while a
+        coroutine body continues as a task of this event loop. A plain body runs in a thread."""
         own = {name: value for name, value in kwargs.items() if name not in _RUN_DEFAULTS}
         options = {**_RUN_DEFAULTS, **{name: value for name, value in kwargs.items() if name in _RUN_DEFAULTS}}
         own = self._split_options(args, own, options)
@@ -282,33 +282,33 @@ class SglFunction(BaseProgram):
         """Runs the program once for each item.
 
         Args:
-            batch_kwargs: each run's arguments: by name (a mapping) or in order (a sequence). They are not changed.
-            max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, priority: as for `run`, for every
-                item.
+            batch_kwargs: arguments of each run, by name (a mapping) or in order (a sequence). They are not changed.
+            max_new_tokens … return_text_in_logprobs, backend, seed, timeout, retries, push_down, priority: as for
+                `run`, for each item.
             max_cost, max_total_tokens: as for `run`, for all items together.
-            num_threads: most programs that run at a time; "auto": 96, or 16 per CPU if that is more.
-            progress_bar: show a progress bar, with tokens per second and the share of cached prompt tokens.
-            generator_style: return an iterator of states. It starts num_threads programs, and more as states are
-                consumed. If it is left before its end, it stops running programs, as an interrupt (Ctrl-C) does.
-            on_error: what happens to a failed program. "raise": BatchError after all have finished (an iterator raises
-                the error itself, in its turn). "return": its exception is its result. "skip": it is left out.
+            num_threads: maximum number of programs that run at once; "auto" for 96, or 16 per CPU if that is more.
+            progress_bar: whether to show a progress bar, with tokens per second and the share of cached prompt tokens.
+            generator_style: whether to return an iterator of states. It starts num_threads programs, and more as states
+                are consumed. Leaving it before its end stops the running programs, as an interrupt (Ctrl-C) does.
+            on_error: result of a failed program. "raise": BatchError after all programs have finished (an iterator
+                raises the program's error, in its turn). "return": its exception. "skip": none.
             ordered: whether an iterator yields in the order of the items; False yields (index, state) as they finish.
-            checkpoint: a file that keeps finished items: run again, the batch continues where it was stopped. The file
-                is refused after anything has changed that results depend on: arguments, settings and backend, and the
-                program's code and every value that it reads, functions that it calls included (of installed packages
-                the names alone; another version of Python counts as a change). Only one run can have it open.
-            version: of the program: compared instead of its code and what it reads, where those can't be compared or
-                have changed without a meaning.
-            skip_damaged: run the items of damaged lines of the checkpoint again, instead of refusing the file.
-            cluster: engines of other machines to run on instead of a backend: `sglang_lite.ray.RayOptions`. States have
-                then what a checkpoint keeps of them.
+            checkpoint: file that keeps finished items: if the batch is run again, it continues where it was stopped.
+                The file is refused if anything has changed that results depend on: arguments, settings, the backend,
+                the program's code, and every value and function that it uses (of installed packages only the names;
+                another version of Python counts as a change). Only one run can have it open.
+            version: version of the program, which is compared instead of the code and the values that it uses, for code
+                that can't be compared or whose changes don't affect results.
+            skip_damaged: whether to run items of damaged checkpoint lines again, instead of refusing the file.
+            cluster: engines on other machines that run the items instead of a backend, as
+                `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would keep.
 
         Returns:
             The states in the order of the items, executed to the end.
 
         Raises:
-            BatchError: some program failed (on_error="raise"); it carries all results.
-            ProgramError: the checkpoint's file is of another batch, damaged, or open in another run.
+            BatchError: a program failed, and on_error is "raise"; the error carries all results.
+            ProgramError: the checkpoint file belongs to another batch, is damaged, or is open in another run.
         """
         plan = self._plan(batch_kwargs, locals())
         make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
@@ -320,7 +320,7 @@ class SglFunction(BaseProgram):
 
     @with_signature_of(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
-        """`run_batch` for coroutines; with generator_style=True (or ordered=False) it returns an async iterator."""
+        """Async version of `run_batch`; with generator_style=True or ordered=False, returns an async iterator."""
         for name in options.keys() - _BATCH_DEFAULTS.keys():
             raise no_such_argument("arun_batch", name, _BATCH_DEFAULTS)
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
@@ -331,7 +331,7 @@ class SglFunction(BaseProgram):
             return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
 
     def run_again(self, called: BoundCall, backend: BaseBackend, settings: RunSettings) -> ProgramState:
-        """Runs it once more, as it was called, on another backend."""
+        """Runs the program again with the arguments of an earlier call, on another backend and with a fresh budget."""
         budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
             settings = replace(settings, stream=False, budget=budget)
@@ -339,7 +339,8 @@ class SglFunction(BaseProgram):
             return self._run_here(call)
 
     def _run_here(self, call: BodyRun | CompiledCall | HeldRow) -> ProgramState:
-        """Runs a call's body; in a thread where it needs an event loop and this one has its own."""
+        """Runs a call and returns its state. A coroutine body runs in a new thread if this thread runs an event
+        loop."""
         run = call.run_in_thread if self.is_async and in_event_loop() else call.run
         run()
         return call.state
@@ -350,18 +351,19 @@ class SglFunction(BaseProgram):
     def trace(
         self, *, backend: BackendLike | None = None, explore: int | None = None, **kwargs: UserValue
     ) -> UserValue:
-        """Runs the body once without a backend and records its nodes. Arguments not given are symbols, which can be
-        added and formatted into text; a body that decides by one raises TraceError at that line.
+        """Runs the body once without executing its nodes, and records them. Arguments not given are symbols, which can
+        be added and formatted into text; a body that decides by a symbol raises TraceError at that line.
 
         Args:
-            explore: run it again for each way that it can continue, so many times at most: where it asks whether a
-                symbol is true, equal to something, less or more, both in turn; a selection's value is each of its
-                choices. Other questions (how long it is, what is in it in turn) remain errors.
+            backend: backend whose chat template and capabilities apply; None for the ChatML template and no limits.
+            explore: maximum number of ways through the body to follow. If the body asks whether a symbol is true, or
+                compares it with a value, both answers are followed; the value of a selection takes each of its choices.
+                Other questions, such as its length, remain errors. None follows one way; all questions are errors.
 
         Returns:
-            A TracerProgramState, of the first way: `.graph()` (docs/graph.md), `.nodes`, `.variables`, `.child_states`,
-            `.ret_value`, `.flatten_nodes()`; `.paths` are all ways that were followed, `.complete` tells whether there
-            are no others.
+            A TracerProgramState of the first way, with `.graph()` (docs/graph.md), `.nodes`, `.variables`,
+            `.child_states`, `.ret_value` and `.flatten_nodes()`. `.paths` has all ways that were followed, and
+            `.complete` is True if no other ways exist.
         """
         from sglang_lite.lang.tracer import trace_program
 
@@ -370,25 +372,26 @@ class SglFunction(BaseProgram):
 
     @tells_names
     def compile(self, backend: BackendLike | None = None, *, saved: CompiledProgram | None = None) -> SglFunction:
-        """The program compiled: its body is run once with symbols for its arguments, and no more. Runs of what is
-        returned are filled with their arguments and played as a whole, with the same results; where your Python has a
-        say (`check=`, a tool, a method of choosing or a backend of its own), from one such hold to the next. Runs with
-        `stream=True`, `retries=`, a budget or `push_down=False`, and on backends that play no programs, run the body.
+        """Compiles the program: its body is run with symbols for the arguments, once for each way through it. Runs of
+        the compiled program fill in their arguments and are played by the backend as a whole, without the body, and
+        with the same results. If your Python decides on something (`check=`, a tool, a method of choosing or a backend
+        of its own), they are played from one such hold to the next. Runs with `stream=True`, `retries=`, a budget or
+        `push_down=False`, and runs on backends that play no programs, run the body.
 
-        Arguments are then data: None, bools, numbers, texts, lists and dictionaries of such. Those that were bound
-        (`bind`) are constants.
+        Arguments have to be data: None, bools, numbers, strings, and lists and dictionaries of these. Arguments that
+        were bound (`bind`) are constants.
 
         Args:
-            backend: that it will run on. Without one it is compiled to see that it can be; it is compiled for each
-                backend that it is run on in any case.
-            saved: `compiled.program` of an earlier process, to be the same as now.
+            backend: backend to compile for. Without one, the program is only checked here; it is compiled for each
+                backend on its first run there in any case.
+            saved: `compiled.program` of an earlier process, which has to be equal to the new one.
 
         Returns:
-            A program; `.compiled.program` is what it is as data.
+            The compiled program; its `.compiled.program` is the program as data.
 
         Raises:
-            CompileError: its Python decides by what only a run knows; the error names the line.
-            ProgramError: `saved` is another program; the error names the first difference.
+            CompileError: the body uses a value of a run in a way that can't be compiled; the error names the line.
+            ProgramError: `saved` differs from the program; the error names the first difference.
         """
         from sglang_lite.lang.compilation.compiled import Compiled
         from sglang_lite.lang.tracer import NoBackend
@@ -401,7 +404,7 @@ class SglFunction(BaseProgram):
         return twin
 
     def cache(self, backend: BackendLike | None = None) -> None:
-        """Tells the backend the constant text that the program starts with, if it is longer than 64 characters."""
+        """Lets the backend cache the constant text that the program starts with, if it is longer than 64 characters."""
         from sglang_lite.lang.tracer import extract_prefix_by_tracing
 
         chosen = backend_for(backend)
@@ -416,8 +419,8 @@ class SglFunction(BaseProgram):
         options: Mapping[str, UserValue],
         settings: RunSettings | None = None,
     ) -> BodyRun | CompiledCall | HeldRow:
-        """A run that has not begun. `settings` are what the options come to, where that is known. Raises
-        ParameterError: an argument or option does not fit."""
+        """Run of the program that has not started yet. `settings` are those of the options, or None to determine them
+        here. Raises ParameterError if an argument or option does not fit."""
         bound = self.bound(args, kwargs, "run")
         try:
             if self.compiled is not None:
@@ -436,15 +439,12 @@ class SglFunction(BaseProgram):
         return batch.plan_of(self, batch_kwargs, options, _RUN_DEFAULTS)
 
     def bound(self, args: Sequence[UserValue], kwargs: dict[str, UserValue], what: str) -> dict[str, UserValue]:
-        """The keyword arguments of a call, those given by `bind` included.
-
-        Raises:
-            ParameterError: they don't fit the program.
-        """
+        """Keyword arguments of a call, including arguments given with `bind`. Raises ParameterError, in which the call
+        is named `what`, if the arguments don't fit the program."""
         if self.bind_arguments:
             given = {k: v for k, v in self.bind_arguments.items() if k not in self.arg_names[: len(args)]}
             kwargs = {**given, **kwargs}
-        if args or len(kwargs) != len(self.names) or not kwargs.keys() <= self.names:  # else they plainly fit
+        if args or len(kwargs) != len(self.names) or not kwargs.keys() <= self.names:  # else they fit
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -452,8 +452,7 @@ class SglFunction(BaseProgram):
         return kwargs
 
     def _split_options(self, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of the program: `kwargs`, and the values of options whose names are also its parameters'.
-        These options return to their defaults; seed and priority are filled in from an enclosing run."""
+        """Arguments of the program: `kwargs`, and options that have its parameters' names and get their defaults."""
         own = kwargs
         if self._shadowed:
             own = dict(kwargs)
@@ -464,7 +463,7 @@ class SglFunction(BaseProgram):
                 if is_said(value, default):
                     own[name] = value
                 elif required and name not in given_otherwise and type(default) not in (DefaultInt, DefaultFloat):
-                    own[name] = value  # None or False, which may have been said
+                    own[name] = value  # None or False, which the caller may have given
                 options[name] = default
         inherit(options)
         return own
@@ -473,13 +472,13 @@ class SglFunction(BaseProgram):
 def _compiled_symbol(
     inside: Run, program: SglFunction, args: Sequence[Any], kwargs: dict[str, Any], given: Mapping[str, Any]
 ) -> Any:
-    """Symbol of a run's state, where it is inside a body that is compiled; None elsewhere."""
+    """Symbol of the state of a run inside a body that is being compiled; None if no body is being compiled."""
     said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
     return inside.record_call(program.name, program.run, args, {**kwargs, **said})
 
 
 def _misfit(program: SglFunction, given: Collection[str], what: str, error: TypeError) -> ParameterError:
-    """The error of arguments that do not fit, with those that may be misspelt."""
+    """Error of a call whose arguments don't fit, with a hint at a name that may be misspelt."""
     unknown = [name for name in given if name not in program.names]
     told, hint = f"{program.name}: {error}", ""
     if unknown:
@@ -491,7 +490,8 @@ def _misfit(program: SglFunction, given: Collection[str], what: str, error: Type
 
 
 def _parameters_of(func: Callable[..., Any], name: str) -> list[inspect.Parameter]:
-    """Parameters of a program's function, the state's first. Raises ParameterError: it can't be a program."""
+    """Parameters of a program's function, beginning with the state. Raises ParameterError if the function can't be a
+    program."""
     try:
         parameters = list(inspect.signature(func).parameters.values())
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Process-wide settings of the language: the one piece of module state there is."""
+"""Process-wide settings of the language."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 
 class GlobalConfig:
-    """
+    """Process-wide settings.
+
     Attributes:
-        verbosity: 2 prints the text of each program when it has run.
-        default_backend: what programs run on that name no backend.
+        verbosity: 2 or more prints the text of each program when it has run (default 0).
+        default_backend: backend of programs that are run without one, or None.
     """
 
     def __init__(self) -> None:

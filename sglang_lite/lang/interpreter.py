@@ -1,4 +1,4 @@
-"""States, their executor and what is done with programs, for SGLang's users to import."""
+"""States, their executor and `cache_program`, at SGLang's module path."""
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.stream_executor import StreamExecutor as StreamExecutor
@@ -8,5 +8,5 @@ from sglang_lite.lang.state import ProgramStateGroup as ProgramStateGroup
 
 
 def cache_program(program: SglFunction, backend: BaseBackend) -> None:
-    """Tells a backend the constant text that a program starts with: `program.cache(backend)`."""
+    """Lets a backend cache the constant text that a program starts with; the same as `program.cache(backend)`."""
     program.cache(backend)

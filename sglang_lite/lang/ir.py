@@ -1,4 +1,4 @@
-"""Nodes and patterns, for SGLang's users to import."""
+"""Expressions and regexes, at SGLang's module path."""
 
 from sglang_lite.lang.expressions import REGEX_BOOL as REGEX_BOOL
 from sglang_lite.lang.expressions import REGEX_FLOAT as REGEX_FLOAT

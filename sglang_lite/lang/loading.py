@@ -1,4 +1,4 @@
-"""States from files."""
+"""Loading of saved states."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ def load(
     backend: BackendLike | None = None,
     types: Iterable[type] = (),
 ) -> ProgramState:
-    """The state that `state.save(path)` has written: it can be read, added to, forked, and run again where an answer is
-    another one. A file has no code, and reading it imports and runs none.
+    """Loads a state that `state.save(path)` has written. The state can be read, extended, forked, and run again with a
+    different answer of a node (`rerun`). A file contains no code, and reading it neither imports nor runs any.
 
     Args:
-        program: whose run it was; `rerun` needs it. Classes of values are looked for in its module, too.
-        backend: to continue on; without one the state can only be read.
+        path: file to read.
+        program: program whose run was saved; `rerun` needs it. Its module is also searched for the classes of values.
+        backend: backend on which the state continues; without one it can only be read.
         types: classes of values that are not in the program's module.
 
     Returns:
-        The state. Its `restored` is "tokens" where the backend's tokenizer is that of the file: what a model has
-        written is the same tokens. Else it is "text", which is tokenised again. In both cases the text is what it was,
-        a chat template's marks included; to go on with another template, begin a run with `messages()`.
+        The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run: text that the model
+        wrote keeps its tokens. Else it is "text", and that text is tokenised again. In both cases the text is
+        unchanged, including the marks of its chat template; to continue with another template, begin a run with
+        `messages()`.
 
     Raises:
-        ParameterError: there is no such file, or it is too large.
-        WireError: it is no saved state, damaged, or of another version.
-        ProgramError: it is of another program, or of one whose body has changed: the error has the first difference. Or
-            a value is of a class that was not given.
+        ParameterError: the file does not exist or is too large.
+        WireError: the file is not a saved state, is damaged, or has another version.
+        ProgramError: the file was saved by another program, or the program's body has changed (the error has the first
+            difference), or the class of a value was not given.
     """
     saved = read(path)
     if program is not None:

@@ -1,4 +1,4 @@
-"""Images from whatever users have: a path, an address, bytes, a PIL image, an array."""
+"""Conversion of images and videos (paths, URLs, bytes, PIL images, arrays) to the protocol's Image."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"), (b"II*\0", "image/tiff"), (b"MM\0*", "image/tiff"),
 )  # fmt: skip
-_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL's modes that a PNG file can have
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")  # PIL modes that PNG supports
 
 
-def load_image(source: Any, where: Location | None = None) -> Image:  # PIL and arrays by what they have
-    """An image as bytes with the media type that they really are; an address stays an address.
+def load_image(source: Any, where: Location | None = None) -> Image:  # PIL, arrays: by attribute
+    """Image as encoded bytes with the media type that the bytes indicate; a URL is kept as a URL.
 
     Args:
-        source: a path, an http(s) or data address, encoded bytes, a PIL image, or a uint8 array or tensor of shape
-            [height, width], [height, width, 1|3|4] or [1|3|4, height, width].
+        source: path, http(s) or data URL, encoded bytes, PIL image, or uint8 array or tensor of shape [height, width],
+            [height, width, 1|3|4] or [1|3|4, height, width].
+        where: user's line, for errors.
 
     Raises:
-        ParameterError: no such file, or not an image.
+        ParameterError: the file can't be read, the source is not an image, or the image is larger than MAX_IMAGE_BYTES.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
         return Image(url=source)
@@ -57,10 +58,13 @@ def load_image(source: Any, where: Location | None = None) -> Image:  # PIL and 
 
 
 def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | None = None) -> list[Image]:
-    """`num_frames` frames of a video file, evenly spread, as images. Needs opencv-python.
+    """Frames of a video file, evenly spread, as PNG images. Needs opencv-python.
+
+    Args:
+        num_frames: number of frames; frames that can't be read are left out.
 
     Raises:
-        ParameterError: it can't be read, or OpenCV is not installed.
+        ParameterError: no frame can be read, `num_frames` is not a whole number above 0, or OpenCV is not installed.
     """
     check_whole("num_frames", num_frames, 1, where)
     try:
@@ -73,7 +77,7 @@ def load_video(path: str | os.PathLike[str], num_frames: int, where: Location | 
     count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
     frames = []
     for i in range(num_frames if count > 0 else 0):
-        capture.set(cv2.CAP_PROP_POS_FRAMES, i * (count - 1) // max(num_frames - 1, 1))  # one at a time, not all
+        capture.set(cv2.CAP_PROP_POS_FRAMES, i * (count - 1) // max(num_frames - 1, 1))  # one frame in memory
         there, frame = capture.read()
         if there:
             frames.append(Image(cv2.imencode(".png", frame)[1].tobytes(), "image/png"))
@@ -95,7 +99,7 @@ def _media_type(data: bytes, where: Location | None) -> str:
 
 
 def _png(array: Any, where: Location | None) -> bytes:
-    """A uint8 array as a PNG file (RFC 2083)."""
+    """Content of a PNG file (RFC 2083) for a uint8 array."""
     shape = tuple(array.shape)
     if "uint8" not in str(array.dtype) or len(shape) not in (2, 3) or 0 in shape:
         raise ParameterError(

@@ -1,4 +1,4 @@
-"""A program that is called inside another one's body."""
+"""Calls of programs inside another program's body."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = logging.getLogger("sglang_lite")
 
 
 class _Unused:
-    """Warning that a call was neither added nor read from, when nobody has it any more.
+    """Logs a warning when a call that was neither added nor read from is garbage-collected.
 
-    Making a call, and dropping it, may be interrupted by the end of the stack: nothing is told then, and nothing here
-    needs more of the stack than making it did.
+    A RecursionError may interrupt both the construction and the destruction of a call. Nothing is logged then, and the
+    destructor needs no deeper stack than the constructor.
 
     Attributes:
-        name: of the program; "": the call was used.
+        name: name of the program, or "" once the call has been used.
     """
 
     name = ""
@@ -45,8 +45,9 @@ class _Unused:
 
 
 class NestedCall(SglCall):
-    """A program called inside another's body. Added to a state, its body continues with that state's text and names;
-    read from, it is run by itself, unless it has been added before: then that is read from."""
+    """Call of a program inside another program's body. If it is added to a state, the called body continues that
+    state's text and variables. If it is read from, the program is run by itself, unless the call has been added before:
+    then the state that it was added to is read."""
 
     __slots__ = ("_added", "_args", "_kwargs", "_program", "_state", "_unused")
 
@@ -74,13 +75,13 @@ class NestedCall(SglCall):
                 hint="Give it to the generation, or use s.call(…).", where=user_location(),
             )  # fmt: skip
         kwargs = program.bound(self._args, dict(self._kwargs), program.name)
-        assert branch.run.new_state is not None  # it has a body
+        assert branch.run.new_state is not None  # the run has a body
         self._added, self._state = True, branch.run.new_state(branch)
         self._state.ret_value = returned(program, program.func(self._state, *self._args, **kwargs))
 
     @property
     def state(self) -> ProgramState:
-        """The state of the program run by itself; started when it is first asked for."""
+        """State of the called program; the first access runs the program by itself, if the call was not added."""
         from sglang_lite.lang.tracer import TracingScope, trace_program
 
         self._unused.name = ""
@@ -99,7 +100,7 @@ class NestedCall(SglCall):
         return name in self.state
 
     def __getattr__(self, name: str) -> UserValue:
-        if name in NestedCall.__slots__:  # it was interrupted (by the end of the stack) while it was made
+        if name in NestedCall.__slots__:  # unset: a RecursionError interrupted the constructor
             raise AttributeError(name)
         return getattr(self.state, name)
 

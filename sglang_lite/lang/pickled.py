@@ -1,4 +1,5 @@
-"""Programs in pickles: by name, as functions are; one of an instance with the instance."""
+"""Pickling of programs: by name, as functions are pickled; a program bound to an instance together with the
+instance."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 
 def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]:
-    """Reduction of a program, for `__reduce__`.
+    """Value of a program's `__reduce__`.
+
+    Args:
+        kind: class of programs.
 
     Raises:
-        ProgramError: nothing finds it by its name in another process.
+        ProgramError: the program can't be found by its name, so another process could not load it.
     """
     more = program.bind_arguments, program.compiled is not None
     func = program.func

@@ -1,4 +1,4 @@
-"""Answers of a backend, in the shapes that SGLang's users read."""
+"""Conversion of a backend's answers to the form that SGLang's users read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from sglang_lite.protocol.anything import Json
 
 
 def meta_info(record: object) -> dict[str, Json] | None:
-    """SGLang's meta_info of a node: of a generation or a selection, or of the list of them that several samples or
-    branches give."""
+    """SGLang's meta_info for the record of a variable, or None if the record has no metadata.
+
+    Args:
+        record: a Generation, a (Selection, ChoicesDecision) pair, metadata of a blocking hook, or a list of records of
+            several samples or branches.
+    """
     if isinstance(record, Generation):
         return _generation(record)
     if isinstance(record, list):
@@ -52,12 +56,13 @@ def _generation(g: Generation) -> dict[str, Any]:
 
 
 def delta_meta(delta: Delta) -> dict[str, Json]:
-    """The metadata of one piece of a stream."""
+    """Metadata of one chunk of a stream, in SGLang's form."""
     return _logprobs("output", delta.logprobs)
 
 
 def joined_meta(early: dict[str, Json], late: dict[str, Json]) -> dict[str, Json]:
-    """The metadata of two pieces as that of one: their log-probabilities one after another, else what came later."""
+    """Metadata of two consecutive chunks as one: log-probabilities are concatenated, other values are the later
+    ones."""
     lists = {key for key in early.keys() & late.keys() if key.startswith("output_") and key.endswith("_logprobs")}
     return {**early, **late, **{key: [*early[key], *late[key]] for key in lists}}
 
@@ -74,7 +79,11 @@ def _logprobs(kind: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def probabilities(selection: Selection) -> dict[str, float]:
-    """The softmax over the choices of their summed log-probabilities."""
+    """Probability of each choice: the softmax of the choices' summed log-probabilities.
+
+    Raises:
+        CapabilityError: the backend reported no scores.
+    """
     if not selection.scores:
         raise CapabilityError("the backend reports no probabilities for a selection.")
     totals = {s.text: sum(s.logprobs) for s in selection.scores}
@@ -84,7 +93,7 @@ def probabilities(selection: Selection) -> dict[str, float]:
 
 
 def usages_of(record: object) -> list[Usage]:
-    """The usages in a record: of a node, of its samples, or of the branches it was gathered from."""
+    """Usages in the record of a variable: of its node, of the node's samples, or of the branches that were gathered."""
     if isinstance(record, Generation):
         return [record.usage]
     if isinstance(record, tuple):
@@ -95,7 +104,7 @@ def usages_of(record: object) -> list[Usage]:
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Messages as OpenAI's chat API takes them: content is text, or parts where there are images."""
+    """Messages in the form of OpenAI's chat API: content is a string, or a list of parts if a message has images."""
     found = []
     for message in messages:
         if any(isinstance(part, Image) for part in message.content):
@@ -112,5 +121,5 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 
 def data_url(image: Image) -> str:
-    """An image's address: its own, or its bytes as a data URL."""
+    """URL of an image: its own, or a data URL with its bytes."""
     return image.url or f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"

@@ -1,4 +1,4 @@
-"""Settings of a run from the keywords of `run` and `run_batch`."""
+"""Conversion of the keywords of `run` and `run_batch` to settings of a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _PLAIN = RunSettings()
 
 
 class DefaultInt(int):
-    """A default that a signature shows, and that can be told from the same value said by a user."""
+    """Default value in a signature that can be distinguished from the same int given by a user."""
 
 
 class DefaultFloat(float):
-    """A default like DefaultInt, for a float."""
+    """Default value in a signature that can be distinguished from the same float given by a user."""
 
 
 def inherit(options: dict[str, UserValue]) -> None:
-    """Sets the seed of a run from that of the run that it is inside, and on the same backend also the priority."""
+    """Fills in unset options of a run inside another run: a seed derived from the outer run's, and the outer run's
+    priority if the backend is the same."""
     outer = current_run.get()
     if outer is not None and not options["priority"] and options["backend"] is None:
         options["priority"] = outer.settings.priority
@@ -38,25 +39,26 @@ def inherit(options: dict[str, UserValue]) -> None:
 
 
 def backend_of(options: Mapping[str, UserValue]) -> BaseBackend:
-    """Backend of a run: the one given, else that of the run it is inside, else the default."""
+    """Backend of a run: the given one, else the enclosing run's, else the default."""
     outer = current_run.get()
     given = options["backend"]
     return backend_for(outer.backend if given is None and outer is not None else given)
 
 
 def is_said(value: object, default: object) -> bool:
-    """Tells whether a user has given the value: it is no default, of this method or of another."""
+    """True if the value was given by a user and is not the default of this or another method."""
     return value is not default and type(value) not in (DefaultInt, DefaultFloat)
 
 
 def settings_of(options: Mapping[str, UserValue], defaults: Mapping[str, UserValue]) -> RunSettings:
-    """Settings that the options of a run say.
+    """Settings of a run with these options.
 
     Args:
-        defaults: of each option.
+        options: value of each option; the backend is ignored.
+        defaults: default of each option.
 
     Raises:
-        ParameterError: a bad value.
+        ParameterError: an option has an invalid value.
     """
     changed = [*compress(defaults, map(is_not, options.values(), defaults.values()))]  # both have the same order
     if not changed or changed == ["backend"]:

@@ -1,4 +1,4 @@
-"""SamplingParams from the keywords of `gen` and `run`. What the user did not say stays UNSET."""
+"""SamplingParams from the keywords of `gen`. Parameters that the user does not give stay UNSET."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ _OF_GEN = named("gen")
 
 
 def gen_params(*values: UserValue) -> SamplingParams:
-    """SamplingParams of `gen`'s values, in the table's order; None is unset. A program makes the same few again and
-    again.
+    """SamplingParams with the values of `gen`'s parameters. Cached, as a program uses few different ones.
+
+    Args:
+        *values: values in the order of the parameter table; None for unset.
 
     Raises:
-        ParameterError: a value that no backend could honour.
+        ParameterError: a value can't be honoured by any backend.
     """
     try:
         return _cached(*values)
-    except TypeError:  # a list among them
+    except TypeError:  # a value is a list, which can't be hashed
         return read_params(dict(zip(_OF_GEN, values, strict=True)), _OF_GEN)
 
 

@@ -1,4 +1,4 @@
-"""Scopes that `with` opens on a state: turns, variables and grammars, copies, checkpoints."""
+"""Context managers of a state: turns, variable scopes, grammars, copies and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """`with`: one expression before, one after, whatever happens between."""
+    """Context manager that adds one expression to a state on entry and another on exit, also after an exception."""
 
     def __init__(self, state: ProgramState, begin: Expression, end: Expression) -> None:
         self._state, self._begin, self._end = state, begin, end
@@ -28,12 +28,13 @@ class Scope:
         return self._state
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with contextlib.suppress(*([SglError] if error is not None else [])):  # what the body raised is what counts
+        with contextlib.suppress(*([SglError] if error is not None else [])):  # keeps the error of the `with` block
             self._state.branch.submit(self._end, user_location())
 
 
 class CopyScope:
-    """`with s.copy() as c`: a branch whose new variables are the state's own afterwards."""
+    """Context manager of `with s.copy() as c`: `c` is a branch of the state, and the variables that it makes become the
+    state's on exit."""
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
@@ -49,7 +50,7 @@ class CopyScope:
 
 
 class Checkpoint:
-    """A place in a program to come back to. Made by `s.checkpoint()`."""
+    """Context manager of `with s.checkpoint() as c`: a place in a program to which `c.rollback()` returns."""
 
     def __init__(self, state: ProgramState) -> None:
         self._state = state
@@ -63,11 +64,11 @@ class Checkpoint:
         self._mark = None
 
     def rollback(self) -> None:
-        """Goes back: text, turns and variables are what they were when the checkpoint was made, and a program that
-        has failed since works again. It may be called again.
+        """Restores the text, turns and variables that the program had at the checkpoint; an error since then is
+        forgotten. Can be called repeatedly.
 
         Raises:
-            ProgramError: outside the `with`, or in a run with stream=True: shown text can't be taken back.
+            ProgramError: the `with` block has ended, or the run has stream=True, so that text may have been shown.
         """
         if self._mark is None:
             raise ProgramError("the checkpoint can only be rolled back inside its `with`.", where=user_location())

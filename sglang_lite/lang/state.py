@@ -1,4 +1,4 @@
-"""`s` of a user's function: the state of a program."""
+"""State of a program: the parameter `s` of its body."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sglang_lite.lang.saved.runs import AbsentBackend, branch_of, run_until, sam
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
-from sglang_lite.lang.tracebacks import user_location as user_location  # for all that know a state
+from sglang_lite.lang.tracebacks import user_location as user_location  # for modules that import states
 from sglang_lite.program.nodes import (
     Expression,
     Expressions,
@@ -69,15 +69,15 @@ if TYPE_CHECKING:
 
 
 class ProgramState(TellsFunctions):
-    """The state of a program: `s += …` adds to its text, `s["name"]` reads a variable.
+    """State of a program: `s += …` adds to its text, `s["name"]` reads a variable.
 
-    Adding returns at once; reading waits. Errors are raised by reads.
+    Adding returns at once; reading waits for the value. Errors of nodes are raised by reads.
 
     Attributes:
-        ret_value: what the body returned.
-        branch: the branch behind it.
-        restored: of a state that was loaded or copied, whether its tokens are what they were, or only the text; None:
-            it was not.
+        ret_value: return value of the body.
+        branch: branch that the state reads and extends.
+        restored: "tokens" if the state was loaded or copied and kept its tokens, "text" if only its text is the same;
+            None for other states.
     """
 
     def __init__(self, branch: Branch) -> None:
@@ -88,7 +88,7 @@ class ProgramState(TellsFunctions):
 
     @property
     def stream_executor(self) -> StreamExecutor:
-        """The branch, as SGLang's users know it."""
+        """Branch of the state, with the interface of SGLang's StreamExecutor."""
         return StreamExecutor(self.branch.player)
 
     # ------------------------------------------------------------------------------------------ writing
@@ -105,15 +105,16 @@ class ProgramState(TellsFunctions):
         )
 
     def system(self, expr: str | Expression | None = None) -> UserValue:
-        """A system turn: of `expr`, or of what is added inside `with s.system():`."""
+        """Adds a system turn with the content `expr`; without it, returns a context manager: `with s.system():`."""
         return self._turn("system", expr)
 
     def user(self, expr: str | Expression | None = None) -> UserValue:
-        """A user turn."""
+        """Adds a user turn with the content `expr`; without it, returns a context manager: `with s.user():`."""
         return self._turn("user", expr)
 
     def assistant(self, expr: str | Expression | None = None) -> UserValue:
-        """An assistant turn."""
+        """Adds an assistant turn with the content `expr`; without it, returns a context manager: `with
+        s.assistant():`."""
         return self._turn("assistant", expr)
 
     def _turn(self, role: str, expr: str | Expression | None) -> Any:
@@ -125,35 +126,34 @@ class ProgramState(TellsFunctions):
         return turn
 
     def var_scope(self, name: str) -> Scope:
-        """`with s.var_scope("x"):` collects the text added inside into a variable."""
+        """Context manager that collects the text added inside into a variable: `with s.var_scope("x"):`."""
         check_name(name, user_location())
         return Scope(self, ScopeBegin(name), ScopeEnd(name))
 
     def grammar(self, constraint: ConstraintLike) -> Scope:
-        """`with s.grammar(G):` all text added inside, generated or not, is together in the language of G.
+        """Context manager that constrains several nodes: all text added inside `with s.grammar(G):` is together in G.
 
-        A generation continues in G, and completes it unless it ends sooner: by its `stop`, `max_tokens`, or a
-        constraint of its own, which holds beside G. A selection takes no choice that G does not allow. Turns, images
-        and further grammars can't be inside; branches forked inside continue in G, and only this one has to complete
-        it.
+        A generation continues in G and completes it, unless it ends earlier: by `stop`, by `max_tokens`, or by its own
+        constraint, which applies in addition to G. A selection takes no choice that G does not allow. Turns, images and
+        further grammars can't be inside; branches forked inside continue in G, but only this state has to complete it.
 
         Args:
-            constraint: what `gen(constraint=…)` takes.
+            constraint: constraint, of the kinds that `gen(constraint=…)` accepts.
 
         Raises:
-            ConstraintError: an invalid constraint; inside, text that G does not allow; at its end, what is missing.
-            CapabilityError: the backend only takes constraints on single generations.
+            ConstraintError: the constraint is invalid, G does not allow a text inside, or the text is incomplete.
+            CapabilityError: the backend only supports constraints on single generations.
         """
         return Scope(self, GrammarBegin(check_syntax(as_constraint(constraint))), GrammarEnd())
 
     def checkpoint(self) -> Checkpoint:
-        """`with s.checkpoint() as c:` remembers this place; `c.rollback()` returns to it."""
+        """Context manager that remembers this place: in `with s.checkpoint() as c:`, `c.rollback()` returns to it."""
         return Checkpoint(self)
 
     def call(self, program: BaseProgram, *args: UserValue, **kwargs: UserValue) -> UserValue:
-        """Runs another program by itself, on this one's backend, and returns its state (of an async program: an
-        awaitable of it). It has a seed if this one has, and ends with it: by its timeout, or when it is cancelled.
-        `s += program(…)` instead lets it continue this state's text."""
+        """Runs another program by itself, on this state's backend, and returns its state (for an async program in an
+        event loop, an awaitable of the state). The program has a seed if this run has one, and ends with this run: at
+        its timeout, or when it is cancelled. Use `s += program(…)` to let the program continue this state's text."""
         if not isinstance(program, BaseProgram):
             raise ParameterError(
                 "call", f"{program!r:.60} is not a program.", hint="Decorate it: @sgl.function.", where=user_location()
@@ -176,20 +176,20 @@ class ProgramState(TellsFunctions):
         self.set_var(name, value)
 
     def cancel(self) -> None:
-        """Stops all running work, here and in the branches, down to the backend's requests. What was not
-        finished raises RequestAbortedError when it is read. From outside of the body it is final; inside, a
-        checkpoint's rollback continues from before."""
+        """Stops all running work of this state and its branches, including the backend's requests. Reading a variable
+        that was not finished raises RequestAbortedError. From outside the body this is final; inside, the rollback of a
+        checkpoint undoes it."""
         self.branch.stop(RequestAbortedError("the program was cancelled.", where=user_location()))
 
     # ------------------------------------------------------------------------------------------ reading
-    # Ctrl-C in a reading that waits cancels the state.
+    # Ctrl-C in a read that waits cancels the state.
 
     def __getitem__(self, name: str) -> UserValue:
-        """The variable's value, when it has one.
+        """Value of a variable; waits until it is set.
 
         Raises:
-            UnknownVariableError: there is no such variable.
-            SglError: the node that makes it has failed; the error names the line of the program.
+            UnknownVariableError: the program has no variable of this name.
+            SglError: the variable's node failed; the error names the line of the program.
         """
         variable = self.branch.names.variables.get(name) if type(name) is str else None
         if variable is None:
@@ -199,23 +199,21 @@ class ProgramState(TellsFunctions):
     get_var = __getitem__
 
     async def get(self, name: str) -> UserValue:
-        """`s[name]` for async programs."""
+        """Value of a variable, like `s[name]`, for coroutines."""
         return await self._await(await afind_variable(self.branch.player, name, user_location()))
 
     def raw(self, name: str) -> UserValue:
-        """The text of a variable, from which a typed value was read. With several samples, a list."""
+        """Text from which a typed variable was read, or a list for several samples; returns other values unchanged."""
         value = self[name]
         return _text_of(find_variable(self.branch.player, name).record, value)
 
     def probs(self, name: str) -> dict[str, float]:
-        """Probability of each choice of a `select`, made from the summed log-probabilities of its tokens.
-
-        The largest need not be the decision: token_length_normalized, the default method, compares means per token.
-        """
+        """Probability of each choice of a `select`: the softmax of the choices' summed log-probabilities. The decision
+        may be another than the largest: the default method, token_length_normalized, compares means per token."""
         return probabilities(self.selection(name))
 
     def selection(self, name: str) -> Selection:
-        """Selection that a `select` made: every choice with its tokens and their log-probabilities."""
+        """Scores of a `select`: each choice with its tokens and their log-probabilities."""
         record = self._record(name)
         if not isinstance(record, tuple):
             raise ProgramError(f"{name!r} is not a selection.", where=user_location())
@@ -223,9 +221,9 @@ class ProgramState(TellsFunctions):
         return found
 
     def usage(self, name: str | None = None) -> Usage:
-        """Tokens and times of the node behind a variable (summed over samples and branches), or of the whole run,
-        forks included: then `total_s` is from its start to the end of its last node. While the body runs it is of what
-        has been played; afterwards it waits for all branches, those that nobody has read too."""
+        """Usage of the node that made a variable (tokens summed over samples and branches), or without a name of the
+        whole run, including forks; `total_s` is then the time from the start of the run to the end of its last node.
+        While the body runs, only played nodes are counted; afterwards, waits for all branches, even unread ones."""
         if name is None:
             self.sync()
             self._wait_for_branches()
@@ -233,9 +231,9 @@ class ProgramState(TellsFunctions):
         return total_usage(usages_of(self._record(name)))
 
     def trace(self) -> Trace:
-        """Trace of this branch and of those forked from it: what each node has said, when and at what cost. Of the
-        state that the body was given it is the trace of the whole run. While the body runs it is of what has been
-        played; afterwards it waits for all branches. Nodes that failed tell so: nothing is raised for them."""
+        """Trace of this branch and the branches forked from it: text, times and cost of each node. For the state that
+        the body was given, this is the trace of the whole run. While the body runs, only played nodes are included;
+        afterwards, waits for all branches. A failed node has its error in the trace; the error is not raised."""
         from sglang_lite.lang.trace.log import trace_of
 
         player = self.branch.player
@@ -249,20 +247,20 @@ class ProgramState(TellsFunctions):
         return trace_of(player)
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
-        """Writes the run's trace as one HTML page, which needs nothing from elsewhere, and opens it in a browser.
+        """Writes the run's trace as a self-contained HTML page and opens it in a browser.
 
         Args:
-            path: the file; None: a fresh one among the temporary files.
+            path: file to write, or None for a new temporary file.
 
         Returns:
-            The file.
+            Path of the file.
         """
         from sglang_lite.lang.trace.page import show
 
         return show(self.trace(), path)
 
     def _repr_html_(self) -> str:
-        """The trace in a notebook."""
+        """HTML of the trace, for notebooks."""
         from sglang_lite.lang.trace.page import extract
 
         return extract(self.trace())
@@ -273,42 +271,42 @@ class ProgramState(TellsFunctions):
         return variable.record
 
     def __contains__(self, name: str) -> bool:
-        """Tells whether there is such a variable; it may not have its value yet."""
+        """True if the state has a variable of this name, even if the variable is not set yet."""
         return isinstance(name, str) and name in self.branch.names.variables
 
     def get_meta_info(self, name: str) -> dict[str, Json] | None:
-        """Metadata that the backend reported about a variable, in SGLang's shape; None for variables set by hand, and
-        where there is no such variable."""
+        """Metadata that the backend reported for a variable, in SGLang's form. None if the variable was set by hand or
+        does not exist."""
         try:
             return meta_info(self._record(name))
         except UnknownVariableError:
             return None
 
     def text(self) -> str:
-        """The whole text so far."""
+        """Whole text so far; waits until everything added so far has been executed."""
         text: str = self._wait(self.branch.read(whole_text, user_location()))
         return text
 
     def messages(self) -> list[dict[str, Json]]:
-        """The finished turns, as chat APIs take them. A fresh list."""
+        """Finished turns in the form of chat APIs, as a new list; waits like `text`."""
         messages: list[dict[str, Any]] = self._wait(self.branch.read(all_messages, user_location()))
         return messages
 
     def sync(self) -> None:
-        """Waits until everything added so far has been executed. Raises the error of the program, if it failed."""
+        """Waits until everything added so far has been executed. Raises the program's error if it has failed."""
         self._wait(self.branch.read(nothing, user_location()))
 
     async def async_sync(self) -> None:
-        """`sync` for coroutines."""
+        """Waits like `sync`, for coroutines."""
         await self._await(self.branch.read(nothing, user_location()))
 
     def error(self) -> SglError | None:
-        """The error; None if the program did not fail. Waits like `sync`; outside of the body of a run with
-        stream=True until that has ended."""
+        """Error of the program, or None if it has not failed. Waits like `sync`; in a run with stream=True, a caller
+        outside the body waits for the end of the program."""
         if self.branch.player.log is not None and current_run.get() is not self.branch.run:
             try:
                 text_streams.follow(self)
-            except KeyboardInterrupt:  # as in any reading
+            except KeyboardInterrupt:  # as in every read that waits
                 self.cancel()
                 raise
         self._may_wait(self.branch.read(nothing, user_location()))
@@ -323,7 +321,7 @@ class ProgramState(TellsFunctions):
         self._may_wait(variable, name)
         try:
             return variable.wait()
-        except KeyboardInterrupt:  # who waited for it does not want it any more
+        except KeyboardInterrupt:  # the reader no longer wants the result
             self.cancel()
             raise
         except SglError as error:
@@ -342,31 +340,31 @@ class ProgramState(TellsFunctions):
     # --------------------------------------------------------------------------------------- streaming
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text, or a variable's, in pieces as they arrive, always from the start. Of a program that was not
-        run with stream=True: in one piece, when it is there."""
+        """Yields the text of the program, or of a variable, in chunks as they arrive, always from the start. In a run
+        without stream=True, yields the whole text once it is complete."""
         return text_streams.pieces(self, var_name)
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Json]:
-        """`text_iter` for coroutines. With a name and `return_meta_data`: (text, metadata) pairs."""
+        """Async version of `text_iter`. With a name and `return_meta_data`, yields pairs of text and metadata."""
         return text_streams.apieces(self, var_name, with_meta=return_meta_data)
 
     def partial_iter(self, var_name: str) -> Iterator[UserValue]:
-        """A typed variable while it is written: each time the text allows it, the value so far, with what has not come
-        yet left out (None in a model or dataclass); at the end the value itself. Needs stream=True."""
+        """Yields the values of a typed variable while its text is generated, without parts that are still missing (None
+        in a model or dataclass), and finally the whole value. Needs stream=True."""
         return text_streams.values(self, var_name)
 
     def partial_async_iter(self, var_name: str) -> AsyncIterator[UserValue]:
-        """`partial_iter` for coroutines."""
+        """Async version of `partial_iter`."""
         return text_streams.avalues(self, var_name)
 
     # ----------------------------------------------------------------------------------------- branches
 
     @tells_names
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
-        """`size` states that continue from here, in parallel.
+        """Group of `size` states that continue from here, in parallel.
 
         Args:
-            position_ids_offset: SGLang never used it; only None is accepted.
+            position_ids_offset: unused, as in SGLang; only None is accepted.
         """
         check_whole("size", size, 1, user_location())
         _refuse_offset(position_ids_offset)
@@ -374,39 +372,40 @@ class ProgramState(TellsFunctions):
         return ProgramStateGroup(children, self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
-        """`with s.copy() as c:` works on a branch; the variables it makes are the state's own afterwards."""
+        """Context manager for a branch: in `with s.copy() as c:`, `c` is a fork of the state, whose new variables
+        become the state's at the end."""
         _refuse_offset(position_ids_offset)
         return CopyScope(self)
 
     # ------------------------------------------------------------------------------------------- again
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the state to a file, from which `sgl.load` makes it again, here or in another process: text with its
-        tokens, turns, variables, what the body returned, and the answers of all nodes. Waits until all is played.
+        """Writes the state to a file from which `sgl.load` restores it, also in another process: text with its tokens,
+        turns, variables, return value, and the answers of all nodes. Waits until everything has been played.
 
         Raises:
             ParameterError: the file can't be written.
             ProgramError: a grammar or a scope is open, or a variable has a value that can't be saved.
-            SglError: that the state has failed with.
+            SglError: the program has failed; its error is raised.
         """
         write(self._saved(), path)
 
     def rerun(self, at: str, value: str | None = None) -> ProgramState:
-        """Runs the program again where the answer of a node is another one. Nodes whose prompt, parameters and
-        constraint are what they were keep their answers; others are asked, those too that had failed. (The body runs
-        again as a whole; nodes with a `backend=` of their own, and programs that it runs by themselves, are asked
-        again.)
+        """Runs the program again with a different answer of one node. Nodes whose prompt, parameters and constraint are
+        unchanged keep their answers; others are requested again, as are failed nodes. (The whole body runs again,
+        including nodes with their own `backend=` and programs that it runs by themselves.)
 
         Args:
-            at: the variable of the node.
-            value: text of its new answer; None: the backend generates it again.
+            at: variable of the node.
+            value: text of the node's new answer; None to generate it again.
 
         Returns:
-            The state of the new run. Its usage is that of the nodes that were asked.
+            The state of the new run. Its usage counts only the nodes that were executed again.
 
         Raises:
-            ParameterError: no node set that variable, or its node can't have this value.
+            ParameterError: no node set the variable, or the value is not possible for its node.
             ProgramError: the state was loaded without its program, or its arguments are not plain data.
+            CapabilityError: the backend has SGLang's blocking hooks.
         """
         run = self.branch.run
         if run.called is None:
@@ -425,11 +424,11 @@ class ProgramState(TellsFunctions):
         return state
 
     def fork_at(self, at: str, size: int = 1) -> ProgramStateGroup:
-        """`size` states that continue from where a node had given its variable a value: with the text and variables up
-        to there, on the same backend, each a run of its own.
+        """Group of `size` states that continue after the node that set the variable `at`, with the text and variables
+        up to there and on the same backend. Each state is a separate run.
 
         Raises:
-            ParameterError: no node in the state's text set that variable.
+            ParameterError: no node in the state's text set the variable.
         """
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
@@ -444,7 +443,7 @@ class ProgramState(TellsFunctions):
         return saved_run(self.branch, self.ret_value)
 
     def _wait_for_branches(self) -> None:
-        """Waits for branches that nobody has read, where no more of them can come."""
+        """Waits for all branches, even unread ones, once the body has ended and can't fork more."""
         if not self.branch.run.body_open:
             finished(self.branch.player).wait()
 
@@ -452,7 +451,7 @@ class ProgramState(TellsFunctions):
     def made(
         cls, saved: SavedRun, backend: BaseBackend, find: Callable[[str], UserValue], program: BaseProgram | None
     ) -> ProgramState:
-        """A state of what was saved; as `branch_of`."""
+        """State made from a saved run; arguments as for `branch_of`."""
         branch, ret_value = branch_of(saved, backend, find, program)
         state = cls(branch)
         state.ret_value, state.restored = ret_value, "tokens" if same_tokens(saved, backend) else "text"
@@ -478,14 +477,14 @@ def _refuse_offset(offset: object) -> None:
 
 
 def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
-    """A state that was pickled. It has no backend."""
+    """State from a pickle. It can only be read, as it has no backend."""
     saved = wire.decode(data)
     assert isinstance(saved, SavedRun)
     return ProgramState.made(saved, AbsentBackend(), import_by_name, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:
-    """The text that a record holds; of a gathered or sampled list, the texts; else the value itself."""
+    """Text in the record of a variable, or the texts in a list of samples or branches; else the value itself."""
     if isinstance(record, Generation):
         return record.text
     if isinstance(record, list) and isinstance(value, list) and len(value) == len(record):
@@ -494,7 +493,7 @@ def _text_of(record: Any, value: Any) -> Any:
 
 
 def in_event_loop() -> bool:
-    """Tells whether this thread is running an event loop right now."""
+    """True if an event loop is running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The group of states that a fork gives: added to together, and joined."""
+"""Group of the states that a fork makes, which can be added to together and joined."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 class ProgramStateGroup:
-    """The branches of a fork. A sequence: `len`, indexing, iteration."""
+    """States of the branches of a fork, as a sequence with `len`, indexing and iteration."""
 
     def __init__(self, states: Sequence[ProgramState], src_state: ProgramState | None = None) -> None:
         self.states = list(states)
         self.src_state = src_state
-        self._alike = src_state is not None  # nothing tells the branches apart, as far as the group knows
+        self._alike = src_state is not None  # the group has added the same to all branches
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Gives the results of the branches to the state that they were forked from, without waiting.
+        """Gives the results of the branches to the state that they were forked from, without waiting for them.
 
         Args:
-            mode: "gather_variable" (default): each variable of a branch becomes a list there, one entry a branch, None
-                where a branch has none. Reading the list raises what a branch failed with.
-                "concate_and_append": the texts the branches added are appended, one after another, too.
+            mode: "gather_variable" (default): each variable of the branches becomes a list in that state, with one
+                entry per branch, or None for a branch without the variable. Reading the list raises the error of a
+                branch that failed. "concate_and_append": in addition, the texts that the branches added are appended,
+                one after another.
         """
         if self.src_state is None:
             raise ProgramError("this group was not made by fork(), so there is nothing to join.", where=user_location())
@@ -64,11 +65,12 @@ class ProgramStateGroup:
             raise IndexError(f"there is no branch {i}: the fork has {len(self)}, numbered from 0.") from None
 
     def __setitem__(self, i: int, value: ProgramState) -> None:
-        if value is not self.states[i]:  # what `group[i] += …` assigns
+        if value is not self.states[i]:  # `group[i] += …` assigns the same state
             raise ProgramError("the branches of a fork can't be replaced.", where=user_location())
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Adds to every branch: the same text or expression, or per branch from a list or a callable of its index."""
+        """Adds to every branch: the same text or expression, one item of a list per branch, or the result of a function
+        of the branch's index."""
         where = user_location()
         if isinstance(other, str | Expression):
             each: Iterable[Any] = [other] * len(self.states)
@@ -96,11 +98,11 @@ class ProgramStateGroup:
 
 
 def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], name: str) -> Variable:
-    """A variable for the list of the values that branches have made for a name: None where one has made none. A branch
-    that has failed at it is told of by that variable.
+    """Variable for the list of the values that the branches have for a name, with None for a branch that has none. If a
+    branch failed to make its value, the variable fails with that error.
 
     Args:
-        own: variables of each branch.
+        own: variables that each branch has made.
     """
     variables = [made.get(name) for made in own]
     gathered = Variable()
@@ -121,14 +123,14 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
 
 
 def adopt(parent: Branch, child: Branch) -> None:
-    """Gives a branch the variables that another one has made."""
+    """Declares the variables that the child has made in the parent."""
     for name, variable in child.names.own(parent.names.variables).items():
         parent.names.declare(name, variable)
         variable.when_done(partial(_see_failure, child, variable))
 
 
 def _see_failure(child: Branch, variable: Variable) -> None:
-    """Counts a branch's failure as told, as another branch shows a variable of it that has failed. (The failure of a
-    node that no variable shows is still to be told.)"""
+    """Marks the child's failure as seen if this variable of it has failed, since the parent reports that error. (The
+    failure of a node without a variable stays unseen.)"""
     if variable.error() is not None:
         child.player.mark_failure_reported()

@@ -1,4 +1,4 @@
-"""Texts and typed values of a state while they are written, for those who wait in a thread and in an event loop."""
+"""Streams of a state's texts and of partial typed values, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
-    """Pieces of a state's text, or of a variable's: `text_iter`."""
+    """Yields the chunks of a state's text, or of a variable's text. Implements `text_iter`.
+
+    Raises:
+        ProgramError: the body of the program itself waits for the end of its text.
+    """
     branch = state.branch
     if branch.player.log is None:
         yield state.text() if name is None else str(state.raw(name))
@@ -36,7 +40,7 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
     if name is not None:
         find_variable(branch.player, name, user_location())
         log = branch.names.logs.get(name)
-        if log is None:  # a value set by hand, or made by another branch
+        if log is None:  # set by hand, or made by another branch
             yield str(state.raw(name))
             return
     assert log is not None
@@ -47,7 +51,7 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
 
 
 def follow(state: ProgramState) -> None:
-    """Waits until nothing more comes of a text that is streamed."""
+    """Waits for the end of the text of a run with stream=True."""
     branch = state.branch
     assert branch.player.log is not None
     if not branch.player.log.closed:
@@ -58,7 +62,8 @@ def follow(state: ProgramState) -> None:
 
 
 async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> AsyncIterator[UserValue]:
-    """`pieces` for coroutines; of a variable with the metadata of each, where that is asked for: `text_async_iter`."""
+    """Async version of `pieces`; with a name and `with_meta`, yields pairs of text and metadata. Implements
+    `text_async_iter`."""
     branch = state.branch
     with_meta = with_meta and name is not None
     log = branch.player.log
@@ -82,7 +87,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
 
 
 def values(state: ProgramState, name: str) -> Iterator[UserValue]:
-    """Values of a typed variable as far as its text goes: `partial_iter`."""
+    """Yields the partial values of a typed variable and finally the whole one. Implements `partial_iter`."""
     written = _Written(state, name)
     for piece in state.text_iter(name):
         if written.takes(piece):
@@ -92,7 +97,7 @@ def values(state: ProgramState, name: str) -> Iterator[UserValue]:
 
 
 async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
-    """`values` for coroutines: `partial_async_iter`."""
+    """Async version of `values`. Implements `partial_async_iter`."""
     await afind_variable(state.branch.player, name, user_location())
     written = _Written(state, name)
     async for piece in state.text_async_iter(name):
@@ -103,10 +108,10 @@ async def avalues(state: ProgramState, name: str) -> AsyncIterator[UserValue]:
 
 
 class _Written:
-    """Text of a typed variable so far.
+    """Text of a typed variable so far, and its partial value.
 
     Attributes:
-        value: as far as the text goes; None: it does not go far enough.
+        value: latest partial value, or None if the text gives none yet.
     """
 
     def __init__(self, state: ProgramState, name: str) -> None:
@@ -120,7 +125,7 @@ class _Written:
         self._read, self._text, self.value = partial_reader(kind), "", None
 
     def takes(self, piece: str) -> bool:
-        """Takes a piece. Tells whether there is another value now."""
+        """Appends a chunk of text. Returns True if the partial value has changed."""
         self._text += piece
         value, before = self._read(self._text), self.value
         self.value = before if value is None else value

@@ -1,7 +1,8 @@
-"""Tools: Python functions that a program lets the model call.
+"""Tools: Python functions that the model may call.
 
-`gen(tools=[…])` makes the model write either a call, with arguments that fit the function's signature, or an answer: in
-the format it was trained with, where its chat template shows one that is known, else as one JSON object.
+`gen(tools=[…])` constrains the model to write either a call, with arguments that fit the function's signature, or an
+answer. The format is the one that the model was trained with if its chat template reveals a known one, else a JSON
+object.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 
 
 class ToolError(ProgramError):
-    """A tool raised (the `__cause__`), or no answer came within the steps allowed."""
+    """Raised if a tool raises an exception (the `__cause__`), or if the model does not answer within `max_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wants.
+    """Call of a tool that the model has written.
 
     Attributes:
-        name: of the function.
-        arguments: by name, of the types that its signature names.
+        name: name of the function.
+        arguments: arguments by name, as values of the annotated types; defaults are filled in.
     """
 
     name: str
@@ -51,10 +52,10 @@ class ToolCall:
     _function: Callable[..., Any] = field(repr=False, compare=False)
 
     def run(self) -> UserValue:
-        """Calls the function.
+        """Calls the function and returns its result (for an async function, a coroutine).
 
         Raises:
-            ToolError: it raised.
+            ToolError: the function raised an exception.
         """
         try:
             return self._function(**self.arguments)
@@ -64,14 +65,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Toolbox:
-    """The tools that a generation may use.
+    """Tools that a generation may use.
 
     Attributes:
-        tools: functions by name, each with what reads its arguments.
-        schemas: of their arguments.
-        shared: definitions that all schemas refer to.
-        required: one of them is called.
-        parallel: several may be called at once; values are then lists of calls.
+        tools: by name, each function and the pydantic TypeAdapter of its arguments.
+        schemas: by name, the JSON schema of each function's arguments.
+        shared: definitions that the schemas refer to.
+        required: whether the model has to call a tool.
+        parallel: whether the model may call several tools at once; values are then lists of calls.
     """
 
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
@@ -84,10 +85,16 @@ class Toolbox:
     def of(
         tools: Sequence[Callable[..., UserValue]], choice: str | Callable[..., UserValue], *, parallel: bool = False
     ) -> Toolbox:
-        """
+        """Builds the toolbox of a generation.
+
+        Args:
+            tools: functions with annotated parameters.
+            choice: "auto", "required", or a tool or its name, which then has to be called.
+            parallel: whether the model may call several tools at once.
+
         Raises:
-            ParameterError: no tools, two of one name, a parameter without a type or of one that JSON can't spell, or a
-                choice that is none.
+            ParameterError: `tools` is empty, two tools have the same name, a parameter has no type or one that can't be
+                written as JSON, or `choice` is invalid.
         """
         from sglang_lite.constraints.python_types.pydantic_schema import schemas_of  # pydantic takes a while to load
 
@@ -109,10 +116,11 @@ class Toolbox:
         return Toolbox(by_name, schemas, shared, choice != "auto", parallel)
 
     def value_type(self, family: str | None) -> ValueType:
-        """Type of a text that spells a call or an answer; values are ToolCall (of parallel ones, lists of them) or str.
+        """Type of the text that a generation with these tools writes. Its values are ToolCall (lists of ToolCall with
+        `parallel`), or str for an answer.
 
         Args:
-            family: whose format calls have, a name of text.tool_formats; None: the text is one JSON object.
+            family: format of calls, as a name of text.tool_formats; None for one JSON object.
         """
         if family is not None:
             given = {name: json_schema({**schema, **self.shared}) for name, schema in self.schemas.items()}
@@ -160,7 +168,7 @@ class Toolbox:
 
 
 def check_tools(tools: object, where: Location | None = None) -> None:
-    """Raises ParameterError: this is no list of functions."""
+    """Raises ParameterError if `tools` is not a list or is empty."""
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise ParameterError("tools", f"{tools!r:.60} is not a list of functions.", where=where)
     if not tools:
@@ -170,11 +178,12 @@ def check_tools(tools: object, where: Location | None = None) -> None:
 def describe(
     tools: Sequence[Callable[..., UserValue]], s: ProgramState | None = None, *, parallel_tool_calls: bool = False
 ) -> str:
-    """The tools as text for a prompt: name, signature and docstring of each, and how to call them.
+    """Description of tools for a prompt: the name, signature and first docstring line of each, and the format of a
+    call.
 
     Args:
-        s: the state it is for: how calls are written depends on its model.
-        parallel_tool_calls: several calls may be made at once, as `gen` says.
+        s: state whose prompt the text is for: the format depends on its model. None for the JSON format.
+        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON format.
     """
     lines = [
         f"- {t.__name__}{inspect.signature(t)}: {(inspect.getdoc(t) or 'no description').splitlines()[0]}"
@@ -194,7 +203,7 @@ def describe(
 
 
 def _arguments(tool: Callable[..., Any]) -> Any:
-    """A pydantic adapter for a function's arguments by name."""
+    """Pydantic TypeAdapter of a function's keyword arguments. Raises ParameterError if the signature can't be used."""
     from pydantic import PydanticUserError, TypeAdapter, with_config
 
     from sglang_lite.constraints.python_types.pydantic_schema import schema_of
@@ -202,7 +211,7 @@ def _arguments(tool: Callable[..., Any]) -> Any:
     fields: dict[str, Any] = {}
     try:
         parameters = inspect.signature(tool).parameters.values()
-    except (TypeError, ValueError) as error:  # of some that are written in C
+    except (TypeError, ValueError) as error:  # some functions written in C
         raise ParameterError("tools", f"{tool.__name__} has no signature.", hint="Wrap it in a function.") from error
     try:
         hints = inspect.get_annotations(tool, eval_str=True)

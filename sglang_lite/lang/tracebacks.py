@@ -1,4 +1,4 @@
-"""Tracebacks as a user needs them: the frames of the user's program, and of this package only where it was called."""
+"""Locations in the user's program, and tracebacks reduced to the user's frames."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _CARRIERS = (
     "concurrent",
     "contextlib",
     "threading",
-)  # they only bring an error to its reader
+)  # packages whose frames only pass an error on to its reader
 
 
 def user_location() -> Location | None:
-    """The nearest place above the caller that is not in this package."""
+    """Location of the innermost frame outside this package, or None if all frames are in it. The caller's own frame is
+    not considered."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("sglang_lite."):
         frame = frame.f_back
     if frame is None:
         return None
-    found = Location.__new__(Location)  # its constructor is Python, and this runs with each addition
+    found = Location.__new__(Location)  # avoids __init__, which is slow: each addition runs this
     found.at = frame.f_code, frame.f_lasti
     return found
 
 
 def trim(error: BaseException) -> None:
-    """Takes this package's frames out of the tracebacks of an error and of its causes. One that the package itself has
-    raised without meaning to keeps them."""
+    """Removes this package's frames from the tracebacks of an error and of its causes. An error that is a bug of this
+    package keeps its traceback."""
     seen = set[int]()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -43,7 +44,7 @@ def trim(error: BaseException) -> None:
 
 
 def is_library(trace: TracebackType) -> bool:
-    """Tells whether a frame is in Python's own or an installed package's code."""
+    """True if a frame is in the standard library or an installed package."""
     return trace.tb_frame.f_code.co_filename.startswith(LIBRARIES)
 
 
@@ -53,7 +54,7 @@ def _module(trace: TracebackType) -> str:
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
-    """Tells whether the deepest frame that is not a library's is this package's."""
+    """True if the innermost frame outside of libraries belongs to this package."""
     found = False
     while trace is not None:
         if _module(trace) == "sglang_lite":

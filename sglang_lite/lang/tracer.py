@@ -1,5 +1,5 @@
-"""Tracing: running a program's body without a backend, to see its nodes. What is not known yet is a symbol
-(symbols.py)."""
+"""Tracing: runs a program's body without executing its nodes, and records them. Values that only a run has are symbols
+(symbolic/symbols.py)."""
 
 from __future__ import annotations
 
@@ -90,11 +90,15 @@ _CONSTANT = (Text, TurnBegin, TurnEnd, ScopeBegin, ScopeEnd)  # nodes with the s
 
 
 class StopTracing(Exception):  # noqa: N818 # SGLang's name
-    """Raised by a body to end the prefix that `cache` looks for."""
+    """Exception that a body may raise to end the constant prefix that `cache` looks for."""
 
 
 class TraceBranch(Branch):
-    """A branch that records instead of playing. Everything the submitting side checks is checked here too."""
+    """Branch that records what is added instead of playing it. Performs the same checks as Branch.
+
+    Attributes:
+        state: state of the branch.
+    """
 
     __slots__ = ("_equal", "_turn", "state")
 
@@ -102,8 +106,8 @@ class TraceBranch(Branch):
 
     def __init__(self, player: Player, path: str = "") -> None:
         super().__init__(player, path)
-        self._turn: tuple[TurnPlan, int] | None = None  # of the generation that is being added
-        self._equal: SharedCall | None = None  # as well
+        self._turn: tuple[TurnPlan, int] | None = None  # of the generation being added
+        self._equal: SharedCall | None = None  # likewise
 
     def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
         if isinstance(expr, str):
@@ -120,7 +124,7 @@ class TraceBranch(Branch):
     def _shared(
         self, parts: Sequence[Expression], turns: Mapping[int, tuple[TurnPlan, int]], equal: SharedCall
     ) -> int | None:
-        """The place of the generation that may share a call with other branches."""
+        """Index of the part, a generation, that may share a call with the other branches; None if no part may."""
         i = first_shared(parts)
         if i is None or i in turns or not isinstance(self.backend, TracedBackend):
             return None
@@ -140,7 +144,7 @@ class TraceBranch(Branch):
         return planned(parts, self.backend, None if self._role is None else self._role[0], where)
 
     def _submit_text(self, text: str, where: Location | None) -> None:
-        """Text, in which marks stand for symbols."""
+        """Records text; marks in it are replaced by the symbols that they stand for."""
         marks = self.state.recording.marks
         for part in MARK.split(text) if "\ue002" in text else (text,):
             if part in marks:
@@ -178,7 +182,7 @@ class TraceBranch(Branch):
         return Variable.of(None)
 
     def _put(self, op: Op) -> None:
-        """Records the node of an operation, instead of playing it."""
+        """Records the node of an operation instead of playing it."""
         state = self.state
         node: BaseNode
         own = None
@@ -195,7 +199,7 @@ class TraceBranch(Branch):
             case _:
                 node = op.node
         if isinstance(node, GrammarBegin):
-            self._matcher = None  # what symbols stand for is not known
+            self._matcher = None  # text with symbols can't be checked against the grammar
         if not isinstance(node, Text) or node.text:
             planned = (self._turn, self._equal) if own is not None else (None, None)
             state.add(node, node.where, own, (), *planned)
@@ -211,26 +215,27 @@ class TraceBranch(Branch):
 
 
 def _choices(op: Op) -> tuple[str, ...]:
-    """The values that a selection can have, as far as they are known."""
+    """Possible values of a selection; empty if they are not known."""
     given: Any = op.node.choices if isinstance(op, SelectOp) and op.expression.multi is None else ()
     return () if isinstance(given, Symbol) or any("\ue002" in each for each in given) else given
 
 
 class TracerProgramState(ProgramState):
-    """A program as tracing sees it.
+    """State of a program that is being traced, and the result of `trace()`.
 
     Attributes:
-        nodes: in the order they were added.
-        last_node: the last of them.
-        variables: name to SglVariable.
-        child_states: of the forks and nested programs.
-        arguments: what the body was called with.
-        recording: of the whole trace.
-        program: that was traced; None for the branches of a fork.
-        paths: ways through its body that were followed.
-        complete: there are no others.
-        outermost: no other program was being traced.
-        given: the arguments that were given.
+        nodes: nodes and symbols in the order in which they were added.
+        last_node: last of the nodes, or None.
+        variables: symbol of each variable, by name.
+        child_states: states of forks and of nested programs.
+        arguments: arguments of the body, including symbols for those that were not given.
+        recording: log of the whole trace.
+        on_node: called with each node that is added, or None.
+        program: program that was traced; None for the branches of a fork.
+        paths: ways through the body that were followed.
+        complete: whether all ways through the body were followed.
+        outermost: whether the program was not called by another program that was being traced.
+        given: arguments that were given to `trace()`.
     """
 
     def __init__(self, executor: TraceBranch, arguments: dict[str, UserValue], recording: TraceLog) -> None:
@@ -284,7 +289,7 @@ class TracerProgramState(ProgramState):
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
     def record_mark(self, mark: BranchMark, *, back: bool = False) -> None:
-        """Records a checkpoint, or the way back to one. Neither is among `nodes`."""
+        """Records a checkpoint, or with `back` the rollback to one. Neither is added to `nodes`."""
         if not back:
             self._marks.append(mark)
         node = Rollback(mark=self._marks.index(mark)) if back else Mark()
@@ -304,31 +309,31 @@ class TracerProgramState(ProgramState):
         return self.arguments[name] if name in self.arguments else self._read(await super().get(name))
 
     def _read(self, value: Any) -> Any:
-        """Notes that the body has read a variable."""
+        """Notes that the body has read a variable, and returns its value."""
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, Symbol):
                 self.recording.reads.append(origin(each).symbol)
         return value
 
     def graph(self) -> Graph:
-        """The graph of the program, of all ways through its body that were followed. The body is run once more, with
-        the same arguments, to see which of its texts change.
+        """Graph of the program, with all ways through its body that were followed. Runs the body once more, with the
+        same arguments, to find texts that change from run to run.
 
         Raises:
-            ProgramError: this is a branch, or a program inside the one that was traced.
+            ProgramError: the state is a branch, or belongs to a program called by the traced one.
         """
         if self.program is None or not self.outermost:
             raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
         first = self.paths[0].state.recording
         forced = None if first.forced is None else tuple(decision.outcome for decision in first.decisions)
         again = _tracer(self.program, self.given, self.branch.backend, forced)
-        with contextlib.suppress(CutError, Exception):  # it had its say the first time
+        with contextlib.suppress(CutError, Exception):  # errors were handled in the first run
             _run_traced(self.program, again)
         name, body = self.program.name, self.program.func
         return graph_of(name, self.paths, again.recording, body=body, complete=self.complete)
 
     def entries(self, graph: Graph) -> dict[int, Entry]:
-        """Entries that the nodes of its graph were made of, by the nodes' ids."""
+        """Entries of the trace from which the nodes of a graph were made, by the nodes' ids."""
         found: dict[int, Entry] = {}
         for path, way in zip(self.paths, graph.ways):
             entries = [each for each in path.state.recording.entries if not isinstance(each.node, SglGetForkItem)]
@@ -336,11 +341,11 @@ class TracerProgramState(ProgramState):
         return found
 
     def flatten_nodes(self) -> list[Expression]:
-        """The nodes, without lists."""
+        """Nodes of the state, with lists of expressions replaced by their parts."""
         return [part for node in self.nodes for part in node.walk()]
 
     def print_graph_dfs(self) -> None:
-        """Prints the nodes, one a line, branches indented."""
+        """Prints one node per line, with branches indented."""
         for line in _lines(self, ""):
             print(line)
 
@@ -363,8 +368,8 @@ def _state_of(branch: Branch) -> TracerProgramState:
 
 
 class TracingScope:
-    """`with TracingScope(state):` programs called inside are traced, as children of `state`. Of this context alone:
-    other threads and tasks run theirs."""
+    """Context manager that makes programs called inside be traced, as children of `tracer_state`. Applies only to the
+    current context: programs of other threads and tasks run."""
 
     def __init__(self, tracer_state: TracerProgramState) -> None:
         self.tracer_state = tracer_state
@@ -395,8 +400,9 @@ class TracedPath:
     """One way through a program's body.
 
     Attributes:
-        error: that the body has raised.
-        cut: there was more of it than is followed.
+        state: state that the body was called with.
+        error: exception that the body raised, or None.
+        cut: whether the way was not followed to its end, as it has too many decisions.
     """
 
     state: TracerProgramState
@@ -407,14 +413,16 @@ class TracedPath:
 def trace_program(
     program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, explore: int | None = None
 ) -> TracerProgramState:
-    """Traces a program; arguments not given are symbols.
+    """Traces a program and returns the state of the first way through its body.
 
     Args:
-        explore: how many ways through the body to follow where it decides by symbols; the state is of the first one.
+        arguments: arguments by name; the others are symbols.
+        backend: backend whose chat template and capabilities apply; None for NoBackend.
+        explore: maximum number of ways through the body to follow; None for one way without decisions.
 
     Raises:
-        TraceError: the body decides by a symbol (in a way that can't be explored), or does not end.
-        ParameterError: the program has no such arguments.
+        TraceError: the body decides by a symbol (with `explore`, in a way that can't be explored), or does not end.
+        ParameterError: the arguments don't fit the program.
     """
     if explore is None:
         state = _tracer(program, arguments, backend)
@@ -433,10 +441,11 @@ def trace_program(
 def explored(
     program: BaseProgram, arguments: dict[str, UserValue], backend: BaseBackend | None, most: int
 ) -> tuple[list[TracedPath], bool]:
-    """Ways through a body: at each decision first its first outcome. Nearby decisions vary before later ones.
+    """Follows the ways through a body, breadth-first: the first way takes the first outcome of each decision, and the
+    outcomes of earlier decisions are varied before those of later ones.
 
     Returns:
-        At most `most` of them, and whether these are all.
+        At most `most` ways, and True if they are all.
     """
     waiting: deque[tuple[int, ...]] = deque([()])
     paths: list[TracedPath] = []
@@ -449,7 +458,7 @@ def explored(
             _run_traced(program, state)
         except CutError:
             cut = True
-        except Exception as raised:  # by the user's body: what becomes of this way
+        except Exception as raised:  # raised by the user's body: the result of this way
             error = raised
         paths.append(TracedPath(state, error, cut))
         left -= len(state.recording.entries)
@@ -457,14 +466,14 @@ def explored(
         taken = tuple(decision.outcome for decision in decisions)
         for i in range(len(forced), len(decisions)):
             others = ((*taken[:i], other) for other in range(1, len(decisions[i].outcomes)))
-            waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # more will not have their turn
+            waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # further ones would not be used
     over = all(not path.cut and not (path.error is not None and is_limit(path.error)) for path in paths)
     return paths, over and not waiting
 
 
 def extract_prefix_by_tracing(program: BaseProgram, backend: BaseBackend | None) -> str:
-    """The constant text that every run of a program starts with. Tracing stops at the first node that is no text, or
-    at what the body can't do with symbols."""
+    """Constant text that every run of a program starts with. Tracing stops at the first node that is not constant text,
+    or at an exception of the body."""
     state = _tracer(program, dict(program.bind_arguments), backend)
 
     def stop_at(node: Expression) -> None:
@@ -518,7 +527,7 @@ def _run_traced(program: BaseProgram, state: TracerProgramState) -> None:
 
 
 def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
-    """The result of a coroutine; where an event loop is running here already, from a thread beside it."""
+    """Result of a coroutine, which is run in this thread, or in a new one if this thread already runs an event loop."""
     if not in_event_loop():
         return asyncio.run(body)
     with ThreadPoolExecutor(1) as beside:
@@ -526,10 +535,10 @@ def awaited(body: Coroutine[object, object, UserValue]) -> UserValue:
 
 
 class NoBackend(BaseBackend):
-    """Backend that a trace renders its roles with where it has none.
+    """Backend of traces without a backend: has a chat template and supports all constraints, but can't run programs.
 
     Args:
-        template: for them; None: ChatML.
+        template: chat template; None for ChatML.
     """
 
     capabilities = Capabilities(ALL_CONSTRAINTS, images=True)

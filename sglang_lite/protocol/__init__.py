@@ -1,6 +1,6 @@
-"""The only contract between the language and whatever runs it: plain frozen records, and the error family beside them.
+"""The only contract between the language and the backends that run it: plain frozen records, and this package's errors.
 
-Data only. Nothing here knows how a prompt is rendered, how a model is run or how a program is written.
+Contains only data: nothing here depends on how prompts are rendered, how models are run or how programs are written.
 """
 
 from sglang_lite.errors import (

@@ -1,14 +1,14 @@
-"""Types of values of which a signature can say no more, each with the reason."""
+"""Aliases of Any for values whose type a signature can't specify, each with the reason."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-# A JSON value as parsers give it: any type for it would be narrowed at every step by code that checks it in any case.
+# A JSON value as parsers return it: code that checks it anyway would have to narrow any other type at every step.
 Json: TypeAlias = Any
 
-# A value of the user's program: an argument, a result, an option that is passed on. Its type is the user's.
+# A value of the user's program: an argument, a result, an option that is passed on. The user chooses its type.
 UserValue: TypeAlias = Any
 
-# An object of another package, which may be absent, has no types, or others in each version.
+# An object of another package that may be missing, has no type annotations, or different ones in each version.
 Foreign: TypeAlias = Any

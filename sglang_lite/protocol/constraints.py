@@ -1,4 +1,4 @@
-"""Constraints: what a generated text may be. Data only; `sglang_lite.constraints` knows what they mean."""
+"""Constraints on generated text, as data. `sglang_lite.constraints` implements their meaning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _must_be_constraint(record: Record, name: str, value: object) -> None:
 
 
 def _make_tuple(record: Record, name: str, kind: type) -> None:
-    """Takes any list or tuple: only a tuple can be a key."""
+    """Replaces a list or tuple in a field by a tuple, which can be hashed. Raises ConstraintError if the field is
+    neither or has an item of another type than `kind`."""
     value = getattr(record, name)
     if not isinstance(value, list | tuple) or not all(isinstance(each, kind) for each in value):
         raise ConstraintError(
@@ -44,7 +45,7 @@ def _make_constraints(record: Record, name: str) -> None:
 
 
 class Regex(Variant, frozen=True):
-    """Text that matches `pattern` from its first to its last character. docs/constraints.md has the dialect."""
+    """Text that `pattern` matches from the first to the last character. docs/constraints.md describes the dialect."""
 
     pattern: str
 
@@ -56,17 +57,17 @@ class JsonSchema(Variant, frozen=True):
     """Text that is one JSON document valid under `schema`.
 
     Attributes:
-        schema: JSON text of a schema of draft 2020-12, or an older one.
-        enforce: "strict" refuses a schema with a keyword that can't be enforced; "best_effort" leaves such keywords
-            to the check of the finished value, which is always made.
-        format: "assert" demands the formats that are known, "annotate" none.
-        separators: between items and after names in generated text, as json.dumps takes them.
-        whitespace: in generated text: "json" as `separators` say, "compact" none, "free" any that JSON allows; or the
-            pattern of what stands inside of brackets and braces and around commas and colons.
-        order: of members in generated text: "schema" that of the schema, "any" any.
-        integers: "whole" are written without a fraction; "decimal" may have one of zeros.
-        sets: JSON Pointers of arrays that spell sets: an item may come twice, but is not generated twice where masks
-            can watch that.
+        schema: JSON text of a schema of draft 2020-12 or an older draft.
+        enforce: "strict" refuses a schema with a keyword that can't be enforced; "best_effort" leaves these keywords to
+            the check of the finished value, which is always made.
+        format: "assert" enforces known formats, "annotate" ignores all formats.
+        separators: separators between items and after names in generated text, as for json.dumps.
+        whitespace: whitespace in generated text: "json" for that of `separators`, "compact" for none, "free" for any
+            that JSON allows; or a regex of the whitespace inside brackets and braces and around commas and colons.
+        order: order of members in generated text: "schema" for the schema's order, "any" for any order.
+        integers: form of integers: "whole" has no fraction; "decimal" may have a fraction of zeros.
+        sets: JSON Pointers of arrays that represent sets: repeated items are valid, but are not generated if masks can
+            prevent them.
     """
 
     schema: str
@@ -104,14 +105,16 @@ class JsonSchema(Variant, frozen=True):
 
 
 class Tags(Record, frozen=True):
-    """Tags between which a family of models writes the values of an object, member after member: a string as it is, any
-    other value as JSON.
+    """Tags between which a family of models writes the values of an object, one member after another: strings verbatim,
+    other values as JSON.
 
     Attributes:
-        before, after: what stands around a value; in it `{name}` is the member's name, `{type}` what `types` says.
-        mark: what the end of a value begins with, and no string has in it.
-        types: what null, booleans, numbers, strings, arrays and objects are called.
-        item: what stands around the items of arrays. Then arrays and objects have tags inside as well.
+        before, after: text before and after a value; `{name}` in it stands for the member's name, `{type}` for the name
+            of the value's type in `types`.
+        mark: beginning of the text after a value; strings can't contain it.
+        types: names of the types null, boolean, number, string, array and object.
+        item: text before and after each item of an array, or None. With it, values inside arrays and objects are
+            written between tags, too.
     """
 
     before: str
@@ -122,8 +125,8 @@ class Tags(Record, frozen=True):
 
 
 class TaggedObject(Variant, frozen=True):
-    """Text that is one JSON object valid under `schema`, its members written between tags. Members that the schema says
-    nothing of are left out."""
+    """Text of one JSON object that is valid under `schema`, with its members written between tags. Members that the
+    schema does not list are not allowed."""
 
     schema: JsonSchema
     tags: Tags
@@ -134,14 +137,14 @@ class TaggedObject(Variant, frozen=True):
 
 
 class Number(Variant, frozen=True):
-    """A number as it is written in free text, which ends where the text continues with anything else. That is no part
-    of it. The digits may be grouped by commas in threes.
+    """Number in free text. It ends where the model continues with anything else, which is not part of the text. Digits
+    may be grouped in threes by commas.
 
     Attributes:
-        kind: "integer", or "float" for one that may have a fraction and an exponent.
+        kind: "integer", or "float" for a number that may have a fraction and an exponent.
     """
 
-    kind: Literal["integer", "float"] = msgspec.field(name="type")  # as data; `kind` is the tag there
+    kind: Literal["integer", "float"] = msgspec.field(name="type")  # encoded as `type`: `kind` is the tag of the union
 
     def __post_init__(self) -> None:
         if self.kind not in ("integer", "float"):
@@ -149,7 +152,7 @@ class Number(Variant, frozen=True):
 
 
 class Choices(Variant, frozen=True):
-    """Exactly one of `options`, which may be given as any sequence."""
+    """Text that is exactly one of `options`, which may be given as any iterable of strings."""
 
     options: tuple[str, ...]
 
@@ -158,11 +161,12 @@ class Choices(Variant, frozen=True):
         options = (None,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not all(isinstance(option, str) for option in options):
             raise ConstraintError(f"choices: {given!r:.80} is not a list of strings.")
-        force_setattr(self, "options", options)  # a list is no key of a cache
+        force_setattr(self, "options", options)  # a tuple can be a cache key
 
 
 class Ebnf(Variant, frozen=True):
-    """Text of a grammar in llama.cpp's GBNF. Its first rule, or the one called `root`, is the whole text."""
+    """Text in the language of a grammar in llama.cpp's GBNF. The rule `root`, or else the first rule, is the whole
+    text."""
 
     grammar: str
 
@@ -171,7 +175,7 @@ class Ebnf(Variant, frozen=True):
 
 
 class Lark(Variant, frozen=True):
-    """Text of a grammar in Lark's syntax. The rule `start` is the whole text."""
+    """Text in the language of a grammar in Lark's syntax. The rule `start` is the whole text."""
 
     grammar: str
 
@@ -180,7 +184,7 @@ class Lark(Variant, frozen=True):
 
 
 class Tag(Record, frozen=True):
-    """`begin`, then what `content` allows, then `end`."""
+    """Tagged text: `begin`, then a text that `content` allows, then `end`."""
 
     begin: str
     content: Constraint
@@ -192,12 +196,14 @@ class Tag(Record, frozen=True):
 
 
 class StructuralTag(Variant, frozen=True):
-    """Free text in which a trigger begins one of the tags, every one of which begins with a trigger.
+    """Free text with tagged parts: if a trigger occurs in it, one of the tags has to follow from there.
 
     Attributes:
-        at_least_one: there is a tag.
-        stop_after_first: the first one ends the text.
-        excludes: what free text does not have in it.
+        tags: allowed tags; the beginning of each starts with a trigger.
+        triggers: strings that start a tag.
+        at_least_one: whether the text has to contain a tag.
+        stop_after_first: whether the text ends after the first tag.
+        excludes: strings that free text can't contain.
     """
 
     tags: tuple[Tag, ...]
@@ -213,7 +219,7 @@ class StructuralTag(Variant, frozen=True):
 
 
 class InOrder(Variant, frozen=True):
-    """Texts of all `parts`, one after the other."""
+    """Concatenated texts of all `parts`, in order."""
 
     parts: tuple[Constraint, ...]
 
@@ -222,7 +228,7 @@ class InOrder(Variant, frozen=True):
 
 
 class OneOf(Variant, frozen=True):
-    """Text of any of the constraints."""
+    """Text that at least one of the constraints in `options` allows."""
 
     options: tuple[Constraint, ...]
 
@@ -231,7 +237,8 @@ class OneOf(Variant, frozen=True):
 
 
 class Repeated(Variant, frozen=True):
-    """Texts of the constraint, from `least` to `most` of them (None: any number), one after the other."""
+    """Concatenation of at least `least` and at most `most` texts of the constraint `item`; `most` is None for no
+    limit."""
 
     item: Constraint
     least: int = 0
@@ -246,12 +253,13 @@ class Repeated(Variant, frozen=True):
 
 
 class Continuation(Variant, frozen=True):
-    """Text that continues `text` in a grammar that spans several nodes. It is no part of another constraint.
+    """Text that continues `text` in a constraint over several nodes. Can't be part of another constraint.
 
     Attributes:
-        whole: what `text`, this generation and what follows it are together.
-        text: what is there of it.
-        part: what this generation is by itself; then `whole` may be complete later. None: it completes `whole`.
+        whole: constraint on `text`, this generation and the text after it together.
+        text: text before this generation.
+        part: additional constraint on this generation alone; `whole` may then be completed later. None if this
+            generation completes `whole`.
     """
 
     whole: Constraint

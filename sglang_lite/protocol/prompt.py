@@ -1,4 +1,4 @@
-"""Prompts: rendered text with the tokens that are final, and the same as messages for chat APIs."""
+"""Prompts: rendered text with final tokens, and the same conversation as messages for chat APIs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from sglang_lite.protocol.record import Record
 
 
 class Span(Record, frozen=True):
-    """A stretch of a prompt. Neighbouring spans without ids are tokenised as one text.
+    """Part of a prompt's text. Neighbouring spans without ids are tokenised as one text.
 
     Attributes:
-        ids: tokens that are final (a model wrote them) and are never retokenised.
-        special: a special token that is written out in the text is that token. False for what users and tools say: it
-            is its characters and nothing else, together with the text around it too.
+        text: text of the span.
+        ids: token ids that are final, as a model wrote them, and never retokenised; None for other text.
+        special: whether the name of a special token in the text is that token. False for text of users and tools: it is
+            tokenised as ordinary characters, also if it forms a special token's name together with adjacent text.
     """
 
     text: str
@@ -20,7 +21,7 @@ class Span(Record, frozen=True):
 
 
 class Image(Record, frozen=True):
-    """An image: encoded bytes and their media type (`image/png` …), or an address to fetch it from (no bytes)."""
+    """Image: encoded bytes and their media type (`image/png` …), or a URL without bytes."""
 
     data: bytes = b""
     media_type: str = ""
@@ -28,7 +29,7 @@ class Image(Record, frozen=True):
 
 
 class Message(Record, frozen=True):
-    """A finished turn of a conversation. A content item is text or an image."""
+    """Finished turn of a conversation. Each content item is text or an image."""
 
     role: str
     content: tuple[str | Image, ...]
@@ -38,13 +39,13 @@ class Prompt(Record, frozen=True):
     """Prompt that a backend continues.
 
     Attributes:
-        spans: the rendered text, in order; their texts concatenated are the whole prompt.
-        messages: the finished turns, for chat APIs.
-        role: the open turn's role, None outside a turn.
+        spans: parts of the rendered text, in order; their concatenated texts are the whole prompt.
+        messages: finished turns, for chat APIs.
+        role: role of the open turn, or None if no turn is open.
         partial: text already written in the open turn.
         images: images in the order of their placeholders in the text.
-        shared: how many of the messages begin other prompts of the program, too, as far as that is known: at forks, and
-            before turns of the user. The likeliest first.
+        shared: numbers of leading messages that other prompts of the program are known to share, at forks and before
+            user turns; the likeliest first.
     """
 
     spans: tuple[Span, ...]

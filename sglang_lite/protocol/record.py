@@ -1,4 +1,4 @@
-"""The bases of all records."""
+"""Base classes of all records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """A frozen record. `sglang_lite.wire` knows how it looks as data."""
+    """Frozen record, which `sglang_lite.wire` encodes and decodes."""
 
 
 class Variant(Record, frozen=True, tag_field="kind"):
-    """A record that stands in a union with others: as data its name is in it, as `kind`."""
+    """Record that can be a member of a union: its encoded form contains the name of its class as `kind`."""

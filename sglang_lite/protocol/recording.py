@@ -1,4 +1,4 @@
-"""Recordings of what a backend was asked and what came of it, one record a line."""
+"""Records of a recording file: a backend's requests and their answers, one record per line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from sglang_lite.protocol.sampling import SamplingParams
 
 
 class RecordedTemplate(Record, frozen=True):
-    """A chat template.
+    """Chat template of a recorded backend: a Jinja template, or fixed texts around turns.
 
     Attributes:
-        name: of it.
-        source: in Jinja; "": it puts fixed texts around turns.
-        special_tokens: that a Jinja template uses, by name.
-        turns: of each role: its name, and the text before and after its turns.
-        default_system_prompt, stop_str, image_token, llama2: as `ChatTemplate` has them.
+        name: name of the template.
+        source: source of a Jinja template, or "" for a template with fixed texts.
+        special_tokens: special tokens that a Jinja template uses, as (name, token).
+        turns: for each role, its name and the text before and after its turns.
+        default_system_prompt, stop_str, image_token: as in `ChatTemplate`.
+        llama2: whether the style of the `ChatTemplate` is LLAMA2.
     """
 
     name: str
@@ -34,21 +35,21 @@ class RecordedTemplate(Record, frozen=True):
 
 
 class RecordingHead(Record, frozen=True):
-    """The first line: what was recorded.
+    """First line of a recording: properties of the recorded backend.
 
     Attributes:
-        backend: class of the backend.
-        model: its name.
-        enforces: its answers keep their constraints.
-        template: how roles became text: the name of a template, with the texts around each role's turns; or the text of
-            a template in Jinja with its special tokens. None: there was none.
-        tool_family: format of the model's calls of tools.
-        started: seconds since 1970.
-        constraints: kinds of constraint that it enforces: some requests are made with a view to them.
-        begun: what it does with a turn that has begun; None: each generation is asked for as if it were alone.
-        objects: values of a turn can come as one object.
-        constrained: it continues a begun turn under a constraint, too.
-        texts: it enforces grammars, so that a turn can come as one text.
+        backend: name of the backend's class.
+        model: name of the model.
+        enforces: whether answers are guaranteed to satisfy their constraints.
+        template: chat template, or None if the backend has none.
+        tool_family: name of the model's tool call format, or None.
+        started: start of the recording, in seconds since 1970.
+        constraints: names of the kinds of constraint that the backend supports, on which some requests depend.
+        begun: treatment of a turn that already has text: "continued" by the model; "asked": shown to the model as its
+            own message with a request to continue; or "refused". None if the backend has no rules for turns.
+        objects: whether the values of a turn can be requested as one JSON object.
+        constrained: whether the backend also continues a turn under a constraint.
+        texts: whether the backend enforces grammars, so that a turn can be requested as one text.
     """
 
     backend: str
@@ -65,13 +66,13 @@ class RecordingHead(Record, frozen=True):
 
 
 class RecordedRequest(Record, frozen=True):
-    """A question to a backend.
+    """Request to a backend.
 
     Attributes:
-        prompt: without token ids; an image is a digest of its bytes, an address without its query.
-        params, constraint: of a generation.
-        choices: of a selection; None: it is a generation.
-        unconditional: a selection's scores were asked for without the prompt, too.
+        prompt: prompt without token ids; images are digests of their bytes, or URLs without their queries.
+        params, constraint: parameters and constraint of a generation.
+        choices: choices of a selection; None for a generation.
+        unconditional: whether a selection's scores without the prompt were requested, too.
     """
 
     prompt: Prompt
@@ -82,24 +83,25 @@ class RecordedRequest(Record, frozen=True):
 
 
 class RecordedEvent(Record, frozen=True):
-    """A piece of an answer, or a whole one. `at`: seconds after the request."""
+    """Chunk of an answer, or a whole answer, received `at` seconds after the request."""
 
     at: float
     event: Delta | Generation | Selection
 
 
 class RecordedCall(Record, frozen=True):
-    """A request with all that came of it.
+    """Request with its answer.
 
     Attributes:
-        number: in the order in which requests were made.
-        after: digest of the line before.
-        request: the question.
-        program, place, name: of the node that asked: the program, the node's place in it, its variable.
-        stream: deltas were asked for.
-        at: seconds after the start of the recording.
-        events: in order.
-        error: that it ended with, and `ended` how many seconds after the request.
+        number: number of the request, in the order of the requests.
+        after: digest of the previous line.
+        request: the request.
+        program, place, name: program of the node that made the request, the node's place in it, and its variable.
+        stream: whether deltas were requested.
+        at: time of the request, in seconds after the start of the recording.
+        events: parts of the answer, in order.
+        error: error that the request ended with, or None.
+        ended: time of the end, in seconds after the request.
     """
 
     number: int
@@ -116,11 +118,11 @@ class RecordedCall(Record, frozen=True):
 
 
 class RecordingEnd(Record, frozen=True):
-    """The last line.
+    """Last line of a recording.
 
     Attributes:
-        calls: how many there are.
-        after: digest of the line before.
+        calls: number of recorded calls.
+        after: digest of the previous line.
     """
 
     calls: int

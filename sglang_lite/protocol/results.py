@@ -1,4 +1,4 @@
-"""Results: what a backend reports of generations, selections and programs, whole and in pieces."""
+"""Results and events that a backend reports for generations, selections and programs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sglang_lite.protocol.record import Record, Variant
 
 
 class Usage(Record, frozen=True):
-    """Cost of a node: token counts, and times in seconds, 0.0 where the backend does not tell.
+    """Cost of a node: numbers of tokens, and times in seconds, which are 0.0 if the backend does not report them.
 
     Attributes:
-        prompt_tokens: tokens the model was conditioned on, cached ones included.
-        cached_tokens: those of them that were not computed again.
-        completion_tokens: tokens generated, forced ones included.
-        forced_tokens: those the grammar left no choice about and that took no decode step.
-        queue_s: waiting before the first computation.
-        first_token_s: submission to the first token.
-        total_s: submission to the end.
-        reasoning_tokens: those of `completion_tokens` that are reasoning which the text does not show.
-        written_tokens: those of `prompt_tokens` that were written to the provider's cache.
-        thrown_away_tokens: those of `completion_tokens` that were generated in vain: by attempts that failed.
+        prompt_tokens: tokens of the prompt, including cached ones.
+        cached_tokens: tokens of the prompt that were read from the cache.
+        completion_tokens: generated tokens, including forced ones.
+        forced_tokens: generated tokens for which the grammar left no choice, and which needed no decoding step.
+        queue_s: time from submission to the first computation.
+        first_token_s: time from submission to the first token.
+        total_s: time from submission to the end.
+        reasoning_tokens: generated tokens of reasoning that is not part of the text.
+        written_tokens: tokens of the prompt that were written to the provider's cache.
+        thrown_away_tokens: generated tokens of attempts that failed.
     """
 
     prompt_tokens: int = 0
@@ -41,8 +41,15 @@ class Usage(Record, frozen=True):
 
 
 class TokenLogprob(Record, frozen=True):
-    """Log-probability of a token at its position (None where nothing precedes it), its id, and on request its text
-    and the alternatives as (log-probability, id, text) from most to least likely."""
+    """Log-probability of a token at its position.
+
+    Attributes:
+        logprob: log-probability in nats, or None for the first token of the context.
+        token_id: id of the token.
+        text: text of the token, if it was requested.
+        top: most likely tokens at the position as (log-probability, id, text), the likeliest first, if requested.
+        ids: requested tokens (`token_ids_logprob`) at the position, in the same form.
+    """
 
     logprob: float | None
     token_id: int
@@ -52,8 +59,8 @@ class TokenLogprob(Record, frozen=True):
 
 
 class Delta(Variant, frozen=True):
-    """New text of a running generation (`index` tells the sample when n > 1), or new reasoning that a provider shows
-    apart from the text."""
+    """New text of a running generation, or new reasoning that a provider reports separately from the text. `index` is
+    the number of the sample."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -63,21 +70,22 @@ class Delta(Variant, frozen=True):
 
 
 class Generation(Variant, frozen=True):
-    """A finished generation.
+    """Finished generation.
 
     Attributes:
-        text: the result, stop string trimmed.
-        token_ids: every id the model wrote, the stop's included.
-        kept_ids: how many of `token_ids` lie wholly within `text`; `spans` are those and what is left.
+        text: generated text, without the stop string.
+        token_ids: ids of all generated tokens, including those of the stop.
+        spans: the text as spans with final token ids, as it continues a prompt.
         finish_reason: "stop" (end of sequence, stop string or token, complete grammar), "length", or "abort" (of a
             partial result: see RequestAbortedError).
-        matched: the stop string, regex or token id that ended it; None for end of grammar or length.
-        usage: tokens and times.
-        index: which sample it is, when n > 1.
-        output_logprobs, prompt_logprobs: when asked for. With max_tokens=0 and alternatives asked for,
-            `output_logprobs` has one entry: of the token that would follow.
-        meta: anything else the backend reports.
-        reasoning: what was thought, where a provider tells it apart; None: it is in the text, if anywhere.
+        matched: stop string, regex or token id that ended the generation; None at the end of the grammar or at
+            max_tokens.
+        usage: numbers of tokens, and times.
+        index: number of the sample, from 0.
+        output_logprobs, prompt_logprobs: log-probabilities, if they were requested. With max_tokens=0 and a request for
+            alternatives, `output_logprobs` has one entry, for the token that would follow.
+        meta: further metadata from the backend.
+        reasoning: reasoning that the provider reports separately; None if it does not.
     """
 
     text: str
@@ -94,13 +102,14 @@ class Generation(Variant, frozen=True):
 
 
 class ChoiceScore(Record, frozen=True):
-    """Score of a choice, as the model sees it after the prompt.
+    """Score of a choice as the continuation of a prompt.
 
     Attributes:
-        text: the choice.
-        token_ids: the tokens that were scored.
-        logprobs: log P(token | everything before), one per id, in nats.
-        unconditional: the same without the prompt, where the method asked; None where nothing precedes the token.
+        text: text of the choice.
+        token_ids: tokens that were scored.
+        logprobs: log P(token | all tokens before), one for each token, in nats.
+        unconditional: the same without the prompt, with None for a token that nothing precedes; None if the method does
+            not use it.
     """
 
     text: str
@@ -110,11 +119,13 @@ class ChoiceScore(Record, frozen=True):
 
 
 class Selection(Variant, frozen=True):
-    """Scores of all choices, in their order.
+    """Scores of all choices of a selection.
 
     Attributes:
-        scores: empty where a backend only picks.
-        picked: the choice that was taken already; None: it is for the method to decide.
+        scores: score of each choice, in the order of the choices; empty if the backend only picks one.
+        usage: numbers of tokens, and times.
+        picked: choice that the backend has picked; None if the method decides by the scores.
+        meta: further metadata from the backend.
     """
 
     scores: tuple[ChoiceScore, ...]
@@ -127,9 +138,9 @@ class Played(Record, frozen=True):
     """Event of a running program.
 
     Attributes:
-        path: of the node: its branch's path, and its place there.
-        name: of the node.
-        event: text of a running generation, the node's result, or what it failed with.
+        path: path of the node: the path of its branch and the node's place in the branch.
+        name: name of the node, or None.
+        event: new text of a running generation, the node's result, or the error that it failed with.
     """
 
     path: tuple[int, ...]
@@ -138,17 +149,18 @@ class Played(Record, frozen=True):
 
 
 class ProgramResult(Record, frozen=True):
-    """A program that has been played to its end. `text` is what it added to its prompt, joined branches included."""
+    """Event at the end of a program that was played successfully. `text` is the text that the program added to its
+    prompt, including joined branches."""
 
     text: str
 
 
-ProgramEvent: TypeAlias = Played | ProgramResult | SglError  # the last one is the result, or why there is none
+ProgramEvent: TypeAlias = Played | ProgramResult | SglError  # the last event is the result or an error
 ProgramSink: TypeAlias = Callable[[ProgramEvent], None]
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Summed tokens; times are the longest."""
+    """Total of several usages: sums of the tokens, and maxima of the times."""
     usages = list(usages)
     return Usage(
         prompt_tokens=sum(u.prompt_tokens for u in usages),

@@ -1,8 +1,8 @@
-"""Sampling parameters: the one table of them, and the record of those that a generation sets.
+"""Sampling parameters: the table of all parameters, and the record of the parameters that a generation sets.
 
-SGLang's dictionaries, checks, the engine's defaults and limits and the table in docs/sampling.md come from it. What is
-written out for readers and type checkers (signatures, docstrings, records) is held equal to it by
-tests/test_sampling_parameters.py.
+The table is the single source of SGLang's dictionaries, the checks, the engine's defaults and limits, and the table in
+docs/sampling.md. Signatures, docstrings and records repeat it for readers and type checkers;
+tests/test_sampling_parameters.py verifies that they agree.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from sglang_lite.protocol.record import Record
 
 
 class Unset(enum.Enum):
-    """The type of UNSET: "the caller said nothing", which is not the same as any default."""
+    """Type of UNSET, the value of a parameter that the caller did not give. UNSET differs from every default."""
 
     UNSET = "UNSET"
 
     def __repr__(self) -> str:
         return "UNSET"
 
-    __hash__ = object.__hash__  # an enumeration's own is Python, and parameters are mostly this
+    __hash__ = object.__hash__  # faster than Enum's, which is Python: most parameters are UNSET
 
 
 UNSET: Final = Unset.UNSET
 
 
 class Deferred:
-    """A value that is known when the program runs: what stands for it in a trace is not checked."""
+    """Base of symbols: placeholders in a trace for values that only a run knows. They are not checked."""
 
     __slots__ = ()
 
@@ -43,8 +43,9 @@ class Deferred:
 # ------------------------------------------------------------------------------------------------------- the table
 
 Kind: TypeAlias = Literal["int", "float", "bool", "strings", "token ids", "biases"]
-# gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks: SGLang's blocking hooks of a backend, and by
-# position in `gen`. sampling_params: a key of `Engine.generate`'s dictionary. request: a keyword of `Engine.generate`.
+# Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and `gen_string`. hooks:
+# SGLang's blocking hooks of a backend, and `gen` by position. sampling_params: a key of the dictionary for
+# `Engine.generate`. request: a keyword of `Engine.generate`.
 Place: TypeAlias = Literal["gen", "run", "hooks", "sampling_params", "request"]
 
 _SGLANG: tuple[Place, ...] = ("gen", "run", "hooks", "sampling_params")
@@ -55,7 +56,7 @@ _INT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from `low` to `high`; without `low` itself where it says `above`. None: no bound."""
+    """Range of numbers from `low` to `high`, where None is no bound; `above` excludes `low` itself."""
 
     low: float | None = None
     high: float | None = None
@@ -75,19 +76,19 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A sampling parameter.
+    """Definition of a sampling parameter.
 
     Attributes:
-        name: in `gen` and in SamplingParams.
-        kind: of its values.
-        default: of an engine of this process; None: there is none. A remote model has its provider's.
-        text: what it does.
-        range: of a number, or of the numbers in a list, on whatever backend. Checked where a SamplingParams is made.
-        engine: the range that an engine of this process takes, where that is narrower. Checked by the engine.
-        most: how many entries an engine takes in a list.
-        cure: what to do about a value that is out of the engine's range.
-        alias: SGLang's name, where that is another.
-        places: where it can be given.
+        name: name in `gen` and in SamplingParams.
+        kind: kind of its values.
+        default: default of an engine of this process, or None if it has none. Remote models have their provider's.
+        text: description for docstrings and docs/sampling.md.
+        range: range of a number, or of the numbers in a list, for all backends. Checked when a SamplingParams is made.
+        engine: narrower range that an engine of this process accepts, or None. Checked by the engine.
+        most: maximum number of entries that an engine accepts in a list, or None.
+        cure: hint for a value outside the engine's range.
+        alias: SGLang's name, if it differs.
+        places: places where the parameter can be given.
     """
 
     name: str
@@ -103,12 +104,12 @@ class Parameter:
 
     @property
     def sglang(self) -> str:
-        """SGLang's name."""
+        """Name of the parameter in SGLang."""
         return self.alias or self.name
 
     @property
     def limits(self) -> str:
-        """The range in words, an engine's where that says more; empty where there is none."""
+        """Range in words, the engine's if it is narrower in practice; empty if the parameter has no range."""
         if self.kind == "token ids":
             return ""
         inner = self.engine
@@ -117,14 +118,15 @@ class Parameter:
 
     @property
     def line(self) -> str:
-        """The parameter in a docstring: what it does, its default and its range."""
+        """Entry of the parameter in a docstring: its description, default and range."""
         known = [] if self.default in (None, ()) else [str(self.default)]
         known += [self.limits] if self.limits else []
         return self.text + (f" ({'; '.join(known)})." if known else ".")
 
-    def read(self, value: Any) -> Any:  # whatever a user gives
-        """A value as users write it, as the record has it: one string for a list of one, any iterable, a mapping of
-        biases, numbers of other packages. What is none of these stays as it is, for `check` to refuse."""
+    def read(self, value: Any) -> Any:  # any value that a user gives
+        """Converts a user's value to the form that SamplingParams has: a single string or any iterable to a tuple, a
+        mapping of biases to pairs, numbers of other packages to Python's. Returns other values unchanged, for `check`
+        to refuse."""
         if self.kind == "strings":
             if isinstance(value, str):
                 return (value,)
@@ -141,7 +143,8 @@ class Parameter:
         return _whole(value) if self.kind == "int" else _real(value)
 
     def check(self, value: object) -> None:
-        """
+        """Checks a value against its kind and range. Deferred values are not checked.
+
         Raises:
             ParameterError: no backend could honour the value.
         """
@@ -168,9 +171,10 @@ class Parameter:
                 _finite(self.name, entry[1])
 
     def check_engine(self, value: Any) -> None:  # of the type that `kind` names
-        """
+        """Checks a value, which has passed `check`, against the limits of an engine of this process.
+
         Raises:
-            ParameterError: a value that an engine of this process does not take, although another backend may.
+            ParameterError: an engine of this process does not accept the value, although another backend may.
         """
         if isinstance(value, Deferred):
             raise ParameterError(self.name, f"{value!r} is only known when the program runs.")
@@ -203,17 +207,17 @@ _ENTRIES = {"strings": "strings", "token ids": "token ids", "biases": "pairs of 
 def _finite(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterError(name, f"{shown(value)} is not a number.")
-    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN is not, either
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # false for NaN, too
         raise ParameterError(name, f"{shown(value)} is not a finite number.")
 
 
 def _whole(value: Any) -> Any:
-    """A whole number of another package as Python's. What is none stays as it is."""
+    """Converts an integer of another package (numpy, torch) to `int`; returns other values unchanged."""
     return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
 
 
 def _real(value: Any) -> Any:
-    """A number of another package as Python's. What is none, or too large, stays as it is."""
+    """Converts a number to `float`; returns other values, and numbers that are too large, unchanged."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     try:
@@ -223,7 +227,7 @@ def _real(value: Any) -> Any:
 
 
 def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
-    """An entry of `logit_bias`; in JSON, and so OpenAI's users, ids are strings."""
+    """Entry of `logit_bias` as a pair of numbers. Token ids may be strings, as they are keys of an object in JSON."""
     token, bias = entry
     return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(bias)
 
@@ -319,7 +323,11 @@ PARAMETERS: Final = (
 
 
 def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
-    """The parameters that can be given in a place, by their names there: ours or SGLang's."""
+    """Parameters that can be given in a place, by name.
+
+    Args:
+        sglang: whether the names are SGLang's instead of this package's.
+    """
     return {each.sglang if sglang else each.name: each for each in PARAMETERS if place in each.places}
 
 
@@ -364,7 +372,7 @@ class SamplingParams(Record, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Number of samples that are asked for."""
+        """Number of samples, which is 1 if `n` is not set."""
         return 1 if isinstance(self.n, Unset) else self.n
 
 
@@ -372,24 +380,25 @@ _values = attrgetter(*(each.name for each in PARAMETERS))
 
 
 def given(params: SamplingParams) -> dict[str, UserValue]:
-    """The parameters that were set, in the table's order."""
+    """Values of the parameters that are set, by name, in the order of the table."""
     values = zip(PARAMETERS, _values(params))
     return {parameter.name: value for parameter, value in values if value is not UNSET}
 
 
 def given_as_data(params: SamplingParams) -> dict[str, UserValue]:
-    """`given` for requests: lists for tuples."""
+    """Values of the parameters that are set, by name, for requests: with lists instead of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given(params).items()}
 
 
 def read_params(written: Mapping[str, UserValue], names: Mapping[str, Parameter]) -> SamplingParams:
-    """The parameters that a user has written; None stands for what is unset.
+    """SamplingParams with the values that a user has given.
 
     Args:
-        names: the parameters by the names that `written` has for them.
+        written: values by name; None for unset.
+        names: parameters by the names that `written` uses for them.
 
     Raises:
-        ParameterError: by the name that was written.
+        ParameterError: a value can't be honoured by any backend; the error has the name from `written`.
     """
     values = {names[name].name: names[name].read(value) for name, value in written.items() if value is not None}
     try:

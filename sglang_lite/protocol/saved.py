@@ -1,4 +1,4 @@
-"""A run as data: its text and variables, and its answers with what was asked for."""
+"""Records of a saved run: its text and variables, and the answers of its nodes with digests of the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_lite.protocol.sampling import SamplingParams
 
 
 class SavedChoice(Variant, frozen=True):
-    """A selection, what was decided, and what the method said about it."""
+    """Selection with the decision and the metadata of its method."""
 
     selection: Selection
     decision: str
@@ -31,10 +31,12 @@ SavedResult: TypeAlias = Generation | SavedChoice | SavedSamples
 
 
 class SavedPiece(Record, frozen=True):
-    """A piece of a transcript: text, or an image.
+    """Piece of a transcript: text or an image.
 
     Attributes:
-        answer: of a generation whose reasoning is not shown, what is.
+        spans: text with final token ids.
+        image: image, or None.
+        answer: answer without the reasoning, for the text of a generation with `reasoning`; else None.
     """
 
     spans: tuple[Span, ...] = ()
@@ -43,13 +45,15 @@ class SavedPiece(Record, frozen=True):
 
 
 class SavedVariable(Record, frozen=True):
-    """A variable.
+    """Variable of a run.
 
     Attributes:
-        value: plain data; objects stand in it with the names of their types.
-        result: of the node that made it.
-        error: that this node failed with, instead.
-        behind: how many pieces and finished turns there were behind the node, and the open turn.
+        name: name of the variable.
+        value: value as plain data, in which objects are stored with the names of their types.
+        result: result of the node that made it, or None.
+        error: error that the node failed with, if it has no value.
+        behind: place after the node, as the numbers of pieces and finished turns up to there, and the open turn (role
+            and index of its first piece) or None; None if no node made the variable.
     """
 
     name: str
@@ -60,11 +64,11 @@ class SavedVariable(Record, frozen=True):
 
 
 class SavedAnswer(Record, frozen=True):
-    """Answers to one question.
+    """Answers of one node.
 
     Attributes:
-        asked: digest of the prompt and all that went with it.
-        name: of the variable that it gave its value.
+        asked: digest of the prompt, parameters and constraint or choices.
+        name: name of the variable, or None.
         answers: samples of a generation, or one selection with its decision.
     """
 
@@ -74,22 +78,24 @@ class SavedAnswer(Record, frozen=True):
 
 
 class SavedRun(Record, frozen=True):
-    """A run, as far as it has come.
+    """Run as data, up to the time when it was saved.
 
     Attributes:
-        program: name of the program; "" where no program's body was run.
-        parts: digests of what its body does, by what they are of; empty where it could not be compared.
-        arguments: of the body; None where they are no data.
-        params, seed, retries: its settings.
-        branch, nodes: place of the branch in the program, and the nodes that it has had: seeds are made of them.
+        program: name of the program; "" if it is not known.
+        parts: digests of the parts of the program (its code and the values that it reads), by name; empty if they can't
+            be compared.
+        arguments: arguments of the body; None if they are not plain data.
+        params, seed, retries: settings of the run.
+        branch, nodes: path of the branch, and number of its nodes so far, from which seeds are derived.
         model: name of the model.
-        tokenizer: digest of the tokenizer that the ids are of; None where nobody knows it.
-        pieces: of the text.
-        messages: the finished turns.
-        turn: the open turn's role, and the piece that it begins with.
-        variables: in the order in which they were made; that of the name "" is what the body returned.
-        answers: that nodes had.
-        usage: of all.
+        tokenizer: digest of the tokenizer of the token ids; None if it is not known.
+        pieces: pieces of the text.
+        messages: finished turns.
+        turn: role of the open turn and the index of its first piece, or None.
+        variables: variables in the order in which they were made; the one with the name "" is the return value of the
+            body.
+        answers: answers of the nodes.
+        usage: usage of the whole run.
     """
 
     program: str

@@ -1,4 +1,4 @@
-"""The trace of a run: each node that was played, what came of it, when, and at what cost."""
+"""Records of a run's trace: the nodes that were played, with their results, times and cost."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ Origin: TypeAlias = Literal["constant", "cached", "generated", "forced", "chosen
 
 
 class CacheMiss(Record, frozen=True):
-    """Reason why a prompt's tokens from a place on were not in the cache.
+    """Reason why the tokens of a prompt after some place were not in the prefix cache.
 
     Attributes:
-        reason: "never_seen": no prompt began so. "evicted": it was there and was dropped, for want of room or by a
-            flush.
-            "other_namespace": another namespace has it. "changed": the cache has another text from there on. "page":
-            less than a page is left, and the cache keeps whole pages. "continued": it continues in place behind another
-            generation, and the rest is new. "disabled": the engine keeps no prefixes.
-        at: tokens before the place.
-        left: characters of the prompt that were computed; None: not counted, as they are all, or many.
-        now: the prompt there, at most 40 characters.
-        before: what the cache has there, if it has anything and tells.
+        reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were cached, and were dropped
+            to make room or by a flush. "other_namespace": they are cached in another namespace. "changed": the cache
+            has a different text after the place. "page": less than a page remains, and the cache stores only whole
+            pages. "continued": the prompt continues an earlier generation in its slot, and the rest is new. "disabled":
+            the engine has no prefix cache.
+        at: number of tokens before the place.
+        left: number of characters of the prompt that were computed; None if they were not counted, because they are all
+            or many.
+        now: text of the prompt after the place, at most 40 characters.
+        before: text that the cache has there, if any and if it is reported.
     """
 
     reason: MissReason
@@ -52,29 +53,29 @@ class CacheMiss(Record, frozen=True):
 
 
 class Attempt(Record, frozen=True):
-    """An attempt that failed: its answers, where it had any, and what was wrong."""
+    """Failed attempt at a node: its error, and its answers if it had any."""
 
     error: str
     answers: tuple[Generation, ...] = ()
 
 
 class TraceNode(Record, frozen=True):
-    """A node that was played.
+    """Node that was played.
 
     Attributes:
-        kind: of node.
-        path: of its branch: () is the main one, (2, 0) the first branch of the fork that is node 2 of it.
-        place: of the node in its branch.
-        name: of its variable, scope or role.
-        where: the user's line: file, line and function.
-        text: that it added to its branch.
-        cached: characters at the beginning of a text that the backend had in its cache.
-        forced: stretches of a generation's text that its grammar left no choice about: (start, end) in characters.
-        start, end: seconds after the start of the run. Text takes no time.
-        results: of a generation its samples; of a selection its scores.
-        attempts: that failed before that.
-        error: that it failed with.
-        rejected: the program went back to before it.
+        kind: kind of node.
+        path: path of its branch: () is the main branch, (2, 0) the first branch of the fork that is its node 2.
+        place: place of the node in its branch.
+        name: name of its variable or scope, or its role; None if it has none.
+        where: location in the user's program, as file, line and function.
+        text: text that the node added to its branch.
+        cached: number of characters at the beginning of the text that the backend had in its cache.
+        forced: spans of a generation's text that the grammar forced, as (start, end) character offsets.
+        start, end: times in seconds after the start of the run. Text takes no time.
+        results: samples of a generation, or scores of a selection.
+        attempts: failed attempts before the result.
+        error: error that the node failed with, or None.
+        rejected: whether the program rolled back to a place before the node.
     """
 
     kind: NodeKind
@@ -94,33 +95,33 @@ class TraceNode(Record, frozen=True):
 
     @property
     def usage(self) -> Usage:
-        """Tokens of its results; times of the longest."""
+        """Usage of the node: summed tokens and maximum times of its results."""
         return total_usage(result.usage for result in self.results)
 
     @property
     def seconds(self) -> float:
-        """From start to end."""
+        """Duration of the node in seconds."""
         return self.end - self.start
 
     @property
     def miss(self) -> CacheMiss | None:
-        """Reason why tokens of its prompt were not cached, where the backend tells."""
+        """Reason why tokens of the prompt were not cached, or None if the backend does not report one."""
         told = self.results[0].meta.get("cache_miss") if self.results else None
         try:
             return None if told is None else msgspec.convert(told, CacheMiss)
-        except msgspec.ValidationError:  # another backend's word
+        except msgspec.ValidationError:  # metadata of another backend
             return None
 
     @property
     def thrown_away(self) -> int:
-        """Tokens that were generated in vain."""
+        """Number of tokens that were generated in vain, by failed attempts or before a rollback."""
         answers = [answer for attempt in self.attempts for answer in attempt.answers]
         lost = sum(answer.usage.completion_tokens for answer in answers)
         return lost + (self.usage.completion_tokens if self.rejected else 0)
 
     @property
     def pieces(self) -> tuple[tuple[str, Origin], ...]:
-        """Text of the node by origin."""
+        """Text of the node in consecutive parts, each with its origin."""
         if self.rejected:
             found: list[tuple[str, Origin]] = [(self.text, "rejected")]
         elif self.kind == "gen":
@@ -139,14 +140,14 @@ class TraceNode(Record, frozen=True):
 
 
 class TraceHead(Record, frozen=True):
-    """The first line of a trace: what ran.
+    """First line of a trace file: properties of the run.
 
     Attributes:
-        nodes: how many follow.
-        seconds: from the start of the run to the end of its last node.
-        backend: its class.
-        model: its name.
-        started: seconds since 1970 at which the run began.
+        nodes: number of nodes that follow.
+        seconds: time from the start of the run to the end of its last node.
+        backend: name of the backend's class.
+        model: name of the model.
+        started: start of the run, in seconds since 1970.
     """
 
     nodes: int

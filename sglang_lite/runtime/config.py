@@ -75,9 +75,9 @@ class EngineConfig:
             on a CPU, 8,192 on a GPU. -1 for the longest sequence's length, so that no prompt is chunked.
         page_size: tokens in a page of the KV pool; None for 1 on a CPU, 16 on a GPU.
         prefix_cache: whether to keep and reuse computed prefixes.
-        tell_cache: whether results explain tokens that were not cached with the text that the cache has instead, and
-            with a match in another namespace; this reveals parts of other prompts. None is True, but False for
-            `sglang-lite serve`. Refused if True for embedding models, which have no cache.
+        explain_cache_misses: whether results explain tokens that were not cached with the text that the cache has
+            instead, and with a match in another namespace; this reveals parts of other prompts. None is True, but False
+            for `sglang-lite serve`. Refused if True for embedding models, which have no cache.
         policy: order of admission: "lpm" (longest cached prefix first), "fcfs" (first come, first served), "priority".
         eviction: order in which cached prefixes are evicted: "lru", "lfu", "fifo", "slru".
         overlap: whether to plan and launch a step while the one before is still running.
@@ -143,7 +143,7 @@ class EngineConfig:
     step_tokens: int | None = None
     page_size: int | None = None
     prefix_cache: bool = True
-    tell_cache: bool | None = None
+    explain_cache_misses: bool | None = None
     policy: Literal["lpm", "fcfs", "priority"] = "lpm"
     eviction: Literal["lru", "lfu", "fifo", "slru"] = "lru"
     overlap: bool = True
@@ -214,7 +214,7 @@ class EngineConfig:
             ("attention_backend", get_args(AttentionBackendName)),
             ("eviction", ("lru", "lfu", "fifo", "slru")),
             ("log_level", (None, "debug", "info", "warning", "error", "critical")),
-            ("tell_cache", (None, True, False)),
+            ("explain_cache_misses", (None, True, False)),
             *((name, (True, False)) for name in _SWITCHES),
         ):
             if getattr(self, name) not in allowed:

@@ -90,7 +90,7 @@ class Request:
         namespace: namespace in the prefix tree.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
-        holding: its slot and pages while it runs, else None.
+        handle: its slot and pages while it runs, else None.
         admission: sequence number of its last admission.
         cached_tokens: prompt tokens found in the cache at the first admission; -1 before.
         miss: reason why the other prompt tokens were not cached; None if all but the last were.
@@ -101,7 +101,7 @@ class Request:
         passed_over: number of times that a later request was admitted first.
         given: number of output ids given by the caller, to continue an earlier stream.
         paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
-        prospect: scheduling hints of the program's branch that it belongs to, if any.
+        hints: scheduling hints of the program's branch that it belongs to, if any.
         follow: function that returns the next request of the program, to continue in this request's slot, or None;
             called with the result on the loop's thread.
         times: times of submission, start and first token.
@@ -118,7 +118,7 @@ class Request:
     namespace: str = ""
     score_from: int | None = None
     state: State = State.COMPILING
-    holding: SlotHandle | None = None
+    handle: SlotHandle | None = None
     admission: int = 0
     cached_tokens: int = -1
     miss: Miss | None = None
@@ -129,14 +129,14 @@ class Request:
     passed_over: int = 0
     given: int = 0
     paced: bool = False
-    prospect: ScheduleHints | None = None
+    hints: ScheduleHints | None = None
     follow: Callable[[Generation], Request | None] | None = None
     times: Times = field(default_factory=Times)
 
     @property
     def slot(self) -> int:
-        assert self.holding is not None
-        return self.holding.slot
+        assert self.handle is not None
+        return self.handle.slot
 
     @property
     def ended(self) -> bool:
@@ -149,11 +149,11 @@ class Request:
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
 
     @property
-    def look(self) -> WatchedTokens:
+    def watched(self) -> WatchedTokens:
         """Kinds of its new tokens that the host must look at."""
-        return self._look(self.output.matcher)
+        return self._watched_with(self.output.matcher)
 
-    def _look(self, matcher: Matcher | None) -> WatchedTokens:
+    def _watched_with(self, matcher: Matcher | None) -> WatchedTokens:
         p, output = self.params, self.output
         if matcher is not None and p.plain and self.processor is None:
             others = output.stream or p.stop or p.stop_regex or p.stop_token_ids or p.min_tokens or p.return_logprob
@@ -181,7 +181,7 @@ class Request:
             self.limit - self.prompt_len,
             matcher,
             jump=jump and self.processor is None,
-            masked=self._look(matcher) is WatchedTokens.GRAMMAR,
+            masked=self._watched_with(matcher) is WatchedTokens.GRAMMAR,
         )
         if forced:
             self.tokens = np.concatenate((self.tokens, np.array(forced, dtype=np.int32)))
@@ -214,7 +214,7 @@ class Request:
         must see every token."""
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(most, masked=self.look is WatchedTokens.GRAMMAR)
+        tokens, finish = self.output.jump(most, masked=self.watched is WatchedTokens.GRAMMAR)
         if tokens:
             self.jumps.append((self.limit - self.prompt_len - most, len(tokens)))
         return tokens, finish

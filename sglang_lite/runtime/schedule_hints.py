@@ -45,21 +45,21 @@ class ScheduleHints:
         priority: priority of its requests.
 
     Attributes:
-        ahead: tokens expected from the queued nodes, without the node that is being played.
+        expected: tokens expected from the queued nodes, without the node that is being played.
         held: True if a prefix of the cache is locked for the branch; set by the scheduler.
         returns: True if the branch will need its text again: it has nodes to play, or the caller has yet to judge what
             it generated.
     """
 
-    __slots__ = ("ahead", "held", "priority", "program", "returns")
+    __slots__ = ("expected", "held", "priority", "program", "returns")
 
     def __init__(self, program: object, priority: int = 0) -> None:
         self.program, self.priority = program, priority
-        self.ahead = NOTHING_EXPECTED
+        self.expected = NOTHING_EXPECTED
         self.held = self.returns = False
 
 
-def ahead_of(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:
+def expected_tokens(node: Node, params: ResolvedParams | None, branches: tuple[ExpectedTokens, ...]) -> ExpectedTokens:
     """Estimates the number of tokens that a node will add.
 
     Args:

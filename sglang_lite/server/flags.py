@@ -66,7 +66,7 @@ def read(options: argparse.Namespace) -> tuple[ServerSettings, Mapping[str, User
     switches = {arg.name: given[arg.name] for arg in _others() if arg.name in given}
     server = ServerSettings(**of(ServerSettings))
     engine = {
-        "tell_cache": False,
+        "explain_cache_misses": False,
         **of(EngineConfig),
         **switches,
         "stream_interval_s": server.stream_interval_ms / 1000,

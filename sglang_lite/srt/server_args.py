@@ -1,4 +1,4 @@
-"""Settings by SGLang's names, for its users to import."""
+"""Settings of an engine under SGLang's names, at SGLang's module path."""
 
 from typing import Any
 

@@ -1,1 +1,2 @@
-"""Names that SGLang's users import and that have no home of their own here. Its module paths re-export them."""
+"""Helpers that SGLang's users import and that nothing else here needs. Modules at SGLang's module paths re-export
+them."""

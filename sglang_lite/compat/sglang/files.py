@@ -1,4 +1,4 @@
-"""Files of data: read, written, fetched."""
+"""Reading, writing and downloading of data files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_lite.random_ids import random_id
 
 
 def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
-    """Values of a JSON-lines file; lines that start with # are skipped."""
+    """Yields the values of a JSON-lines file, except empty lines and lines that start with #."""
     with open(filename, encoding="utf-8") as file:
         for line in file:
             if line.strip() and not line.startswith("#"):
@@ -23,7 +23,8 @@ def read_jsonl(filename: str | os.PathLike[str]) -> Iterator[Json]:
 
 
 def dump_state_text(filename: str | os.PathLike[str], states: Sequence[UserValue], mode: str = "w") -> None:
-    """Writes the texts of states (of anything else: what `str` makes of it) to a file, each under its number."""
+    """Writes the texts of states to a file, each under its number. Objects without a `text` method are written as
+    strings."""
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):
             text = state.text() if hasattr(state, "text") else state
@@ -31,13 +32,15 @@ def dump_state_text(filename: str | os.PathLike[str], states: Sequence[UserValue
 
 
 def download_and_cache_file(url: str, filename: str | None = None) -> str:
-    """Fetches a file once; later calls give the same path.
+    """Downloads a file, unless it exists already, and returns its path.
 
     Args:
-        filename: where to; by default a name made of the address in the system's folder for temporary files.
+        url: http(s) URL of the file.
+        filename: path of the file; None for a path in the system's folder for temporary files, which depends on the
+            URL.
 
     Raises:
-        DownloadError: it could not be fetched whole.
+        DownloadError: the file could not be downloaded completely.
     """
     import tempfile
 
@@ -49,7 +52,7 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
         return str(target)
     part = target.with_name(f"{target.name}.part-{random_id()}")
     try:
-        # Not compressed: the length that the server tells is then that of the file.
+        # Not compressed, so that the content-length header is the size of the file.
         with requests.get(url, stream=True, timeout=60, headers={"Accept-Encoding": "identity"}) as response:
             response.raise_for_status()
             whole = "content-encoding" not in response.headers
@@ -69,5 +72,5 @@ def download_and_cache_file(url: str, filename: str | None = None) -> str:
 
 
 def _name_of(url: str) -> str:
-    """Name of a file from an address: the end of its path, after what no other address has."""
+    """File name for a URL: a digest of the URL, and the last part of its path."""
     return f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{urlsplit(url).path.rpartition('/')[2][-100:]}"

@@ -1,4 +1,4 @@
-"""A stand-in for a class whose module is loaded when it is first used."""
+"""Lazy imports: placeholders for classes whose modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sglang_lite.protocol.anything import Foreign
 
 
 class LazyImport:
-    """Stand-in for a class or function of a module.
+    """Placeholder for a class or function of a module that is imported on first use.
 
     Args:
-        module_name: where it is; loaded on first use.
-        class_name: its name there.
+        module_name: name of the module.
+        class_name: name of the class or function in the module.
     """
 
     def __init__(self, module_name: str, class_name: str) -> None:
@@ -23,7 +23,7 @@ class LazyImport:
         return getattr(importlib.import_module(self.module_name), self.class_name)
 
     def __getattr__(self, name: str) -> Foreign:
-        if name.startswith("__"):  # what `copy` and `pickle` look for is no name of the class
+        if name.startswith("__"):  # names that `copy` and `pickle` look for
             raise AttributeError(name)
         return getattr(self._load(), name)
 

@@ -1,10 +1,10 @@
-"""Display in notebooks."""
+"""Output in notebooks."""
 
 from __future__ import annotations
 
 
 def print_highlight(html_content: str) -> None:
-    """Shows text highlighted in a notebook, or prints it."""
+    """Shows HTML in bold blue in a notebook; prints it if IPython is not installed."""
     try:
         from IPython.display import HTML, display  # type: ignore[import-not-found] # only in notebooks
     except ImportError:

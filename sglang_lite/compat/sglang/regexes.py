@@ -1,4 +1,4 @@
-"""Regexes of pydantic models: what SGLang documents for them."""
+"""Regexes for pydantic models, as SGLang documents them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from sglang_lite.protocol import ConstraintError
 
 
 def build_regex_from_object(object: object, whitespace_pattern: str | None = None) -> str:
-    """Regex for the JSON of a pydantic model, or of a schema as text or dict. (`gen(type=Model)` keeps more.)
+    """Regex of the JSON documents that are valid under a schema. (`gen(type=Model)` enforces more of a schema.)
+
+    Args:
+        object: pydantic model, or schema as JSON text or dict.
+        whitespace_pattern: regex of the whitespace between tokens; None for the default of outlines-core.
 
     Raises:
-        ConstraintError: the schema has something that can't be a regex.
+        ConstraintError: the schema can't be expressed as a regex.
     """
     from outlines_core.json_schema import build_regex_from_schema
 

@@ -1,4 +1,4 @@
-"""Servers as scripts and notebooks start and ask them."""
+"""Starting and requesting servers from scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def http_request(
     verify: str | None = None,
     method: str | None = None,
 ) -> requests.Response:
-    """Asks a server, with a body of JSON.
+    """Sends an HTTP request with a JSON body.
 
     Args:
-        json: the body; None for none.
-        stream: the answer is read piece by piece.
-        api_key: sent as the bearer's token.
-        verify: file of the certificates that are trusted.
-        method: by default GET where there is no body, else POST.
+        url: URL of the request.
+        json: value of the body, or None for no body.
+        stream: whether the response body is read in chunks.
+        api_key: bearer token of the `Authorization` header, or None.
+        verify: file with trusted certificates; None for the default ones.
+        method: HTTP method; by default GET, or POST if `json` or `stream` is given.
 
     Returns:
-        The answer, whatever its status.
+        The response, with any status code.
 
     Raises:
-        BackendError: nobody answers.
+        BackendError: the server can't be reached.
     """
     import requests
 
@@ -48,7 +49,11 @@ def http_request(
 def launch_server_cmd(
     command: str, host: str = "0.0.0.0", port: int | None = None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a server command with `--port` and `--host` added, on a free port if none is given.
+    """Starts a server with a shell-like command, to which `--host` and `--port` are added.
+
+    Args:
+        command: command line of the server.
+        port: port of the server; None for a free one.
 
     Returns:
         The process and its port.
@@ -65,7 +70,7 @@ def launch_server_cmd(
 
 
 def terminate_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that launch_server_cmd started."""
+    """Ends a process that launch_server_cmd started; kills it if it is still running after 10 seconds."""
     process.terminate()
     try:
         process.wait(10)
@@ -79,8 +84,13 @@ def wait_for_server(
 ) -> None:
     """Waits until a server answers `/v1/models`.
 
+    Args:
+        timeout: maximum number of seconds, or None for no limit.
+        process: process of the server, or None if it is not known.
+
     Raises:
-        RequestTimeoutError: not within `timeout` seconds; BackendError: the process has ended.
+        RequestTimeoutError: the server did not answer within `timeout` seconds.
+        BackendError: the process has ended.
     """
     import requests
 
@@ -90,7 +100,7 @@ def wait_for_server(
             raise BackendError(f"the server ended with exit code {process.returncode}.")
         try:
             answer = requests.get(f"{base_url}/v1/models", headers={"Authorization": "Bearer None"}, timeout=5)
-            if answer.ok or answer.status_code in (401, 403):  # one with a key is there, too
+            if answer.ok or answer.status_code in (401, 403):  # a server that wants a key
                 return
         except requests.RequestException:
             pass

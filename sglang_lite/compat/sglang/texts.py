@@ -1,4 +1,4 @@
-"""Texts as scripts show and merge them: printable parts, streams of an engine, images in base64, schemas."""
+"""Conversions of text for scripts: printable prefixes, merged streams of an engine, base64 images, JSON schemas."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from sglang_lite.protocol.anything import Json
 
 
 class Streaming(Protocol):
-    """An engine, as far as it is needed here."""
+    """Interface of an engine whose streams are merged."""
 
     def generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Json], *, stream: bool) -> Json: ...
 
 
-_CJK = (  # blocks of Unicode whose characters are words by themselves
+_CJK = (  # Unicode blocks in which each character counts as a word
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2CEAF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 
 
 def convert_json_schema_to_str(json_schema: object) -> str:
-    """JSON text of a schema: from a dict, a pydantic model, or text as it is.
+    """JSON text of a schema.
+
+    Args:
+        json_schema: dict, pydantic model, or text, which is returned unchanged.
 
     Raises:
-        ParameterError: it is none of these.
+        ParameterError: the value has another type.
     """
     if isinstance(json_schema, str):
         return json_schema
@@ -44,13 +47,14 @@ def convert_json_schema_to_str(json_schema: object) -> str:
 
 
 def encode_image_base64(image_path: object) -> str:
-    """An image's bytes in base64.
+    """Bytes of an image in base64.
 
     Args:
-        image_path: what `sgl.image` takes, but for an address: a file's or given bytes as they are, else a PNG.
+        image_path: image as `sgl.image` accepts it, except a URL. The bytes of files and encoded images are kept; PIL
+            images and arrays are encoded as PNG.
 
     Raises:
-        ParameterError: no such file, no image, or an address.
+        ParameterError: the file can't be read, the value is not an image, or it is a URL.
     """
     image = load_image(image_path)
     if image.url:
@@ -61,8 +65,8 @@ def encode_image_base64(image_path: object) -> str:
 
 
 def find_printable_text(text: str) -> str:
-    """The beginning of a text that more text does not change: whole words, or all behind a line end or a character of
-    Chinese."""
+    """Beginning of a streamed text that can be printed already: up to the last blank, or all of the text if it ends
+    with a line end or a CJK character."""
     if text.endswith("\n") or _is_cjk(text[-1:]):
         return text
     if _is_cjk(text[-2:-1]):
@@ -75,14 +79,14 @@ def _is_cjk(character: str) -> bool:
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:
-    """Text that a piece of a stream adds: without the longest beginning of it that the text so far ends with."""
+    """Text that a chunk adds to the text so far: the chunk without the longest beginning with which that text ends."""
     longest = min(len(existing_text), len(new_chunk))
     overlap = next(n for n in range(longest, -1, -1) if existing_text.endswith(new_chunk[:n]))
     return new_chunk[overlap:]
 
 
 def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]) -> str:
-    """The text of a stream of an engine's `generate`."""
+    """Whole text of a generation that is streamed by an engine's `generate`."""
     text = ""
     for chunk in llm.generate(prompt, sampling_params, stream=True):
         text += trim_overlap(text, chunk["text"])
@@ -92,7 +96,7 @@ def stream_and_merge(llm: Streaming, prompt: str, sampling_params: Mapping[str, 
 async def async_stream_and_merge(
     llm: Streaming, prompt: str, sampling_params: Mapping[str, Json]
 ) -> AsyncIterator[str]:
-    """Pieces of the text of an engine's stream, each with what is new, as they come."""
+    """Yields the new text of each chunk of a generation that is streamed by an engine's `async_generate`."""
     text = ""
     async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
         piece = trim_overlap(text, chunk["text"])

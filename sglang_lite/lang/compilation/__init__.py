@@ -1,1 +1,1 @@
-"""A program compiled: its body run with symbols, recorded, and played as a whole for the values of each run."""
+"""Compilation of programs: a body is run with symbols and recorded, and runs play the record with their own values."""

@@ -1,4 +1,4 @@
-"""Symbols of a body that is compiled: for its arguments, and for what its nodes bring."""
+"""Symbols of a body that is being compiled: placeholders for its arguments and for the values of its nodes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
 
 RUN_IT = "Run the program without compiling it."
-OR_RUN_IT = "Or run the program without compiling it."  # after another way out
+OR_RUN_IT = "Or run the program without compiling it."  # follows another hint
 _IN_DATA = "it reads an attribute, which only Python's objects have"
-MOST_DECISIONS: Final = 128  # on a way through the body
+MOST_DECISIONS: Final = 128  # on one way through the body
 
 
 @dataclass(slots=True, eq=False)
 class Deciding(TraceLog):
-    """Record of a body that is compiled, which decides by what only a run knows. It is run again for each other way.
+    """Log of one run of a body that is being compiled, and the outcomes of its decisions by values that only a run
+    knows. The body is run again for each other way through it.
 
     Attributes:
-        ways: which way the first decisions take; later ones take their first.
-        cut: is called with each decision, when it is made.
-        hold: gives what stands in the program for a value that only the caller's Python has.
-        record_call: notes a call (its name, the number of the branch whose method it is, what is called, arguments)
-            that the caller's Python makes in a run, and gives the symbol of what it returns.
-        taken: the way that each decision has taken.
-        open: of each decision, whether there is another way.
+        ways: outcomes of the first decisions (0: the condition holds, 1: it does not); later decisions have outcome 0.
+        cut: called with the condition and the paths of each decision when it is made.
+        hold: returns the Fill that stands in the program for a value that only the caller's Python can compute.
+        record_call: records a call that the caller's Python makes in a run, and returns the symbol of its result.
+            Arguments: name for errors, number of the branch whose state has the method (None for a function), function
+            or name of the method, positional and keyword arguments.
+        taken: outcome of each decision.
+        open: for each decision, whether it has another outcome.
     """
 
     ways: tuple[int, ...] = ()
@@ -44,13 +46,14 @@ class Deciding(TraceLog):
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
     _answers: dict[Condition, bool] = field(default_factory=dict)
-    _possible: dict[Fill, tuple[Scalar, ...]] = field(default_factory=dict)  # values, as far as they are known
+    _possible: dict[Fill, tuple[Scalar, ...]] = field(default_factory=dict)  # possible values of a fill, if known
 
     def ask(self, condition: Condition, values: tuple[Scalar, ...]) -> bool:
-        """The answer to a question: one that is known, or that of the way that is taken.
+        """Answer to a question: the same as before if it was asked before, the only possible one if the possible values
+        leave no other, else the outcome of a new decision.
 
         Args:
-            values: all that the left side can have; none: that is not known.
+            values: possible values of the left side; empty if they are not known.
         """
         self.step()
         right, constant = condition.right, not isinstance(condition.right, Fill)
@@ -75,7 +78,11 @@ class Deciding(TraceLog):
             )
 
     def wait(self, after: tuple[Path, ...]) -> None:
-        """Has what comes next wait for nodes."""
+        """Makes the nodes that follow wait for the values of other nodes.
+
+        Args:
+            after: paths of these nodes.
+        """
         self._next(None, after)
 
     def _next(self, condition: Condition | None, after: tuple[Path, ...]) -> int:
@@ -93,7 +100,7 @@ class Deciding(TraceLog):
 
 @contextlib.contextmanager
 def marking(record: Deciding) -> Iterator[None]:
-    """Has marks stand for symbols in texts that are made inside, until `unmarked` finds them."""
+    """Context manager in which symbols are formatted into texts as marks, which `unmarked` turns into symbols again."""
     token = recording.set(record)
     try:
         yield
@@ -102,7 +109,7 @@ def marking(record: Deciding) -> Iterator[None]:
 
 
 def unmarked(text: str) -> list[str | Symbol]:
-    """Texts and the symbols that marks between them stand for."""
+    """Splits a text at its marks, into constant texts and the symbols that the marks stand for."""
     record = recording.get()
     if "\ue002" not in text or record is None:
         return [text]
@@ -114,11 +121,13 @@ class CompileSymbolSource:
     """Source of a symbol's value.
 
     Attributes:
-        name: for errors.
-        parts: of its text; None where Python makes that, as `why` says.
-        source: number of the action whose variable it is, and which of that; None of an argument.
-        steps: what is taken of the value: items (True) and attributes, by key.
-        values: that it can have; none: that is not known.
+        name: expression of the value, for errors.
+        parts: parts of the value's text, or None if only Python can make the text, for the reason in `why`.
+        source: number of the action that makes the variable, and the variable's name; None for an argument.
+        why: reason for which only Python can make the text, as part of an error message.
+        steps: steps from the variable or argument to the value: (True, key) for an item, (False, name) for an
+            attribute.
+        values: possible values; empty if they are not known.
     """
 
     name: str
@@ -130,19 +139,20 @@ class CompileSymbolSource:
 
     @property
     def argument(self) -> str:
-        """The argument that it is of; empty: of a node."""
+        """Name of the argument that the value belongs to; empty for the value of a node."""
         return re.split(r"[.\[]", self.name)[0] if self.source is None else ""
 
     @property
     def is_read(self) -> bool:
-        """True for a value that is read of a node's text by the name of its reader."""
+        """True if the value is read from a node's text by a built-in reader ("int", "float", "bool")."""
         match self.parts:
             case (Fill(read=str()),):
                 return all(item for item, _ in self.steps)
         return False
 
     def fills(self, where: Location | None, *, special: bool) -> list[str | Fill]:
-        """The parts of its text. Raises CompileError: it is an argument's, and Python makes it."""
+        """Parts of the value's text, with fills for unknown parts. Raises CompileError if the value is an attribute of
+        an argument, which only Python can read."""
         steps = tuple([key for item, key in self.steps if item])
         if self.argument and len(steps) < len(self.steps):
             raise CompileError(f"the text of {self.name} can't be compiled: {_IN_DATA}.", hint=RUN_IT, where=where)
@@ -156,13 +166,14 @@ class CompileSymbolSource:
         ]  # fmt: skip
 
     def _hold(self) -> Fill:
-        """Stand-in for the value in the program, which the caller's Python gives when it has come."""
+        """Fill that stands for the value in the program; the caller's Python computes the value in a run."""
         record = recording.get()
         assert isinstance(record, Deciding)
         return record.hold(self)
 
     def fill(self) -> Fill | None:
-        """Fill by which decisions have the value; None: it is of an argument, and Python makes it."""
+        """Fill that stands for the value in a condition; None if the value is an attribute of an argument, which only
+        Python can read."""
         match self.parts:
             case (Fill() as part,) if all(item for item, _ in self.steps):
                 steps = (*part.steps, *(key for _, key in self.steps))
@@ -170,14 +181,14 @@ class CompileSymbolSource:
         return None if self.argument else msgspec.structs.replace(self._hold(), where=user_location())
 
     def value(self, of: ValueOf) -> UserValue:
-        """The value in a run."""
+        """Value in a run, in which `of` gives the values of variables and arguments."""
         value = of(self.source, self.argument)
         for item, key in self.steps:
             value = value[key] if item else getattr(value, key)
         return value
 
 
-# Gives the value of an action's variable, or of an argument.
+# Function from a variable (number of the action, name) or None, and the name of an argument, to the value.
 ValueOf: TypeAlias = Callable[["tuple[int, str] | None", str], Any]
 
 
@@ -186,7 +197,7 @@ class _UnhashableError(CompileError, TypeError):
 
 
 class CompileSymbol(Symbol):
-    """A value that only a run knows. It has no names of its own without `_`: those are the value's."""
+    """Symbol of a value that only a run knows. Its own attributes begin with `_`; all others are the value's."""
 
     __slots__ = ("__comes_from__",)
 
@@ -206,7 +217,7 @@ class CompileSymbol(Symbol):
             raise AttributeError(f"{self._name} has no attribute {name!r}")
         return self._part("attribute", name)
 
-    name = property(lambda self: self._part("attribute", "name"))  # the value's, as every attribute is
+    name = property(lambda self: self._part("attribute", "name"))  # an attribute of the value
 
     def __getitem__(self, key: object) -> Symbol:
         if type(key) is not int and type(key) is not str:
@@ -219,7 +230,7 @@ class CompileSymbol(Symbol):
             self.__refuse__("call it")
         return record.record_call(self._name, None, self, args, kwargs)
 
-    # Questions, which are decisions of the compiled program.
+    # Questions, which become decisions of the compiled program.
 
     def __bool__(self) -> bool:
         return self._decide("tell whether it is true", "true", None)
@@ -244,7 +255,7 @@ class CompileSymbol(Symbol):
         if not isinstance(record, Deciding) or left is None or right is _NO_OPERAND:
             self.__refuse__(what, why=self.__comes_from__.why)
         values = self.__comes_from__.values
-        if left.argument is not None and isinstance(right, Fill) and right.argument is None:  # a node stands left
+        if left.argument is not None and isinstance(right, Fill) and right.argument is None:  # a node is on the left
             left, sign, right, values = right, _TURNED[sign], left, ()
         return record.ask(Condition(left, sign, cast(Any, right)), values)
 
@@ -269,7 +280,8 @@ class CompileSymbol(Symbol):
 
 
 def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
-    """Result of a function; where an argument is only known when the program runs, the symbol of that."""
+    """Result of a function. If an argument is a symbol of a body that is being compiled, records the call for a run
+    instead, and returns the symbol of its result."""
     record = recording.get()
     if isinstance(record, Deciding) and any(isinstance(each, CompileSymbol) for each in args):
         return record.record_call(getattr(function, "__name__", "a function"), None, function, args, {})
@@ -281,7 +293,7 @@ _TURNED: dict[Sign, Sign] = {"==": "==", "<": ">", "<=": ">=", ">": "<", ">=": "
 
 
 def _operand(other: object) -> Any:
-    """The right side of a question; _NO_OPERAND: data has none such."""
+    """Right side of a condition, or _NO_OPERAND if the value can't be part of a condition."""
     if isinstance(other, str) and len(parts := unmarked(other)) == 1 and isinstance(parts[0], CompileSymbol):
         other = parts[0]
     if isinstance(other, CompileSymbol):
@@ -297,13 +309,14 @@ def origin_of(blank: CompileSymbol) -> CompileSymbolSource:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Text with symbols in it."""
+    """Text that contains symbols, as a sequence of strings and symbols."""
 
     parts: tuple[Any, ...]
 
 
 def kept(thing: UserValue) -> UserValue:
-    """A value that the body gave, to be `resolved` later."""
+    """Value that the body passed to a state or call, in a form that `resolved` can complete in a run: texts are split
+    at marks, also inside lists, tuples, sets and dictionaries."""
     if isinstance(thing, Expressions):
         found = list(thing.walk())
         if all(isinstance(part, Text | CompileSymbol) for part in found):
@@ -319,7 +332,7 @@ def kept(thing: UserValue) -> UserValue:
 
 
 def resolved(thing: UserValue, of: ValueOf) -> UserValue:
-    """A value that the body gave, with what a run knows in place of symbols."""
+    """Value that `kept` returned, with the values of a run in place of symbols."""
     if isinstance(thing, CompileSymbol):
         return origin_of(thing).value(of)
     if isinstance(thing, _Text):

@@ -1,4 +1,4 @@
-"""Compiled programs, specialized for each backend and settings; runs and batches played as wholes, with no body."""
+"""Compiled programs: a specialization for each backend and settings, and runs and batches that need no body."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from sglang_lite.lang.batches.batch import BatchPlan
     from sglang_lite.lang.batches.body_pool import Pool, Report
 
-_MOST_SPECIALIZATIONS = 8  # backends and settings that a program is compiled for at a time
+_MOST_SPECIALIZATIONS = 8  # maximum number that is kept for a program
 
 
 class Compiled:
-    """A program that is compiled for each backend and settings that it is run with.
+    """Program that is compiled for each backend and settings with which it is run.
 
     Args:
-        program: of the user.
+        program: user's program.
 
     Attributes:
-        specializations: that were made, the last one last.
+        specializations: specializations that are kept, the newest last.
     """
 
     def __init__(self, program: BaseProgram) -> None:
@@ -43,14 +43,14 @@ class Compiled:
 
     @property
     def program(self) -> CompiledProgram:
-        """The program as data, as it was compiled last."""
+        """Program as data, of the newest specialization."""
         return self.specializations[-1].compiled
 
     def specialized(self, backend: BaseBackend, settings: RunSettings) -> Specialization:
-        """The program for a backend and settings.
+        """Specialization for a backend and settings, which is made if it does not exist yet.
 
         Raises:
-            CompileError: it can't be compiled; the error names the line.
+            CompileError: the program can't be compiled; the error names the line.
         """
         for specialized in self.specializations:
             if specialized.fits(backend, settings):
@@ -60,10 +60,10 @@ class Compiled:
         return specialized
 
     def check_saved(self, saved: CompiledProgram, specialized: Specialization) -> None:
-        """Raises ParameterError where the saved compiled program differs from the current one.
+        """Checks that a saved compiled program equals a specialization of this one.
 
         Raises:
-            ProgramError: it names the first difference.
+            ProgramError: the two differ; the error names the first difference.
         """
         now = specialized.compiled
         if saved == now:
@@ -78,7 +78,7 @@ class Compiled:
         )  # fmt: skip
 
     def playable(self, backend: BaseBackend, settings: RunSettings) -> Specialization | None:
-        """The program for a run that is played as a whole, or from hold to hold; None: its body is run."""
+        """Specialization for a run that is played as a whole or from hold to hold; None if the body has to be run."""
         outer = current_run.get()
         push_down = settings.push_down and (outer is None or outer.push_down)
         if settings.stream or settings.retries or not push_down or not backend.plays_programs:
@@ -98,7 +98,7 @@ class Compiled:
     def call(
         self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue], backend: BaseBackend, settings: RunSettings
     ) -> CompiledCall | HeldRow | None:
-        """A run; None: its body is to be run."""
+        """Run of the compiled program; None if the body has to be run."""
         specialized = self.playable(backend, settings)
         if specialized is None:
             return None
@@ -109,10 +109,10 @@ class Compiled:
         return CompiledCall(specialized, row, backend, settings)
 
     def pool(self, plan: BatchPlan, backend: BaseBackend, report: Report, *, until_released: bool) -> Pool | None:
-        """A pool for the rows of a batch that are left; None: their bodies are to be run.
+        """Pool for the rows of a batch whose outcomes are not known yet; None if their bodies have to be run.
 
         Raises:
-            ParameterError: an argument does not fit, or is no data.
+            ParameterError: an argument does not fit the program or is not data.
         """
         specialized = self.playable(backend, plan.settings)
         if specialized is None:
@@ -120,9 +120,9 @@ class Compiled:
         rows = {i: self.row(args, kwargs, specialized, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.pending}
         settings, timeout = plan.settings, plan.settings.timeout
         if rows:
-            with contextlib.suppress(ParameterError):  # that row's outcome
+            with contextlib.suppress(ParameterError):  # becomes the outcome of that row
                 specialized.check(next(iter(rows.values())))
-        held_row = specialized.compiled.held is not None  # whose verdicts no request of many rows can bring
+        held_row = specialized.compiled.held is not None  # one request can't play rows with holds
         if held_row or not backend.plays_rows:
             make = HeldRow if held_row else WholeRow
             jobs = [(index, partial(make, specialized, row, settings)) for index, row in rows.items()]
@@ -132,7 +132,7 @@ class Compiled:
         for index, row in rows.items():
             try:
                 whole[index] = WholeRow(specialized, row, settings)
-            except SglError as error:  # that row's outcome
+            except SglError as error:  # the outcome of that row
                 failed[index] = error
         return RemoteRowPool(
             backend, whole, failed, plan.window, report, until_released=until_released, timeout=timeout
@@ -145,10 +145,13 @@ class Compiled:
         specialized: Specialization,
         what: str = "arguments",
     ) -> dict[str, UserValue]:
-        """The arguments of a run by name, checked.
+        """Checked arguments of a run by name, including defaults.
+
+        Args:
+            what: name of the arguments, for errors.
 
         Raises:
-            ParameterError: one does not fit, or is no data.
+            ParameterError: an argument does not fit the program or is not data.
         """
         given = dict(kwargs)
         if args:
@@ -160,10 +163,10 @@ class Compiled:
 
 
 def _difference(saved: CompiledProgram, now: CompiledProgram) -> str:
-    """The first node that differs, with its line; else what does."""
+    """Description of the first node that differs, with its line, or else of the other difference."""
     before, after = list(all_nodes(saved.nodes, saved.parts)), list(all_nodes(now.nodes, now.parts))
     for (path, old), (_, new) in zip(before, after):
-        same = old == new  # `!=` is the struct's own, which compares lines, too
+        same = old == new  # `!=` is the struct's own, which also compares lines
         if not same:
             return f"node {list(path)} was {old!r:.80} and is {new!r:.80} [{new.where or old.where}]."
     if len(before) != len(after):

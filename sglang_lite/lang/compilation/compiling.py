@@ -1,5 +1,5 @@
-"""Compiling: the body of a program is run with symbols for its arguments and for what its nodes bring. What comes of it
-is the program as data (program/compiled.py), and what the body did, to be done again for the values of a run."""
+"""Compiler of programs: runs a body with symbols for its arguments and for the values of its nodes. The results are the
+program as data (program/compiled.py), and scripts of what the body did, to be repeated with the values of a run."""
 
 from __future__ import annotations
 
@@ -43,22 +43,24 @@ from sglang_lite.protocol.anything import UserValue
 def compile_program(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, given: Mapping[str, UserValue] | None = None
 ) -> tuple[CompiledProgram, Scripts]:
-    """The program as data, for a backend and settings, and what its body does. The body is run once for each way that
-    it can take.
+    """Compiles a program for a backend and settings. The body is run once for each way through it.
 
     Args:
-        given: arguments that are constants, as if they were bound; then nothing is kept of it, and it has no
+        given: arguments that are constants, as if they were bound, for a program that is only compared; it then has no
             fingerprint.
 
+    Returns:
+        The program as data, and the scripts of its body.
+
     Raises:
-        CompileError: it can't be; the error names the line.
-        SglError: as the body raises it.
+        CompileError: the program can't be compiled; the error names the line.
+        SglError: the body raised it.
     """
     _refuse_handlers(program)
     parameters, arguments = _arguments(program, given or {})
     recorded = partial(_recorded, program, backend, settings, arguments)
     merged = _merged(partial(recorded, unrolled=True))
-    if merged.held is not None:  # attempts are the caller's then, too
+    if merged.held is not None:  # then attempts are held, too
         merged = _merged(partial(recorded, unrolled=False))
     template = template_digest(backend) if merged.turns else ""
     nodes, decision, parts = merged.program()
@@ -70,7 +72,11 @@ def compile_program(
 
 
 def _merged(recorded: Callable[[tuple[int, ...]], Recorder]) -> MergedWays:
-    """All ways through a body."""
+    """All ways through a body, merged.
+
+    Args:
+        recorded: runs the body with given outcomes of its first decisions and returns the record.
+    """
     merged, left = MergedWays(), list[tuple[int, ...]]([()])
     while left:
         left += merged.take(recorded(left.pop()), len(left))
@@ -81,7 +87,12 @@ def _recorded(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, arguments: inspect.BoundArguments,
     ways: tuple[int, ...], *, unrolled: bool,
 ) -> Recorder:  # fmt: skip
-    """The record of one way through a body."""
+    """Record of one way through a body.
+
+    Args:
+        ways: outcomes of the first decisions.
+        unrolled: as for a Recorder.
+    """
     decisions = Deciding(ways=ways)
     recorder = Recorder(decisions, unrolled=unrolled)
     run = RecordingRun(backend, settings, program, recorder)
@@ -95,7 +106,7 @@ def _recorded(
                 raise
             except RecursionError as error:
                 raise CompileError(f"{program.name} calls itself without an end.", hint=RUN_IT) from error
-            except Exception as error:  # of the user's Python, which gets symbols for values
+            except Exception as error:  # raised by the user's Python, which has symbols for values
                 told = f"the body of {program.name} can't be run with symbols: {type(error).__name__}: {error}."
                 hint = f'Make texts of symbols only with f"{{x}}" and +. {OR_RUN_IT}'
                 raise CompileError(told, hint=hint, where=raised_at(error)) from error
@@ -110,7 +121,7 @@ def _recorded(
 
 
 def _plain(value: Any) -> Any:
-    """Path of the node whose text a value is, or a list of such; None where it is something else."""
+    """Path of the node whose text a value is, or list of paths for a list of texts; None for other values."""
     if isinstance(value, CompileSymbol):
         origin = origin_of(value)
         match origin.parts:
@@ -125,7 +136,8 @@ def _plain(value: Any) -> Any:
 def _arguments(
     program: BaseProgram, constants: Mapping[str, Any]
 ) -> tuple[tuple[Parameter, ...], inspect.BoundArguments]:
-    """Parameters of a compiled program, and what its body is called with: constants that were bound, symbols else."""
+    """Parameters of a compiled program, and the arguments with which its body is run: constants for bound arguments,
+    symbols for the others."""
     parameters: list[Parameter] = []
     given: dict[str, Any] = {**program.bind_arguments, **constants}
     for name, each in program.signature.parameters.items():
@@ -141,7 +153,7 @@ def _arguments(
         try:
             check_data(default, name)
         except ParameterError:
-            given[name] = default  # it is the same in all runs
+            given[name] = default  # no data, so the same in all runs
             continue
         parameters.append(Parameter(name, default, required))
         given[name] = CompileSymbol(CompileSymbolSource(name, (Fill(argument=name),)))
@@ -150,7 +162,7 @@ def _arguments(
 
 
 def _refuse_handlers(program: BaseProgram) -> None:
-    """Raises CompileError: the body catches exceptions, which only a run raises."""
+    """Raises CompileError if the body catches exceptions, since a script can't repeat how it handles them."""
     code = getattr(program.func, "__code__", None)
     if code is None:
         return
@@ -171,7 +183,7 @@ def _defined(program: BaseProgram) -> Location | None:
 
 
 def template_digest(backend: BaseBackend) -> str:
-    """Digest of a backend's chat template; empty where it has none."""
+    """Digest of a backend's chat template, or an empty string if it has none."""
     template = backend.get_chat_template()
     if template is None:
         return ""
@@ -179,7 +191,7 @@ def template_digest(backend: BaseBackend) -> str:
 
 
 def _fingerprint(program: BaseProgram) -> str:
-    """Digest of a body and of all that it reads, as far as that can be compared between runs."""
+    """Digest of a program's body and of the values that it reads, as far as they can be compared between processes."""
     found = Fingerprint()
     found.add_program(program.func)
     found.add("bound", program.bind_arguments)
@@ -190,20 +202,25 @@ def _fingerprint(program: BaseProgram) -> str:
 def check_seen_through(
     program: BaseProgram, backend: BaseBackend, settings: RunSettings, row: Mapping[str, UserValue], filled: Program
 ) -> None:
-    """Checks a program that was filled against what the body does with the same arguments.
+    """Checks that a filled program is what the body does with the same arguments.
+
+    Args:
+        row: arguments by name.
+        filled: program with these arguments in its holes.
 
     Raises:
-        CompileError: they differ, as the body works on the texts that stand for symbols; with the first line.
+        CompileError: the two differ, because the body processes texts that stand for symbols; the error has the line of
+            the first difference.
     """
     try:
         compiled, _ = compile_program(program, backend, settings, row)
-    except SglError:  # with these it can't be compiled, and so not compared
+    except SglError:  # the body can't be compiled with these arguments
         return
     _compare_parts(filled, compiled)
 
 
 def _compare_parts(filled: Program, wanted: CompiledProgram) -> None:
-    """`_compare` of two programs, decision by decision."""
+    """Compares two programs, decision by decision. Raises CompileError if they differ."""
     _compare(filled.nodes, wanted.nodes)
     left = [(filled.decision, wanted.decision)]
     while left:
@@ -222,7 +239,7 @@ def _compare_parts(filled: Program, wanted: CompiledProgram) -> None:
 
 
 def _question(decision: Decision | None) -> Any:
-    """A decision without the places of nodes."""
+    """Form of a decision for comparisons, without paths of nodes."""
     if decision is None or decision.condition is None:
         return decision and ()
     condition = decision.condition
@@ -231,8 +248,12 @@ def _question(decision: Decision | None) -> Any:
 
 
 def _added(part: Part, branch: tuple[int, ...]) -> list[Node]:
-    """Nodes that a part adds to a branch, which is told by the branches that it is of their forks alone: places of
-    nodes differ where texts are cut otherwise."""
+    """Nodes that a part adds to a branch.
+
+    Args:
+        branch: number of the branch in each fork on its path. Places of nodes are left out, since they differ if texts
+            are split differently.
+    """
     return [node for each in part.added if each.path[1::2] == branch for node in each.nodes]
 
 
@@ -242,7 +263,7 @@ def _compare(filled: Sequence[Node], wanted: Sequence[Node]) -> None:
         if isinstance(found, Fork) and isinstance(own, Fork) and len(found.branches) == len(own.branches):
             for branch, other in zip(found.branches, own.branches):
                 _compare(branch, other)
-        elif not (found == own):  # noqa: SIM201 # `!=` is the struct's own, which compares lines, too
+        elif not (found == own):  # noqa: SIM201 # `!=` is the struct's own, which also compares lines
             _differ(f"makes {own!r:.120}", f"{found!r:.120}", getattr(own or found, "where", None))
 
 
@@ -255,18 +276,18 @@ def _differ(wanted: str, found: str, where: Location | None) -> None:
 
 
 def _without_seams(nodes: Sequence[Node]) -> list[Any]:
-    """Nodes with neighbouring texts joined, which nothing tells apart."""
+    """Form of nodes for comparisons: neighbouring texts are joined, and places of nodes are left out."""
     found: list[Any] = []
     for node in nodes:
         last = found[-1] if found else None
-        if isinstance(node, Text) and not node.text:  # of an argument
+        if isinstance(node, Text) and not node.text:  # an empty argument
             continue
         if isinstance(node, Text) and isinstance(last, Text) and node.special == last.special:
             found[-1] = msgspec.structs.replace(last, text=last.text + node.text)
         elif isinstance(node, Fork):
             found.append(node)
         elif isinstance(node, Join):
-            found.append(Join(mode=node.mode, where=node.where))  # places are others
+            found.append(Join(mode=node.mode, where=node.where))  # without places
         elif isinstance(node, Fill):
             found.append(node if node.node is None else msgspec.structs.replace(node, node=()))
         elif isinstance(node, Rollback):

@@ -1,5 +1,5 @@
-"""A row of a compiled program with holds: its script is done, without a thread of its own. Its nodes are handed over up
-to the next hold; what the caller's Python says there is handed over with what comes behind."""
+"""Rows of compiled programs with holds. The script of a row is performed without a thread of its own: nodes are handed
+over up to the next hold, and the result of the caller's Python there is handed over together with the next nodes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from sglang_lite.protocol.anything import UserValue
 
 
 class HeldRow:
-    """A row that is played from hold to hold; of one alone also the call, as `Call` is of a body.
+    """Row of a compiled program that is played from hold to hold. Has the interface of a BodyRun, for a single run.
 
     Attributes:
-        specialized: of the run.
-        arguments: of the run, by name.
-        state: of the run.
-        told: called at its end, on any thread; `flush` after it.
+        specialized: specialization of the program.
+        arguments: arguments of the run, by name.
+        state: state of the run.
+        told: called with the row at its end, on any thread, or None.
+        flush: called after `told`, or None.
     """
 
     def __init__(self, specialized: Specialization, arguments: Mapping[str, UserValue], settings: RunSettings) -> None:
         self.specialized, self.arguments = specialized, arguments
-        specialized.filler(arguments)  # which refuses values that can't be where they are to be
+        specialized.filler(arguments)  # raises ParameterError if a value does not fit its hole
         outer = current_run.get()
         run = Run(specialized.backend, settings, outer=outer, new_state=ProgramState)
         run.called, run.context = specialized.called(arguments), copy_context()
@@ -53,13 +54,13 @@ class HeldRow:
         self._script_run = ScriptRun(arguments, {0: self.state}, self._asks)
         self._part = -1
         self._steps = self._perform()
-        self._ended = Variable()  # the script
+        self._ended = Variable()  # set at the end of the script
         self._raised: BaseException | None = None
         self.told: Callable[[HeldRow], object] | None = None
         self.flush: Callable[[], object] | None = None
 
     def run(self) -> ProgramState:
-        """Does the script. What it raises is raised."""
+        """Performs the script. Exceptions of the script are raised."""
         self.start()
         self._wait()
         return self.state
@@ -67,7 +68,7 @@ class HeldRow:
     run_in_thread = run
 
     async def arun(self) -> None:
-        """Awaits the script and everything it has added."""
+        """Awaits the end of the script and of everything that it has added."""
         self.start()
         try:
             await self._finished()
@@ -76,12 +77,12 @@ class HeldRow:
             raise
 
     def start(self) -> None:
-        """Does what the script does, as far as that needs no waiting; the executor loop does the rest."""
+        """Performs the script as far as possible without waiting; the executor loop continues it."""
         run = self.state.branch.run
         token = current_run.set(run)
         try:
             waits = next((each for each in self._steps if not each.done), None)
-        except BaseException as error:  # of the user's Python, too
+        except BaseException as error:  # may come from the user's Python
             self._end(error)
         else:
             if waits is None:
@@ -109,17 +110,17 @@ class HeldRow:
             flush()
 
     def stop(self, error: SglError) -> None:
-        """Ends it with an error, unless it has ended."""
+        """Ends the run with an error, unless it has ended."""
         self.state.branch.stop(error)
 
     def outcome(self) -> Outcome:
-        """The state, or the error that it has ended with. After its end."""
+        """State of the run, or the error that it ended with. Valid after the end of the run."""
         if isinstance(self._raised, Exception):
             return self._raised
         return outcome_of(self.state)
 
     def _wait(self) -> None:
-        """Waits for the end of the script. Raises what that has raised."""
+        """Waits for the end of the script. Raises the script's exception, if any."""
         try:
             self._ended.wait()
         except BaseException:
@@ -129,14 +130,15 @@ class HeldRow:
             raise self._raised
 
     async def _finished(self) -> None:
-        """Waits for the end of the script, and of all that it has added. Raises what the script has raised."""
+        """Waits for the end of the script and of everything that it has added. Raises the script's exception, if
+        any."""
         await self._ended.get()
         if self._raised is not None:
             raise self._raised
         await finished(self.state.branch.player).get()
 
     def _perform(self) -> Iterator[Variable]:
-        """Does the script, way by way. Yields what has to be done before it continues."""
+        """Performs the script and makes its decisions. Yields variables that have to be set before the next step."""
         compiled, scripts = self.specialized.compiled, self.specialized.scripts
         decided, decision, at = tuple[int, ...](), compiled.decision, 0
         while True:
@@ -152,7 +154,7 @@ class HeldRow:
         self.state.ret_value = resolved(script.result, self._script_run.of)
 
     def _value(self, script: Script, fill: Fill) -> Any:
-        """The value that a decision is by."""
+        """Value of one side of a decision's condition."""
         if fill.argument is not None:
             return self.arguments[fill.argument]
         if fill.node is None:

@@ -1,4 +1,4 @@
-"""The ways through a body, merged: what they have in common is there once."""
+"""Merging of the ways through a body: their common beginnings are stored once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from sglang_lite.program.control_flow import walked
 from sglang_lite.program.nodes import Decision, Node, Part, Path
 from sglang_lite.protocol import CompileError, Location
 
-MOST_WAYS = 256  # through a body
+MOST_WAYS = 256  # maximum number of ways through a body
 _Way = tuple[int, ...]
 
 
 class MergedWays:
-    """
+    """Ways through a body, merged into one program. A way is identified by the outcomes of its decisions.
+
     Attributes:
-        scripts: of the ways.
-        holes, seeds: of all parts.
-        held: the first node that the caller's Python decides on.
-        turns: there are turns, which a chat template wrote.
+        scripts: script of each way.
+        holes, seeds: holes and seeds of all parts of the program.
+        held: path of the first node that the caller's Python decides on, or None.
+        turns: whether the program has turns, whose text a chat template wrote.
     """
 
     def __init__(self) -> None:
@@ -31,18 +32,19 @@ class MergedWays:
         self.seeds: list[Seed] = []
         self.held: Path | None = None
         self.turns = False
-        self._segments: dict[_Way, Segment] = {}  # by what was decided before
+        self._segments: dict[_Way, Segment] = {}  # by the outcomes of the decisions before
         self._numbers: dict[_Way, int] = {}
-        self._count = 0  # of nodes
+        self._count = 0  # number of nodes
 
     def take(self, recorder: Recorder, left: int) -> list[_Way]:
-        """Takes one way. Returns the beginnings of others that it has shown.
+        """Adds one way. Returns the beginnings of other ways that branch off from it.
 
         Args:
-            left: ways that are known and not taken.
+            recorder: record of the way.
+            left: number of known ways that have not been recorded yet.
 
         Raises:
-            CompileError: there are too many ways or nodes, or the body does otherwise than before.
+            CompileError: the body has too many ways or nodes, or behaves differently when it is run again.
         """
         taken, decisions = tuple(recorder.decisions.taken), recorder.decisions
         self.scripts[taken] = recorder.script
@@ -77,7 +79,7 @@ class MergedWays:
             raise CompileError(told, hint=f"Bound its loops lower. {OR_RUN_IT}", where=_first_line(segment))
 
     def program(self) -> tuple[tuple[Node, ...], Decision | None, tuple[Part, ...]]:
-        """The first nodes, the decision after them, and the parts."""
+        """Nodes of the main branch before the first decision, that decision, and the parts of the program."""
         parts = [Part(segment.added, self._decision(way)) for way, segment in self._segments.items()]
         return parts[0].added[0].nodes, parts[0].decision, tuple(parts[1:])
 

@@ -1,4 +1,4 @@
-"""The record of a body that is compiled: its nodes with holes, cut where it decides by what only a run knows."""
+"""Record of a body that is being compiled: its nodes with holes, divided at its decisions by values of a run."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from sglang_lite.protocol.record import Record
 if TYPE_CHECKING:
     from sglang_lite.lang.compilation.recording_state import RecordingBranch
 
-MOST_NODES = 100_000  # that a compiled program may have
-_ESCAPED = "ue002"  # a mark that JSON was made of
+MOST_NODES = 100_000  # maximum of a compiled program
+_ESCAPED = "ue002"  # a mark, as JSON escapes it
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A decision, and what there was before it."""
+    """Decision, and the numbers of nodes, holes and seeds that were recorded before it."""
 
     condition: Condition | None
     after: tuple[Path, ...]
-    nodes: tuple[int, ...]  # of each branch
+    nodes: tuple[int, ...]  # for each branch
     holes: int
     seeds: int
 
@@ -49,8 +49,9 @@ class Segment:
     """Part of a body between two decisions.
 
     Attributes:
-        added: to the branches.
-        decision: that came then, its parts not known; None: the body has ended.
+        added: nodes added to each branch.
+        holes, seeds: holes and seeds of these nodes.
+        decision: decision after the nodes, without its parts; None if the body has ended.
     """
 
     added: tuple[Added, ...]
@@ -60,16 +61,17 @@ class Segment:
 
 
 class Recorder:
-    """Record of a body that is being compiled.
+    """Record of one way through a body that is being compiled.
 
     Attributes:
-        script: of it.
-        decisions: that it makes.
-        branches: that it has made, the main one first.
-        holes, seeds, held: of the compiled program.
-        unrolled: attempts at a typed value are nodes; else they are held, as all that Python decides on.
-        turns: it has turns, which a chat template wrote.
-        reads: what was last in a branch each time that the body read something of it, with the action's number.
+        script: actions of the body.
+        decisions: log of the body's decisions.
+        branches: branches that the body has made, the main one first.
+        holes, seeds, held: as in the compiled program.
+        unrolled: whether attempts at a typed value are recorded as nodes; else they are held, like everything that
+            Python decides on.
+        turns: whether the body has turns, whose text a chat template wrote.
+        reads: for each read by the body, the number of the action and the path of the branch's last node at that time.
     """
 
     def __init__(self, decisions: Deciding, *, unrolled: bool) -> None:
@@ -85,11 +87,11 @@ class Recorder:
         self._count = 0
         self._cuts: list[_Cut] = []
 
-    def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # another of its type
-        """Records a node, and returns it as it is kept.
+    def add(self, branch: RecordingBranch, node: Any, outer: SamplingParams) -> Any:  # any node; returns the same type
+        """Records a node, and returns it in its recorded form.
 
         Args:
-            outer: parameters of the run.
+            outer: sampling parameters of the run, which replace those of the node that are symbols.
         """
         self._count += 1
         self.turns |= isinstance(node, TurnBegin)
@@ -102,7 +104,7 @@ class Recorder:
         return node
 
     def act(self, action: Action) -> int:
-        """Records what the body does beside nodes. Returns its number."""
+        """Records an action of the body. Returns the action's number."""
         actions = self.script.actions
         actions.append(action)
         if len(actions) > 2 * MOST_NODES:
@@ -110,11 +112,11 @@ class Recorder:
         return len(actions) - 1
 
     def stop_at(self, path: Path) -> None:
-        """Notes that the caller's Python decides on a node."""
+        """Notes that the caller's Python decides on the node with this path."""
         self.held = self.held or path
 
     def _hold(self, origin: CompileSymbolSource) -> Fill:
-        """Hole that the caller's Python fills."""
+        """Fill for a value that the caller's Python computes in a run."""
         self.stop_at((len(self.branches[0].nodes),))
         known = [(each.source, each.steps) for each in self.script.holds]
         if (origin.source, origin.steps) not in known:
@@ -130,7 +132,13 @@ class Recorder:
         args: Sequence[UserValue],
         kwargs: Mapping[str, UserValue],
     ) -> CompileSymbol:
-        """Records a call of the user's Python, which a run makes. Returns the symbol of its result."""
+        """Records a call of the user's Python that is made in each run. Returns the symbol of its result.
+
+        Args:
+            name: name of the call, for errors.
+            branch: number of the branch whose state has the method, or None for a function.
+            function: function, or name of the method.
+        """
         self.stop_at((len(self.branches[0].nodes),))
         call = Called(branch, function, kept(tuple(args)), kept(dict(kwargs)), user_location())
         return CompileSymbol(CompileSymbolSource(f"{name}(…)", None, (self.act(call), ""), "your Python makes it"))
@@ -141,7 +149,7 @@ class Recorder:
         self._cuts.append(_Cut(condition, after, counts, len(self.holes), len(self.seeds)))
 
     def segments(self) -> Iterator[Segment]:
-        """All that was queued, decision by decision."""
+        """Yields the parts of the body between its decisions, in order."""
         self._cut(None, ())
         before = _Cut(None, (), (), 0, 0)
         for cut in self._cuts:
@@ -157,7 +165,11 @@ class Recorder:
             before = cut
 
     def _nodes(self, branch: RecordingBranch, first: int, ends: Sequence[int]) -> tuple[Node, ...]:
-        """Nodes of a branch up to a cut, those of its forks included."""
+        """Nodes of a branch from `first` up to a cut, including those of its forks.
+
+        Args:
+            ends: number of nodes of each branch at the cut.
+        """
         found: list[Node] = []
         for place, node in enumerate(branch.nodes[first : ends[branch.index]], first):
             if isinstance(node, Fork):
@@ -167,7 +179,7 @@ class Recorder:
         return tuple(found)
 
     def _without_blanks(self, node: Any, path: Path, outer: SamplingParams) -> Any:
-        """A node with something in place of each symbol, which becomes a hole."""
+        """Node with a placeholder for each symbol, for which a hole is recorded."""
         found, where = len(self.holes), node.where
 
         def walk(thing: Any, at: tuple[Step, ...]) -> Any:

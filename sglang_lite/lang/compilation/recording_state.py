@@ -1,4 +1,4 @@
-"""State of a body that is compiled: it records what it is given (recorder.py), instead of having it played."""
+"""State of a body that is being compiled: records what is added to it (recorder.py) instead of playing it."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ from sglang_lite.protocol.sampling import Deferred
 
 
 class RecordingRun(Run):
-    """Run of a body that is compiled.
+    """Run of a body that is being compiled.
 
     Attributes:
-        main: its state.
+        main: state that the body is called with.
     """
 
     __slots__ = ("main",)
@@ -91,17 +91,17 @@ class RecordingRun(Run):
 
 
 def run_inside() -> CompileError:
-    """The error of what the body awaits, or runs as a batch."""
+    """Error of a body that runs a batch or an async program."""
     told = "the body runs a batch or an async program, which can't be compiled."
     return CompileError(told, hint="Add a program that is not async: s += program(…).", where=user_location())
 
 
-_READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # of typed values
+_READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # readers of typed values
 
 
 def _retried(op: GenOp) -> bool:
-    """Tells whether a generation is held for attempts alone on which no Python decides: at a value whose reader has a
-    name."""
+    """True if a generation is held only for its retries, and these don't depend on Python: its value has a built-in
+    reader, and it has no other options."""
     options, kind, params = op.expression.options, op.expression.value_type, op.node.params
     if options is None or not options.retries or kind is None or kind.annotation not in _READERS:
         return False
@@ -110,14 +110,18 @@ def _retried(op: GenOp) -> bool:
 
 
 class RecordingBranch(Branch):
-    """A branch that records instead of playing. Everything the submitting side checks is checked here too.
+    """Branch that records what is added instead of playing it. Performs the same checks as Branch.
 
     Args:
-        seeds: its name, as seeds go by it.
-        at: its path.
+        seeds: name of the branch from which seeds are derived.
+        at: path of the branch.
+        parent: branch from which this one was forked, or None.
 
     Attributes:
-        children: of its forks, by their places.
+        index: number of the branch in the recorder.
+        nodes: recorded nodes.
+        children: branches of each fork, by the place of the fork.
+        state: state of the branch.
     """
 
     __slots__ = (
@@ -132,15 +136,15 @@ class RecordingBranch(Branch):
         self.nodes: list[Any] = []
         self.children: dict[int, list[RecordingBranch]] = {}
         self.parent = parent
-        self._live: list[int] = []  # places of its nodes that nothing has taken back
-        self._marks: dict[BranchMark, tuple[int, int, int]] = {}  # place, how many were live, number of the action
+        self._live: list[int] = []  # places of nodes that were not rolled back
+        self._marks: dict[BranchMark, tuple[int, int, int]] = {}  # place, live nodes, action
         self._scope_starts: dict[str, int] = {}
-        self._seed: str | None = None  # what a seed of the next node is made of
+        self._seed: str | None = None  # name from which the next node's seed is derived
         self.state = _State(self)
         recorder.branches.append(self)
 
     def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
-        """Records what is added. `equal` is for who is asked node by node."""
+        """Records what is added. `equal` is not used: it matters only to backends that are requested node by node."""
         if isinstance(expr, str):
             for part in unmarked(str.__str__(expr)):
                 self._submit_one(part, where, as_text=True)
@@ -151,7 +155,7 @@ class RecordingBranch(Branch):
             self.submit(expr.marked(), where)
         elif isinstance(expr, Text) and "\ue002" in expr.text:
             self.submit(expr.text, where)
-        elif isinstance(expr, SglCall):  # what it adds is recorded
+        elif isinstance(expr, SglCall):  # records what the called program adds
             expr.play_on(self)
         elif isinstance(expr, CompileSymbol) and origin_of(expr).is_read:
             told = f"{origin_of(expr).name} is a value that Python makes of a text, so it can't be added."
@@ -183,7 +187,7 @@ class RecordingBranch(Branch):
         return UNSET
 
     def _put(self, op: Op) -> None:
-        """Records the node of an operation, instead of playing it."""
+        """Records the node of an operation instead of playing it."""
         if isinstance(op, ReadOp | HookOp):
             return
         if isinstance(op, MarkOp):
@@ -200,7 +204,7 @@ class RecordingBranch(Branch):
         path = (*self.at, len(self.nodes))
         node = self._record(node)
         if isinstance(node, GrammarBegin) and len(self.recorder.holes) > holes:
-            self._matcher = None  # its language is not known
+            self._matcher = None  # the grammar depends on an argument
         if isinstance(op, GenOp | SelectOp):
             self._asked(op, node, path, number)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeBegin):
@@ -210,11 +214,12 @@ class RecordingBranch(Branch):
             op.variable.set(CompileSymbol(CompileSymbolSource(f"s[{node.name!r}]", parts, (number, node.name), why)))
 
     def _try(self, op: GenOp, number: int) -> None:
-        """Records attempts at a typed value, each of which goes back to before the one that could not be read."""
+        """Records the attempts at a typed value as nodes: if the value of an attempt can't be read, it is rolled back
+        and the next one follows."""
         own, params, seed = op.expression, op.node.params, self._seed
         assert own.options is not None
         assert own.value_type is not None
-        greedy = params.temperature == 0 or params.top_k == 1  # it would be the same again
+        greedy = params.temperature == 0 or params.top_k == 1  # a retry would repeat the answer
         again = 0 if greedy else own.options.retries or 0
         place, live = len(self.nodes), len(self._live)
         self._record(Mark())
@@ -282,14 +287,14 @@ class RecordingBranch(Branch):
 
     @staticmethod
     def _refuse_reasoned(op: GenOp | SelectOp, name: str | None) -> None:
-        """Raises CompileError: an argument is in a constraint that the reasoning before it is made part of."""
+        """Raises CompileError if a generation has `reasoning`, whose constraint can't be combined with an argument."""
         options = op.expression.options if isinstance(op, GenOp) else None
         if options is not None and options.reasoning is not None:
             told = f"the constraint of {name!r} has an argument in it, which can't be combined with reasoning= here."
             raise CompileError(told, hint=RUN_IT, where=op.node.where)
 
     def _scope_parts(self, start: int) -> tuple[tuple[str | Fill, ...] | None, str]:
-        """Parts of the text since a node, or why Python makes that."""
+        """Parts of the text since a node, or None and the reason for which only Python can make that text."""
         parts: list[str | Fill] = []
         for place in self._live[:-1]:
             node, path = self.nodes[place], (*self.at, place)
@@ -339,7 +344,7 @@ class RecordingBranch(Branch):
         self._record(Mark())
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:
-        """Records a rollback. What the body has read since the mark has to be played before."""
+        """Records a rollback, which waits until the values that the body has read since the mark are there."""
         place, live, marked = self._marks[mark]
         after = tuple(dict.fromkeys([path for number, path in self.recorder.reads if number > marked]))
         if after:
@@ -363,7 +368,7 @@ class RecordingBranch(Branch):
 
 
 class _Copy(CopyScope):
-    """`with s.copy() as c:`"""
+    """Context manager of `s.copy()` that also records the adoption of the variables."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         super().__exit__(kind, error, tb)
@@ -375,12 +380,12 @@ class _Copy(CopyScope):
 
 
 def _handed_over(method: str) -> Any:
-    """Method of a state that the caller's Python calls when it is there."""
+    """Method of a state that records its call, which the caller's Python makes in a run."""
     return lambda self, *args, **kwargs: self._handed(method, *args, **kwargs)
 
 
 class _State(ProgramState):
-    """A state of a body that is compiled."""
+    """State of a body that is being compiled."""
 
     branch: RecordingBranch
 
@@ -389,7 +394,7 @@ class _State(ProgramState):
         return ProgramStateGroup([_state_of(child.branch) for child in group], self)
 
     def copy(self, position_ids_offset: list[int] | None = None) -> CopyScope:
-        super().copy(position_ids_offset)  # refuses what it does not take
+        super().copy(position_ids_offset)  # checks the argument
         return _Copy(self)
 
     def set_var(self, name: str, value: object) -> None:
@@ -422,7 +427,7 @@ class _State(ProgramState):
         if branch.nodes:
             branch.recorder.reads.append((number, (*branch.at, len(branch.nodes) - 1)))
 
-    # What the caller's Python does when it is there.
+    # Methods that the caller's Python calls in a run.
 
     def _handed(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self.branch.recorder.record_call(f"s.{method}", self.branch.index, method, args, kwargs)
@@ -438,7 +443,7 @@ class _State(ProgramState):
     selection, usage = _handed_over("selection"), _handed_over("usage")
     text, messages = _handed_over("text"), _handed_over("messages")
 
-    # What can't be noticed when it is asked something: `is None`, isinstance(…).
+    # Methods whose results can't be symbols, since `is None` and isinstance(…) on a symbol can't be noticed.
 
     def _record(self, name: str) -> Any:
         raise CompileError(

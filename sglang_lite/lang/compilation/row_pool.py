@@ -1,5 +1,5 @@
-"""The rows of a compiled batch: one thread fills and submits them, and takes what has ended; no body runs, and no row
-has a thread or an interpreter of its own."""
+"""Pools for the rows of a compiled batch. One thread, or the executor loop, fills and submits the rows and collects
+their outcomes; no body runs, and no row has a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Row: TypeAlias = HeldRow | WholeRow
 
 
 class RowPool:
-    """Plays the rows of a batch, a window of them at a time.
+    """Pool that plays the rows of a batch, of which at most `window` are under way.
 
     Args:
-        jobs: the rows with their indices, each as what makes it.
-        window: how many rows may be under way.
+        jobs: index of each row, and a function that makes the row.
+        window: maximum number of rows under way.
         report: called with each row's index and outcome, on the pool's thread.
-        until_released: a row is under way until `release` is called for it, not only until it has ended.
-        timeout: seconds for each row.
+        until_released: whether a row is under way until `release` is called for it, instead of until it has ended.
+        timeout: seconds for each row, or None for no limit.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class RowPool:
     ) -> None:
         self._jobs, self._room, self._report, self._until_released = iter(jobs), window, report, until_released
         self._timeout, self._outer = timeout, current_run.get()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung when there is something to do
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the pool's thread
         self._ended: deque[tuple[int, Row]] = deque()
         self._released: deque[None] = deque()
         self._open: dict[int, Row] = {}
-        self._due: deque[tuple[float, int, SglError]] = deque()  # when rows have taken too long, the first one first
+        self._due: deque[tuple[float, int, SglError]] = deque()  # deadline, row and error, in order of the deadlines
         self._stopped = threading.Event()
-        self._error: SglError | None = None  # of all rows that are left, if they are to be told
-        self._flush = self._ring  # one object: backends call it once for all rows
+        self._error: SglError | None = None  # outcome of the remaining rows after `stop`
+        self._flush = self._ring  # one object for all rows, so that a backend calls it once a step
         if self._outer is not None:
             self._outer.register_inner(self)
 
@@ -61,15 +61,15 @@ class RowPool:
         threading.Thread(target=self._run, name="sglang_lite-rows", daemon=True).start()
 
     def release(self) -> None:
-        """Counts one row less as under way."""
+        """Makes room for another row, if rows are under way until they are released."""
         self._released.append(None)
         self._bell.put(None)
 
     def stop(self, error: SglError | None = None) -> None:
-        """Takes no further row, and stops those under way.
+        """Starts no further rows, and stops those under way.
 
         Args:
-            error: outcome of all rows that are left; None: nobody waits for one.
+            error: outcome to report for all remaining rows; None to report none.
         """
         self._error = self._error or error
         self._stopped.set()
@@ -106,13 +106,13 @@ class RowPool:
             if due is not None:
                 self._due.append((due, index, too_long(timeout)))
             row.start()
-        except Exception as error:  # that row's outcome
+        except Exception as error:  # the outcome of that row
             self._open.pop(index, None)
             self._end(index, error)
         return True
 
     def _told(self, index: int, row: Row) -> None:
-        """Takes a row that has ended, on any thread; the bell is rung once for all that end together."""
+        """Queues a row that has ended. Called on any thread; `_ring` follows once for all rows that end together."""
         self._ended.append((index, row))
 
     def _ring(self) -> None:
@@ -129,7 +129,7 @@ class RowPool:
         try:
             self._bell.get(timeout=max(due - time.monotonic(), 0))
         except queue.Empty:
-            self._open[index].stop(error)  # which tells of it
+            self._open[index].stop(error)  # which ends the row
 
     def _take(self) -> None:
         while self._ended:
@@ -150,19 +150,19 @@ class RowPool:
 def _outcome(row: Row) -> Outcome:
     try:
         return row.outcome()
-    except Exception as error:  # that row's outcome
+    except Exception as error:  # the outcome of that row
         return error
 
 
 class RemoteRowPool:
-    """Rows of a batch that are handed over in one request. On the executor loop.
+    """Pool that hands all rows of a batch to a backend in one request. Runs on the executor loop.
 
     Args:
-        backend: that plays them.
-        rows: by their indices.
-        failed: errors of further rows, which can't be played.
-        window: how many rows may be under way there, and unread here.
-        report, until_released, timeout: as of a RowPool.
+        backend: backend that plays the rows.
+        rows: rows by index.
+        failed: errors of rows that can't be played, by index.
+        window: maximum number of rows under way at the backend, and of outcomes that were not released here.
+        report, until_released, timeout: as for RowPool.
     """
 
     def __init__(
@@ -189,11 +189,11 @@ class RemoteRowPool:
         executor().post(self._start)
 
     def release(self) -> None:
-        """Counts one row as read."""
+        """Counts one outcome as read."""
         executor().post(self._release)
 
     def stop(self, error: SglError | None = None) -> None:
-        """Ends the request. `error` as of a RowPool."""
+        """Ends the request. `error` is as for RowPool.stop."""
         executor().post(self._stop, error)
 
     def _start(self) -> None:
@@ -221,7 +221,7 @@ class RemoteRowPool:
             self._report(index, error)
         try:
             await self._play()
-        except Exception as lost:  # of the whole, and so of each row that is left
+        except Exception as lost:  # the request failed, and so did all remaining rows
             for index in list(self._rows):
                 self._end(index, lost)
 
@@ -241,7 +241,7 @@ class RemoteRowPool:
                 for event in events:
                     row.take(event)
                 self._end(index, _outcome(row))
-                while self._until_released and self._unread >= self._window:  # the server waits, too
+                while self._until_released and self._unread >= self._window:  # the server then waits, too
                     self._read.clear()
                     await self._read.wait()
 

@@ -1,4 +1,4 @@
-"""Script of a body: what it did while it was compiled, to be done again for the values of a run."""
+"""Scripts of bodies: the actions of a body while it was compiled, to be repeated with the values of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from sglang_lite.protocol import Location
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An expression that was added to a branch.
+    """Addition of an expression to a branch.
 
     Attributes:
-        path: of the generation or selection that it is.
-        refused: paths of attempts at it whose values could not be read.
+        branch: number of the branch.
+        path: path of the node, if it is a generation or selection or has holes; else None.
+        holes: whether the node has holes.
+        refused: paths of attempts before the last one, whose values could not be read.
     """
 
     branch: int
-    expression: Any  # an Expression or text, with holes in it
+    expression: Any  # an Expression or text, with symbols in it
     where: Location | None
     path: Path | None
     holes: bool
@@ -43,7 +45,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """`with s.copy()`: the variables of a branch become its parent's."""
+    """End of `with s.copy()`: the parent branch adopts the variables of the child."""
 
     branch: int
     child: int
@@ -53,12 +55,12 @@ class Adopted:
 class Assigned:
     branch: int
     name: str
-    value: Any  # whatever the body gave
+    value: Any  # of the body, as `kept` returns it
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A variable that the body has read; without a name, it waited for all of a branch."""
+    """Read of a variable by the body; without a name, wait for everything that was added to a branch."""
 
     branch: int
     name: str | None
@@ -67,7 +69,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A place to come back to, known by the number of this action."""
+    """Checkpoint, identified by the number of this action."""
 
     branch: int
 
@@ -81,11 +83,12 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of the user's Python with what nodes have brought.
+    """Call of the user's Python with values of nodes.
 
     Attributes:
-        branch: whose state's method it is, by that name; None: of none.
-        function: that name, or what is called.
+        branch: number of the branch whose state has the method, or None for a function.
+        function: name of the method, or the function.
+        args, kwargs: arguments, as `kept` returns them.
     """
 
     branch: int | None
@@ -100,15 +103,16 @@ Action: TypeAlias = Submitted | Forked | Joined | Adopted | Assigned | Read | Ma
 
 @dataclass(slots=True)
 class Script:
-    """Actions of a body, in order.
+    """Script of one way through a body.
 
     Attributes:
-        actions: of it.
-        cuts: of each decision, the number of actions before it.
-        holds: origins of the values that only the caller's Python has, by their numbers.
-        result: what it returned.
-        reads: values are read of texts by the caller's Python, which may refuse them.
-        plain: names of variables of the main branch whose values are the texts of nodes, or lists of them.
+        actions: everything the body did, in order.
+        cuts: for each decision, the number of actions before it.
+        holds: sources of the values that only the caller's Python can compute, by the numbers of their fills.
+        result: return value of the body, as `kept` returns it.
+        reads: whether the caller's Python reads values from texts, which it may refuse.
+        plain: for variables of the main branch whose values are texts of nodes, the path of the node, or a list of
+            paths.
     """
 
     actions: list[Action] = field(default_factory=list)
@@ -121,16 +125,16 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """Actions of a body, for each way through it.
+    """Scripts of a body, for all ways through it.
 
     Attributes:
-        ways: scripts, by what was decided on the way.
+        ways: scripts by the outcomes of their decisions.
     """
 
     ways: Mapping[tuple[int, ...], Script]
 
     def script(self, decided: tuple[int, ...]) -> Script:
-        """The script of a way; of one that was broken off, of the first that begins so."""
+        """Script of a way; for the beginning of a way, the first script that begins with these outcomes."""
         found = self.ways.get(decided)
         if found is None:
             found = next(script for way, script in self.ways.items() if way[: len(decided)] == decided)
@@ -138,10 +142,10 @@ class Scripts:
 
     @property
     def reads(self) -> bool:
-        """True if, on any way, values are read of texts by the caller's Python."""
+        """True if, on any way, the caller's Python reads values from texts."""
         return any(script.reads for script in self.ways.values())
 
     @property
     def waits(self) -> bool:
-        """True if, on any way, the body reads values, or calls the user's Python with them."""
+        """True if, on any way, the body reads variables or calls the user's Python with values of nodes."""
         return any(isinstance(action, Read | Called) for script in self.ways.values() for action in script.actions)

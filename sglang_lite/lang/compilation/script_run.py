@@ -1,4 +1,4 @@
-"""Doing what a body did while it was compiled, for the values of a run: its script, action by action."""
+"""Execution of scripts: repeats the actions of a compiled body with the values of a run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from sglang_lite.protocol.anything import UserValue
 
 @dataclass(slots=True, eq=False)
 class ScriptRun:
-    """A script that is being done.
+    """Execution of a script in a run.
 
     Attributes:
-        row: the arguments.
-        states: of the run, by the numbers of their branches; the main one is given.
-        asks: is told of each expression before it is added, and gives it with the arguments in its holes.
+        row: arguments by name.
+        states: states of the run, by the numbers of their branches; initially the main one.
+        asks: called with each addition before it is made; returns the expression with the arguments in its holes.
         values: variables of generations and selections, by the paths of their nodes.
     """
 
@@ -46,18 +46,18 @@ class ScriptRun:
     states: dict[int, ProgramState]
     asks: Callable[[Submitted], Any]
     values: dict[Path, Variable] = field(default_factory=dict)
-    _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by the actions that have made them
+    _variables: dict[tuple[int, str], Variable] = field(default_factory=dict)  # by action and name
     _marks: dict[int, BranchSnapshot] = field(default_factory=dict)
 
     def of(self, source: tuple[int, str] | None, argument: str) -> UserValue:
-        """The value of an action's variable, or of an argument."""
+        """Value of an action's variable, or of an argument if `source` is None."""
         return self.row[argument] if source is None else self._variables[source].result()
 
     def do(self, script: Script, start: int, stop: int) -> Iterator[Variable]:
-        """Does some actions. Yields what has to be done before the next one.
+        """Performs the actions from `start` up to `stop`. Yields variables that have to be set before the next action.
 
         Raises:
-            Exception: as the body would.
+            Exception: the body would raise it here.
         """
         for number in range(start, stop):
             yield from self._do(number, script.actions[number])
@@ -106,7 +106,7 @@ class ScriptRun:
             self.values[action.path] = branch.names.variables[names[0]]
 
     def _call(self, number: int, action: Called) -> Variable:
-        """Calls the user's Python, in a thread of its own, as it may wait; a variable for what it returns."""
+        """Calls the user's Python in a new thread, since the call may block. Returns a variable for the result."""
         made = self._variables[number, ""] = Variable(action.where)
         function = action.function
         if action.branch is not None:
@@ -116,10 +116,10 @@ class ScriptRun:
             try:
                 args, kwargs = resolved(action.args, self.of), resolved(action.kwargs, self.of)
                 value = resolved(function, self.of)(*args, **kwargs)
-                if isinstance(value, ProgramState):  # reading it must not wait
+                if isinstance(value, ProgramState):  # reads of the state must not block
                     finished(value.branch.player).wait()
                 made.set(value)
-            except BaseException as error:  # raised where the script has got to
+            except BaseException as error:  # raised again by the script
                 made.fail(error)
 
         start_thread(call)

@@ -1,4 +1,4 @@
-"""A compiled program for one backend and settings."""
+"""Specializations: a compiled program for one backend and settings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 class Specialization:
-    """A program compiled for a backend and settings.
+    """Program compiled for one backend and settings.
 
     Attributes:
-        compiled: the program as data.
-        scripts: of its body.
-        filler: of its holes.
-        draws: it has selections that are drawn, and so needs a seed.
-        waits: the body reads values, so that a run is over when those are there.
-        reads: values are read of texts by the caller's Python, which may refuse them.
+        backend, settings: backend and settings that the program was compiled for.
+        template: chat template of the backend at that time, or None.
+        compiled: program as data.
+        scripts: scripts of the body.
+        filler: fills the holes of the program.
+        draws: whether the program has selections that are drawn, so that a run needs a seed.
+        waits: whether the body reads values, so that `run` returns only when they are there.
+        reads: whether the caller's Python reads values from texts, which it may refuse.
     """
 
     def __init__(self, program: BaseProgram, backend: BaseBackend, settings: RunSettings) -> None:
@@ -42,10 +44,10 @@ class Specialization:
         self.waits, self.reads = self.scripts.waits, self.scripts.reads
 
     def check(self, row: Mapping[str, UserValue]) -> None:
-        """Checks, for the first row alone, that the body does the same with the arguments as they are.
+        """Checks that the body does the same with actual arguments as with symbols. Only the first row is checked.
 
         Raises:
-            CompileError: it does not.
+            CompileError: the body does something else with these arguments.
         """
         if not self._checked:
             filled = self.filler(row)
@@ -53,7 +55,7 @@ class Specialization:
             self._checked = True
 
     def called(self, row: Mapping[str, UserValue]) -> BoundCall:
-        """Call of the body that a row stands for."""
+        """Call of the program with the arguments of a row."""
         arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
         return BoundCall(self._program, arguments.args, arguments.kwargs)
 

@@ -1,4 +1,4 @@
-"""A run's state rebuilt from results of nodes that were played elsewhere, by doing its script again."""
+"""Rebuilding of a run's state from the results of nodes that were played elsewhere, by repeating its script."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Brought: TypeAlias = "Generation | list[Generation] | Selection | SglError"
 
 @dataclass(slots=True, eq=False)
 class RowResult:
-    """All that a program has brought.
+    """Results of a played program.
 
     Attributes:
-        brought: by the paths of its nodes; of several samples, a list.
-        end: how it ended; None: it has not.
-        failed: a node has, or the whole.
-        seconds: that it took.
+        brought: results or errors by the paths of their nodes; a list for several samples.
+        end: result or error of the whole program, or None before its end.
+        failed: whether a node or the whole program has failed.
+        seconds: duration of the run.
     """
 
     brought: dict[Path, Brought] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class RowResult:
     seconds: float = 0.0
 
     def take(self, event: ProgramEvent) -> bool:
-        """Takes an event. True: it was the last one."""
+        """Records an event. Returns True if it was the last one."""
         if type(event) is not Played:
             assert not isinstance(event, Played)
             self.end = event
@@ -74,7 +74,7 @@ class RowResult:
 
 
 def text_of(found: Brought, node: UserValue) -> str | list[str]:
-    """The text that a node has brought, or a list of several samples'. Raises LookupError: it has failed."""
+    """Text of a node's result, or a list of the texts of several samples. Raises LookupError if the node has failed."""
     if isinstance(found, Generation):
         return found.text
     if isinstance(found, list):
@@ -85,13 +85,14 @@ def text_of(found: Brought, node: UserValue) -> str | list[str]:
 
 
 class PlayedAnswers(DelegatingBackend):
-    """Answers that the nodes of a program have brought, as a backend that gives them at once.
+    """Backend that answers immediately with the results of a played program.
 
     Args:
-        backend: that they were played on.
+        backend: backend that played the program.
+        result: results of the program.
 
     Attributes:
-        path: of the node that is asked for.
+        path: path of the node that is answered next.
     """
 
     def __init__(self, backend: BaseBackend, result: RowResult) -> None:
@@ -114,7 +115,7 @@ class PlayedAnswers(DelegatingBackend):
         return found
 
     def usages(self, paths: Sequence[Path]) -> list[Usage | None]:
-        """Usage of generations."""
+        """Usages of the nodes with these paths that are generations."""
         found = (self._result.brought.get(path) for path in paths)
         return [each.usage for each in found if isinstance(each, Generation)]
 
@@ -133,14 +134,16 @@ def rebuilt_state(
     script: Script, nodes: Sequence[Node], row: Mapping[str, UserValue], result: RowResult, backend: BaseBackend,
     settings: RunSettings, called: BoundCall,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
-    """The state of a run, and what its body raises, if anything.
+    """State of a run, and the error that the script raises, or None.
 
     Args:
-        nodes: that were played.
-        row: the arguments.
-        result: what came of it.
-        settings: of the run, with the seed that its draws were made of.
-        called: how its body would have been called.
+        script: script of the way that the run took.
+        nodes: nodes that were played.
+        row: arguments by name.
+        result: results of the nodes.
+        backend: backend that played them.
+        settings: settings of the run, with the seed of its draws.
+        called: call of the program.
     """
     answers = PlayedAnswers(backend, result)
     run = Run(answers, replace(settings, timeout=None), new_state=ProgramState)

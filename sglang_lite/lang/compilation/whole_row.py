@@ -1,4 +1,5 @@
-"""A row of a compiled program that is played as a whole, and its state: made when more of it is read than texts."""
+"""Rows of compiled programs that are played as a whole, and their states, which are built only if more than texts of
+nodes is read."""
 
 from __future__ import annotations
 
@@ -29,19 +30,20 @@ from sglang_lite.protocol.results import total_usage
 
 
 class WholeRow:
-    """A row that is played as a whole.
+    """Row of a compiled program that is played as a whole.
 
     Args:
-        done: is set at its end; None: nobody waits for it before.
+        done: variable that is set at the end of the row; None if nobody waits for it.
 
     Attributes:
-        specialized, settings: of the run.
-        arguments: of the run, by name.
-        seed: that its draws are made of; None where nobody needs one.
-        program: the row's.
-        result: what has come of it.
-        began: when, as `time.perf_counter()`.
-        told: called at its end, on any thread; `flush` after it, once for all that end together.
+        specialized, settings: specialization of the program, and settings of the run.
+        arguments: arguments of the run, by name.
+        seed: seed of the draws, or None if none is needed.
+        program: program with the arguments in its holes.
+        result: results so far.
+        began: `time.perf_counter()` at the creation of the row.
+        told: called with the row at its end, on any thread, or None.
+        flush: called after `told`, once for all rows that end together, or None.
     """
 
     __slots__ = (
@@ -58,7 +60,7 @@ class WholeRow:
     ) -> None:
         self.specialized, self.arguments, self.settings, self.done = specialized, arguments, settings, done
         self.seed = settings.seed
-        if self.seed is None and specialized.draws:  # as both sides draw
+        if self.seed is None and specialized.draws:  # the same on both sides
             self.seed = secrets.randbits(63)
         self.program = specialized.filler(arguments, self.seed)
         self.result = RowResult()
@@ -69,7 +71,7 @@ class WholeRow:
         self._way: tuple[Sequence[Node], Script] | None = None
 
     def way(self) -> tuple[Sequence[Node], Script]:
-        """The nodes that have come, and what the body does with them. After its end."""
+        """Nodes of the way that the row took, and the script of that way. Valid after the end of the row."""
         if self._way is None:
             compiled, brought = self.specialized.compiled, self.result.brought
             nodes = played_nodes(self.program, lambda path, node: text_of(brought[path], node))
@@ -84,13 +86,13 @@ class WholeRow:
         return self._way
 
     def start(self) -> None:
-        """Has the backend play it, unless it was stopped before."""
+        """Hands the program to the backend, unless the row was stopped before."""
         if self.result.end is None:
             priority = priority_keywords(self.settings.priority)
             self._abort = self.specialized.backend.play_program(self.program, self.take, self.flush, **priority)
 
     def take(self, event: ProgramEvent) -> None:
-        """Takes an event, on any thread."""
+        """Records an event. Called on any thread."""
         if self.result.end is None and self.result.take(event):
             self.result.seconds = time.perf_counter() - self.began
             if self.done is not None:
@@ -99,7 +101,7 @@ class WholeRow:
                 self.told(self)
 
     def stop(self, error: SglError) -> None:
-        """Ends it with an error, unless it has ended."""
+        """Ends the row with an error, unless it has ended."""
         if self.result.end is not None:
             return
         self.take(error)
@@ -109,30 +111,32 @@ class WholeRow:
             self._abort()
 
     def wait(self) -> None:
-        """Waits for its end."""
+        """Waits for the end of the row."""
         if self.done is not None and self.result.end is None:
             self.done.wait()
 
     async def finished(self) -> None:
-        """`wait` for coroutines."""
+        """Awaits the end of the row."""
         if self.done is not None:
             await self.done.get()
 
     def state(self) -> CompiledState:
-        """The state of the run. Whoever waits for it is told of nothing more."""
+        """State of the run. Removes the callbacks `told` and `flush`."""
         self.told = self.flush = None
         return CompiledState(self)
 
     def outcome(self) -> ProgramState | SglError:
-        """The state, or the error that it has ended with. After its end."""
+        """State of the run, or the error that it ended with. Valid after the end of the row."""
         return self.state().outcome()
 
 
 class CompiledState(ProgramState):
-    """The state of a compiled program's run. What it has beside texts of nodes is made when it is first read.
+    """State of a run of a compiled program. Texts of nodes are read directly from the results; the rest of the state is
+    built when it is first read.
 
     Attributes:
-        row: the run.
+        row: row of the run.
+        raised: error that the body raises, or None.
     """
 
     raised: SglError | None
@@ -149,7 +153,7 @@ class CompiledState(ProgramState):
         return self.__dict__[name]
 
     def build(self) -> SglError | None:
-        """Makes the state of what has come. Returns what the body raises."""
+        """Builds the state from the results. Returns the error that the body raises, or None."""
         if "branch" not in self.__dict__:
             row = self.row
             settings = replace(row.settings, seed=row.seed)
@@ -164,16 +168,16 @@ class CompiledState(ProgramState):
     def _wait_for_end(self) -> None:
         try:
             self.row.wait()
-        except KeyboardInterrupt:  # as in any reading
+        except KeyboardInterrupt:  # as in every read that waits
             self.cancel()
             raise
 
     def outcome(self) -> ProgramState | SglError:
-        """The state, or the error that it has ended with. After its end."""
+        """The state itself, or the error that the run ended with. Valid after the end of the row."""
         if self.row.result.failed or self.row.specialized.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
-                self.branch.player.mark_failure_reported()  # the batch tells
+                self.branch.player.mark_failure_reported()  # the batch reports it
                 return raised
         return self
 
@@ -189,7 +193,7 @@ class CompiledState(ProgramState):
     get_var = __getitem__
 
     def _plain(self, spec: Any, nodes: Sequence[Node]) -> Any:
-        """The text of a node, or the list of several nodes' texts."""
+        """Text of the node with a path, or a list of texts for a list of paths."""
         if isinstance(spec, list):
             return [self._plain(each, nodes) for each in spec]
         return text_of(self.row.result.brought[spec], node_at(nodes, spec))
@@ -205,7 +209,7 @@ class CompiledState(ProgramState):
     def usage(self, name: str | None = None) -> Usage:
         self._wait_for_end()
         result = self.row.result
-        alone = self.row.program.decision is None  # else not all that was brought counts
+        alone = self.row.program.decision is None  # else some results may not count
         if name is None and "branch" not in self.__dict__ and alone and not result.failed:
             records = [(each, None) if isinstance(each, Selection) else each for each in result.brought.values()]
             usages = usages_of(records)
@@ -217,10 +221,10 @@ class CompiledState(ProgramState):
 
 
 class CompiledCall:
-    """A run of a compiled program, as `Call` is of one whose body runs.
+    """Run of a compiled program that is played as a whole. Has the interface of a BodyRun.
 
     Attributes:
-        state: of the run.
+        state: state of the run.
     """
 
     def __init__(
@@ -234,7 +238,7 @@ class CompiledCall:
             outer.register_inner(self._row)
 
     def run(self) -> ProgramState:
-        """Plays it; returns when its body would have returned. What that raises is raised."""
+        """Plays the program, and returns when its body would have returned. Raises the body's error, if any."""
         self._start()
         if self._row.specialized.waits:
             self._wait()

@@ -296,16 +296,14 @@ class Branch:
         check_repair(own, backend, retries, None if self._role is None else self._role[0], params, where)
 
     def _held(self, own: SglGen) -> bool:
-        """Returns True if the caller's Python decides on the generation's result: by retries, a check, or another
-        backend."""
+        """Returns True if the caller's Python decides on the result: by retries, a check, or another backend."""
         if own.options is None or self.backend.remembers:
             return bool(self.run.settings.retries) or self.backend.remembers
         retries = self.run.settings.retries if own.options.retries is None else own.options.retries
         return bool(retries) or own.options.check is not None or own.options.backend is not None
 
     def _params(self, node: Gen, more: tuple[str, ...]) -> SamplingParams:
-        """Parameters of the node over those of the run. `more` stops, and in a turn those of the chat template, are
-        added."""
+        """Parameters of the node over those of the run, with `more` stops and those of the open turn's template."""
         params, seed = node.params, self.node_seed()
         if self.run.settings.params is not NO_PARAMS:
             params = merge(self.run.settings.params, params)
@@ -392,8 +390,7 @@ class Branch:
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
     def copy_state_to(self, children: Iterable[Branch]) -> None:
-        """Copies the submitting side's state (variables, turns, open grammar) to branches that are forked from this
-        one."""
+        """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
         for child in children:
             child.names.variables = dict(self.names.variables)
             child.init_state(self._turns, self._role, self._grammar, self._matcher and self._matcher.copy())
@@ -427,8 +424,7 @@ class Branch:
         self.player.continue_on(backend)
 
     def call_hook(self, hook: str, *args: object) -> None:
-        """Calls a hook of the backend after everything queued before has been played. Does nothing if the backend does
-        not define it."""
+        """Calls a hook of the backend, if it defines the hook, after everything queued before has been played."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
 

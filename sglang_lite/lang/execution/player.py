@@ -70,8 +70,7 @@ class Player:
         log: text log of the branch, or None if the run is not streamed.
         children: branches forked from it.
         gate: gate before its first generation, or None if it waits for no other branch.
-        played: operations that are done, in order, including those that have failed or were rolled back; traces are
-            made of it. Owned by the thread that plays the branch.
+        played: finished, failed and rolled-back operations, in order; owned by the thread that plays the branch.
         scope_starts: index of the first piece of each open scope, by the id of its variable.
     """
 
@@ -124,16 +123,14 @@ class Player:
             self._dispatch(waits)
 
     def _push(self, op: Op) -> None:
-        """Hands an operation over to the backend's program, or to a new program if that one is closed. Called with the
-        lock held."""
+        """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
         assert self.pushed is not None
         if not self.pushed.add(op):
             self.pushed = self.pushed.fresh(self._current, self.transcript.pieces)
             self.pushed.add(op)
 
     def continue_on(self, backend: BaseBackend) -> None:
-        """Makes another backend play everything that is added from now on, in a program of its own. Nothing may be left
-        to play."""
+        """Makes another backend play everything added from now on, in a new program. Requires `at_rest`."""
         self.backend, self.pushed = backend, self.run.pushed()
         if self.pushed is not None:
             self.pushed.program.close()
@@ -168,8 +165,7 @@ class Player:
 
     @property
     def waits(self) -> bool:
-        """True if an operation that is being played or queued has to wait; if False, all of them are played in a
-        moment."""
+        """True if an operation that is being played or queued has to wait."""
         with self._lock:
             ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_has_to_wait, ops))
@@ -185,12 +181,11 @@ class Player:
             self.put(ReadOp(Variable(), lambda player: player.log.close() if player.log else None))
 
     def go_back(self, mark: BranchMark, where: Location | None) -> None:
-        """Goes back to a mark. A branch that has failed since the mark works again, unless it was stopped from outside
-        or its deadline has passed.
+        """Goes back to a mark; a branch that has failed since works again.
 
         Raises:
             ProgramError: the run is streamed.
-            SglError: the branch was stopped or its deadline has passed; the error is the branch's failure.
+            SglError: the branch was stopped from outside or its deadline has passed; the error is its failure.
         """
         if self.log is not None:
             raise ProgramError(
@@ -213,8 +208,8 @@ class Player:
             executor().post(self._end_rolled_back, running, given_up)
 
     def _remove_behind(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
-        """Removes the operations behind a mark from the queue, except for hooks. Returns the operation behind it that
-        is being played, or None, and the removed ones. Called with the lock held."""
+        """Removes operations behind a mark from the queue, except for hooks. Returns the one being played behind it, or
+        None, and the removed ones. Needs the lock."""
         queued = list(self._queue)
         if mark.position is not None:
             self._failure = None
@@ -226,8 +221,7 @@ class Player:
         return running, [op for op in after if not isinstance(op, HookOp)]
 
     def _end_rolled_back(self, op: Op, error: SglError) -> None:
-        """Ends an operation that a rollback waits for, unless a thread plays it, which can't be interrupted. Runs on
-        the executor loop."""
+        """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
         if self._waiting is not None and (waiting := self._fail(error, op)) is not None:
             waiting.cancel()
 
@@ -261,8 +255,7 @@ class Player:
         self._fail(error)
 
     def _play_on(self, op: Op) -> None:
-        """Plays `op`, the branch's current operation, and those behind it, and hands over an operation that has to
-        wait."""
+        """Plays `op`, the current operation, and those behind it; dispatches the first that has to wait."""
         if (waits := self._advance(op)) is not None:
             self._dispatch(waits)
 
@@ -276,9 +269,8 @@ class Player:
             executor().post(self._start, op)
 
     def _advance(self, op: Op) -> Op | None:
-        """Plays `op`, the branch's current operation, and the queue up to the first operation that has to wait, and
-        returns that one. Returns None if the caller no longer owns the branch: nothing is left to play, or the branch
-        was stopped."""
+        """Plays `op`, the current operation, and the queue up to the first one that has to wait, which it returns.
+        Returns None if the caller no longer owns the branch: nothing is left to play, or it was stopped."""
         while True:
             try:
                 if type(op) is Text:
@@ -326,8 +318,7 @@ class Player:
                 self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
 
     def _await(self, waits: GenOp) -> None:
-        """Plays the branch from `waits` on, a generation for which only the answer is missing, without creating a task,
-        which would cost more than all the rest. Runs on the executor loop."""
+        """Plays from a generation on that only lacks its answer, without a costly task. Runs on the executor loop."""
         token = current_run.set(self.run)
         op: Op | None = waits
         try:
@@ -408,9 +399,8 @@ class Player:
             _begin(op)
 
     def _fail(self, error: BaseException, op: Op | None = None) -> asyncio.Task[None] | NodeEvents | None:
-        """Fails the branch and all its queued operations. If the error belongs to an operation that a queued rollback
-        takes back, the branch continues with that rollback instead. Returns the task or inbox that was waiting for the
-        current operation.
+        """Fails the branch and all its queued operations, or continues with a queued rollback that takes the failed
+        operation back. Returns the task or inbox that was waiting for the current operation.
 
         Args:
             op: operation that has failed; ignored if it is no longer the current one, as the branch was stopped
@@ -452,8 +442,7 @@ class Player:
         return waiting
 
     def is_current(self, op: Op) -> bool:
-        """Returns True if `op` is the branch's current operation; if not, the branch was stopped and results of `op`
-        must be dropped."""
+        """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
         return self._current is op
 
     @property

@@ -29,7 +29,7 @@ class Queued:
         text: predicted text between the last generated token and the node, or None if it can't be predicted.
         ids: tokenisation of `text`, if started.
         matcher: matcher of its grammar, made in advance for the next request of the branch.
-        ahead: tokens that it is expected to add.
+        expected: tokens that it is expected to add.
     """
 
     node: Node
@@ -39,14 +39,14 @@ class Queued:
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
-    ahead: ExpectedTokens = NOTHING_EXPECTED
+    expected: ExpectedTokens = NOTHING_EXPECTED
 
 
 class BranchQueue:
     """Queue of nodes, each with its place among all nodes that the branch was ever given.
 
     Args:
-        prospect: scheduling hints of the branch; kept up to date with the queue.
+        hints: scheduling hints of the branch; kept up to date with the queue.
         left: callback with the number of nodes that leave the queue.
 
     Attributes:
@@ -54,8 +54,8 @@ class BranchQueue:
         foreseen: text after the last generated token once all queued nodes are played, or None if unknown.
     """
 
-    def __init__(self, prospect: ScheduleHints, left: Callable[[int], None]) -> None:
-        self._prospect, self._left = prospect, left
+    def __init__(self, hints: ScheduleHints, left: Callable[[int], None]) -> None:
+        self._hints, self._left = hints, left
         self._nodes: deque[tuple[int, Queued]] = deque()
         self.count = 0  # nodes added so far
         self.foreseen: list[Span] | None = None
@@ -92,12 +92,12 @@ class BranchQueue:
         """Queues a node at its place."""
         self.foreseen = _foreseen_after(entry.node, self.foreseen)
         self._nodes.append((place, entry))
-        self._prospect.ahead += entry.ahead
+        self._hints.expected += entry.expected
 
     def take_first(self) -> None:
         """Removes the first node, to be played now."""
         _, entry = self._nodes.popleft()
-        self._prospect.ahead -= entry.ahead
+        self._hints.expected -= entry.expected
         self._left(1)
 
     def roll_back(self, mark: int, place: int, entry: Queued) -> bool:
@@ -112,7 +112,7 @@ class BranchQueue:
             return False
         while self._nodes[-1][0] > mark:
             _, gone = self._nodes.pop()
-            self._prospect.ahead -= gone.ahead
+            self._hints.expected -= gone.expected
             self._left(1)
         self.foreseen = None
         self._nodes.append((place, entry))
@@ -122,7 +122,7 @@ class BranchQueue:
         """Removes all nodes."""
         self._left(len(self._nodes))
         self._nodes.clear()
-        self._prospect.ahead = NOTHING_EXPECTED
+        self._hints.expected = NOTHING_EXPECTED
 
 
 def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:

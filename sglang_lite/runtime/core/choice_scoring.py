@@ -64,7 +64,7 @@ class ChoiceScoring:
         unconditional: bool,
         namespace: str,
         special: bool,
-        prospect: ScheduleHints | None = None,
+        hints: ScheduleHints | None = None,
     ) -> None:
         """Submits the requests, unless aborted. May take long, so not on the loop's thread.
 
@@ -74,7 +74,7 @@ class ChoiceScoring:
             unconditional: whether to also score the choices without the prompt.
             namespace: namespace in the prefix tree.
             special: whether the choices can name special tokens.
-            prospect: scheduling hints of the program's branch, if any.
+            hints: scheduling hints of the program's branch, if any.
 
         Raises:
             ParameterError: the prompt is too long, or a choice is empty although it follows no text or is to be scored
@@ -101,8 +101,8 @@ class ChoiceScoring:
             )
         ]
         for request in (before, *requests[: len(choices)]):  # the rows that contain the prompt
-            request.prospect = prospect
-            request.priority = 0 if prospect is None else prospect.priority
+            request.hints = hints
+            request.priority = 0 if hints is None else hints.priority
         with self._lock:
             if self._ended:
                 return

@@ -114,7 +114,7 @@ class EngineCore:
             longest,
             reuse=config.prefix_cache,
             priority=EVICTION[config.eviction],
-            tell_others=config.tell_cache is not False,
+            reveal_others=config.explain_cache_misses is not False,
         )
         sampling = SamplingTable(sizes.max_running)
         threads = min(config.threads or os.cpu_count() or 1, _MASK_THREADS)

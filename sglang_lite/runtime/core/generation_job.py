@@ -33,7 +33,7 @@ class GenerationJob:
             request can continue in its slot; returns that request or None.
         stream: whether to send deltas.
         namespace: namespace in the prefix tree.
-        prospect: scheduling hints of the branch.
+        hints: scheduling hints of the branch.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class GenerationJob:
         *,
         stream: bool,
         namespace: str,
-        prospect: ScheduleHints,
+        hints: ScheduleHints,
     ) -> None:
         self._parts, self._params, self._tell, self._done = parts, params, tell, done
-        self._stream, self._namespace, self._prospect = stream, namespace, prospect
+        self._stream, self._namespace, self._hints = stream, namespace, hints
         self._ended: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = self._aborted = False
@@ -82,7 +82,7 @@ class GenerationJob:
             log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
         )
         for index, request in enumerate(requests):
-            request.prospect, request.priority = self._prospect, self._prospect.priority
+            request.hints, request.priority = self._hints, self._hints.priority
             request.output.sink = partial(self._take, index)
         compiled = None if grammar is None else grammar.result()
         if within is not None:

@@ -94,8 +94,8 @@ class Branch:
 
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
-        self._prospect = ScheduleHints(player, player.priority)
-        self._queue = BranchQueue(self._prospect, player.played)
+        self._hints = ScheduleHints(player, player.priority)
+        self._queue = BranchQueue(self._hints, player.played)
         self._played = 0  # number of nodes played, counted from the branch's start
         self._text: BranchText | None = None  # None until the branch has been forked
         self._early: list[Callable[[], None]] = []  # calls made before that; run after the nodes that the fork brings
@@ -156,8 +156,7 @@ class Branch:
             self._prepare_next()
 
     def refuse(self, count: int, error: SglError) -> None:
-        """Counts `count` nodes as added but doesn't queue them: the branch fails with `error` once all earlier nodes
-        are played."""
+        """Counts `count` nodes as added but not queued: the branch fails with `error` after the earlier ones."""
         if self._text is None:
             self._early.append(partial(self.refuse, count, error))
             return
@@ -174,8 +173,7 @@ class Branch:
             self._wake()
 
     def _prepare_next(self) -> None:
-        """Starts making the matcher for the next node if it is a generation: it may then continue in the slot of the
-        running request."""
+        """Starts making the matcher of a generation that is next, which may then continue in the running slot."""
         if self._text is not None and self._text.grammar is not None:
             return  # the matcher will first have to advance over text that is not known yet
         entry = self._queue.next_to_wait
@@ -192,9 +190,9 @@ class Branch:
     def hold(self) -> None:
         """Asks the scheduler to keep the cached prefix of the branch's text, if the branch has nodes to play."""
         self._look_ahead()
-        if self._prospect.returns and self._text is not None:
+        if self._hints.returns and self._text is not None:
             ids = np.array(self._text.log.fixed, dtype=np.int32)
-            self._player.parts.loop.scheduler.hints.want(self._prospect, ids, self._player.namespace)
+            self._player.parts.loop.scheduler.held_prefixes.want(self._hints, ids, self._player.namespace)
 
     def drop(self) -> None:
         """Drops everything that is queued or running, without an event."""
@@ -228,8 +226,7 @@ class Branch:
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
     def wake_when_through(self, waiting: Waiting) -> None:
-        """Resumes another branch, or a decision, the next time that a node of this branch has been played or the branch
-        has failed."""
+        """Resumes another branch, or a decision, once the next node of this branch is played or has failed."""
         self._waiting.append(waiting)
 
     # ------------------------------------------------------------------------------------------- playing
@@ -302,8 +299,7 @@ class Branch:
                 self._marks[place] = text.mark()
 
     def _end_grammar(self, text: BranchText, grammar: OpenGrammar, place: int) -> None:
-        """Checks, off the loop's thread, that the text completes the grammar, and then leaves the grammar and plays
-        on."""
+        """Checks, off the loop's thread, that the text completes the grammar; then leaves the grammar."""
 
         def ended(error: SglError | None) -> None:
             if error is not None:
@@ -316,10 +312,10 @@ class Branch:
 
     def _look_ahead(self) -> None:
         """Updates the hint that the branch will need its text again, and releases the held prefix if not."""
-        prospect = self._prospect
-        prospect.returns = self._busy or bool(self._queue) or self._judged
-        if not prospect.returns:
-            self._player.parts.loop.scheduler.hints.release(prospect)
+        hints = self._hints
+        hints.returns = self._busy or bool(self._queue) or self._judged
+        if not hints.returns:
+            self._player.parts.loop.scheduler.held_prefixes.release(hints)
 
     def end(self) -> None:
         """Ends the branch when its program ends: no more nodes will come."""
@@ -327,8 +323,7 @@ class Branch:
         self._look_ahead()
 
     def _through(self, place: int) -> bool:
-        """Records that a node has been played. Returns False if a decision that waited for it has rolled the branch
-        back or ended it."""
+        """Records that a node has been played. Returns False if a decision then rolled back or ended the branch."""
         epoch = self._work.epoch
         self._played = place + 1
         if self._text is not None:
@@ -439,14 +434,14 @@ class Branch:
         player = self._player
         return GenerationJob(
             player.parts, params, tell, done,
-            stream=player.stream, namespace=player.namespace, prospect=self._prospect,
+            stream=player.stream, namespace=player.namespace, hints=self._hints,
         )  # fmt: skip
 
     def _select(self, text: BranchText, place: int, node: Select) -> None:
         if not node.choices:
             raise no_choices_error()
         done = partial(self._selected, place, node)
-        job = SelectionJob(self._player.parts, node, self._player.namespace, self._prospect, done)
+        job = SelectionJob(self._player.parts, node, self._player.namespace, self._hints, done)
         self._work.begin(job)
         self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
 
@@ -470,8 +465,7 @@ class Branch:
         self._player.settle()
 
     def _fill(self, text: BranchText, node: Fill) -> bool:
-        """Appends the value of a node to the text. Returns False if the node has no value yet; the branch is then
-        resumed later.
+        """Appends the value of a node to the text. Returns False, and resumes later, if it has no value yet.
 
         Raises:
             SglError: the node has failed, or its value lacks the item that the hole names.

@@ -32,7 +32,7 @@ from sglang_lite.runtime.core.program_branch import Branch, Waiting
 from sglang_lite.runtime.core.program_control_flow import Decisions, PreparedPart
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.resolved_params import ResolvedParams
-from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ahead_of
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, expected_tokens
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 from sglang_lite.runtime.tokens.token_log import TokenLog
 
@@ -151,8 +151,10 @@ class ProgramPlayer:
             entry.grammar = self._compiled(node.constraint)
         elif isinstance(node, Fork):
             entry.branches = [[self._prepared(each) for each in nodes] for nodes in node.branches]
-        branches = tuple(sum((each.ahead for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
-        entry.ahead = ahead_of(node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches)
+        branches = tuple(sum((each.expected for each in entries), NOTHING_EXPECTED) for entries in entry.branches)
+        entry.expected = expected_tokens(
+            node, entry.params if isinstance(entry.params, ResolvedParams) else None, branches
+        )
         return entry
 
     def _compiled(self, constraint: Constraint | None) -> Future[CompiledGrammar] | None:

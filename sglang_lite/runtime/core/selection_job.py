@@ -25,13 +25,13 @@ class SelectionJob:
         parts: parts of the engine.
         node: selection to run.
         namespace: namespace in the prefix tree.
-        prospect: scheduling hints of the branch.
+        hints: scheduling hints of the branch.
         done: callback for the end, called with this job, the scores or the error, and the chosen text; the text is None
             on an error, or if the caller makes the choice.
     """
 
-    def __init__(self, parts: EngineParts, node: Select, namespace: str, prospect: ScheduleHints, done: Done) -> None:
-        self._node, self._namespace, self._prospect, self._done = node, namespace, prospect, done
+    def __init__(self, parts: EngineParts, node: Select, namespace: str, hints: ScheduleHints, done: Done) -> None:
+        self._node, self._namespace, self._hints, self._done = node, namespace, hints, done
         self._scoring = ChoiceScoring(parts, self._scored)
         self._aborted = False
 
@@ -57,7 +57,7 @@ class SelectionJob:
                 unconditional=unconditional,
                 namespace=self._namespace,
                 special=node.special,
-                prospect=self._prospect,
+                hints=self._hints,
             )
         except SglError as error:
             return partial(self._scored, error)

@@ -45,7 +45,7 @@ logger = logging.getLogger("sglang_lite")
 # late row costs another forward. Beyond the maximum, neither the other rows of the step nor concurrent streams are held
 # up any longer.
 _PATIENCE = 0.0025
-_MOST_PATIENCE = 0.05
+_MAX_PATIENCE = 0.05
 # Requests that are submitted together should start together: if a second one arrives before the first has begun, the
 # loop waits for more until a pause. Without this, the first few would have a step of their own, which takes as long to
 # launch as one step with all of them, and longer while the submitting thread is busy.
@@ -60,12 +60,12 @@ class _Launched:
 
     Attributes:
         forward: the runner's handle of the forward pass.
-        through: rows whose prompts are complete after this step.
+        completed_rows: rows whose prompts are complete after this step.
         patience: maximum time that its draws may wait for masks, in seconds.
     """
 
     forward: LaunchedForward
-    through: list[int]
+    completed_rows: list[int]
     patience: float
 
 
@@ -84,7 +84,7 @@ class _InFlight:
 
     step: _Launched
     masked: _Masked
-    drawn: PendingTokens
+    pending: PendingTokens
 
 
 class StepLoop:
@@ -248,7 +248,7 @@ class StepLoop:
         self._settle_before()
         masked = self._make_masks(step)
         self._draw(step, masked)
-        self.scheduler.took(batch, time.perf_counter() - began)
+        self.scheduler.record_duration(batch, time.perf_counter() - began)
         if not self._overlap or self.scheduler.isolated:
             self._settle_before()
 
@@ -276,15 +276,15 @@ class StepLoop:
 
     def _launch(self, batch: Batch) -> _Launched:
         self.steps += 1
-        for request in batch.fresh:
+        for request in batch.started:
             self._sampling.set(request.slot, request.params, request.seed)
             self._watch.begin(request)
         began = time.perf_counter()
         with self.span(_kind(batch)):
             forward = self.runner.forward(batch)
         took = time.perf_counter() - began
-        patience = max(min(took, self.scheduler.left(batch, took), _MOST_PATIENCE), _PATIENCE)
-        return _Launched(forward, self.scheduler.launched(batch), patience)
+        patience = max(min(took, self.scheduler.remaining_s(batch, took), _MAX_PATIENCE), _PATIENCE)
+        return _Launched(forward, self.scheduler.record_launch(batch), patience)
 
     def _settle_before(self) -> None:
         """Reads the tokens of the step in flight, if any."""
@@ -296,8 +296,8 @@ class StepLoop:
         """Makes the masks of the rows that a step draws for. Rows whose masks are late are left out: their last token
         is computed again in the next step."""
         batch = step.forward.batch
-        rows = (batch.samples & self.scheduler.live(batch)).nonzero()[0]
-        watched = (self.scheduler.store.table.look[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
+        rows = (batch.draws & self.scheduler.live(batch)).nonzero()[0]
+        watched = (self.scheduler.store.table.watched[batch.slots[rows]] >= GRAMMAR).nonzero()[0].tolist()
         matchers: list[Matcher] = []
         masked: list[int] = []
         for i, row in zip(watched, rows[watched].tolist()):
@@ -323,21 +323,21 @@ class StepLoop:
         if late:
             behind = np.array(masked)[late]
             self.late_masks += len(late)
-            self.scheduler.repeat(batch.slots[rows[behind]])
+            self.scheduler.recompute_last(batch.slots[rows[behind]])
             rows, which = np.delete(rows, behind), np.delete(which, behind)
         return _Masked(rows, Masks(words, which), filling)
 
     def _draw(self, step: _Launched, masked: _Masked) -> None:
         batch = step.forward.batch
-        drawn = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
-        self.scheduler.drawn(batch.slots[masked.rows])
-        self._in_flight = _InFlight(step, masked, drawn)
+        pending = self.runner.sample(step.forward, masked.rows, self._special(batch, masked.rows), masked.masks)
+        self.scheduler.count_draws(batch.slots[masked.rows])
+        self._in_flight = _InFlight(step, masked, pending)
 
     def _special(self, batch: Batch, rows: NDArray[np.int64]) -> dict[int, DrawAdjustments]:
         """Adjustments for rows whose draws need more than the sampling table and masks, by index into `rows`."""
         special: dict[int, DrawAdjustments] = {}
         table = self.scheduler.store.table
-        which = (table.look[batch.slots[rows]] == DRAWS).nonzero()[0]
+        which = (table.watched[batch.slots[rows]] == DRAWS).nonzero()[0]
         for i, row in zip(which.tolist(), rows[which].tolist()):
             request = batch.requests[row]
             tokens = table.tokens[request.slot, : table.length[request.slot]]
@@ -352,10 +352,10 @@ class StepLoop:
         stream needs. Skips rows whose request has changed since the step was planned."""
         scheduler, step, rows = self.scheduler, before.step, before.masked.rows
         batch = step.forward.batch
-        sampled = before.drawn.read()
+        sampled = before.pending.read()
         if before.masked.filling:
             self.mask_times.add(before.masked.filling)
-            waited = before.masked.filling if before.drawn is sampled else sampled.waited  # on a CPU: masks only
+            waited = before.masked.filling if before.pending is sampled else sampled.waited  # on a CPU: masks only
             if waited is not None:
                 self.mask_waits.add(waited)
         scheduler.store.settle(batch.step)
@@ -371,7 +371,7 @@ class StepLoop:
                 self._end(batch.requests[rows[i]], why, State.FAILED)
         live = scheduler.live(batch)
         now = time.perf_counter()
-        for row in step.through:
+        for row in step.completed_rows:
             if live[row]:
                 request = batch.requests[row]
                 request.times.first_token = request.times.first_token or now
@@ -392,19 +392,19 @@ class StepLoop:
         """
         table = self.scheduler.store.table
         slots, tokens = batch.slots[rows[which]], np.array(sampled.tokens, dtype=np.int32)[which]
-        self.scheduler.learned(slots, tokens)
+        self.scheduler.record_tokens(slots, tokens)
         full = table.known[slots] >= table.limit[slots]
-        looked = self._watch.looked_at(slots, tokens, full)
+        selected = self._watch.select_rows(slots, tokens, full)
         for row, i, kind, token, at_end in zip(
-            rows[which[looked]].tolist(),
-            which[looked].tolist(),
-            table.look[slots[looked]].tolist(),
-            tokens[looked].tolist(),
-            full[looked].tolist(),
+            rows[which[selected]].tolist(),
+            which[selected].tolist(),
+            table.watched[slots[selected]].tolist(),
+            tokens[selected].tolist(),
+            full[selected].tolist(),
         ):
             request = batch.requests[row]
             try:
-                finish = self._look(request, kind, token, sampled.logprobs.get(i))
+                finish = self._process_token(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and self.jump and request.output.matcher is not None:
                     finish, at_end = self._leap(request)
             except SglError as error:
@@ -415,7 +415,7 @@ class StepLoop:
             if finish is not None:
                 self._finish(request, finish)
 
-    def _look(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
+    def _process_token(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
         if kind == GRAMMAR:
             return request.output.take_masked(token)
         if kind >= TEXT:
@@ -469,7 +469,7 @@ class StepLoop:
             self.scheduler.finish(request, State.FINISHED)
             self._end(following, error, State.FAILED)
         else:
-            self.scheduler.succeed(request, following)
+            self.scheduler.continue_in_slot(request, following)
 
     def _abort(self, request: Request) -> None:
         if request.ended:

@@ -35,11 +35,11 @@ class TokenWatch:
 
     def begin(self, request: Request) -> None:
         """Sets up the watch for a request that has just been given a slot."""
-        if self._table.look[request.slot] == STOPS:
+        if self._table.watched[request.slot] == STOPS:
             stop_tokens = request.output.stop_tokens()
             self._stop_tokens[request.slot, : len(stop_tokens)] = stop_tokens
 
-    def looked_at(self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def select_rows(self, slots: Ints, tokens: Ints, full: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Indices of the rows whose token the host must look at.
 
         Args:
@@ -47,13 +47,13 @@ class TokenWatch:
             tokens: drawn token of each row [R].
             full: True for rows that have reached their limit [R].
         """
-        kinds, paces = self._table.look[slots], self._table.paced[slots]
-        look = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
-        look |= (kinds == STOPS) & self._stop_tokens[slots, tokens]
+        kinds, paces = self._table.watched[slots], self._table.paced[slots]
+        watch = full | (kinds >= TEXT) | (tokens[:, None] == self._eos).any(1)
+        watch |= (kinds == STOPS) & self._stop_tokens[slots, tokens]
         if paces.any():
-            look |= (paces == _AT_ONCE) | ((paces == _NOW_AND_THEN) & self._streams_due())
-            self._table.paced[slots[look & (paces == _AT_ONCE)]] = _NOW_AND_THEN
-        rows: NDArray[np.int64] = look.nonzero()[0]
+            watch |= (paces == _AT_ONCE) | ((paces == _NOW_AND_THEN) & self._streams_due())
+            self._table.paced[slots[watch & (paces == _AT_ONCE)]] = _NOW_AND_THEN
+        rows: NDArray[np.int64] = watch.nonzero()[0]
         return rows
 
     def _streams_due(self) -> bool:

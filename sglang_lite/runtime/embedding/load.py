@@ -64,7 +64,8 @@ def load_encoder(
     """
     given = [each.name for each in fields(config) if getattr(config, each.name) != each.default]
     for name in given:
-        if name in _GENERATION or (name == "tell_cache" and config.tell_cache):  # tell_cache=False always holds here
+        # Without a cache, explain_cache_misses=False always holds.
+        if name in _GENERATION or (name == "explain_cache_misses" and config.explain_cache_misses):
             raise ParameterError(name, "is for models that generate text.", hint="Leave it out.")
     if config.model_impl == "transformers" or config.load_format == "gguf":
         name = "model_impl" if config.model_impl == "transformers" else "load_format"

@@ -61,7 +61,7 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     slots = batch.slots[rows]
     size = table.page_size
     ids = table.tokens[slots, positions]
-    ids[last[batch.unknown]] = drawn[batch.slots[batch.unknown]]
+    ids[last[batch.pending]] = drawn[batch.slots[batch.pending]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to

@@ -56,7 +56,7 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, most_
     last = np.cumsum(counts) - 1
     if batch.singles == len(counts):
         slots, positions = batch.slots, batch.starts
-        ids = np.where(batch.unknown, -1, table.tokens[slots, positions]).astype(np.int32)
+        ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)
         return GpuInputs(ids, slots, positions, _NO_BLOCKS, 16, last, len(counts))
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = (np.arange(len(rows)) - np.repeat(last + 1 - counts, counts) + np.repeat(batch.starts, counts)).astype(
@@ -64,7 +64,7 @@ def build_gpu_inputs(batch: Batch, table: SlotTable, most_decoded: int, *, most_
     )
     slots = batch.slots[rows]
     ids = table.tokens[slots, positions]
-    ids[last[batch.unknown]] = -1
+    ids[last[batch.pending]] = -1
     longest = int(counts.max())
     most = most_decoded if longest <= _SHORT else min(_TOGETHER, most_decoded)
     if len(rows) <= most and (longest <= FEW or _read(batch, together) <= most_read):

@@ -246,7 +246,7 @@ class GpuRunner:
     def _mark(self, batch: Batch) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
         as these may wait for masks. Returns None in all other steps."""
-        if self._device.type != "cuda" or not (self._table.look[batch.slots] >= _TEXT).any():
+        if self._device.type != "cuda" or not (self._table.watched[batch.slots] >= _TEXT).any():
             return None
         self._with_masks += 1
         return self._now() if self._with_masks % _MEASURED == 1 else None
@@ -515,8 +515,8 @@ def _one_row(slots: Ints, start: int, end: int) -> Batch:
     single, nothing = int(end - start == 1), np.zeros(0, dtype=np.int32)
     return Batch(
         step=0, requests=(), slots=slots, epochs=slots, starts=np.array([start], dtype=np.int32),
-        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, samples=np.ones(1, dtype=bool),
-        unknown=np.zeros(1, dtype=bool), fresh=(), copies=(nothing, nothing),
+        ends=np.array([end], dtype=np.int32), decoding=single, singles=single, draws=np.ones(1, dtype=bool),
+        pending=np.zeros(1, dtype=bool), started=(), copies=(nothing, nothing),
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class GpuSlots:
     def send_changes(self, batch: Batch) -> None:
         """Copies changes of the page table and the sampling parameters of the batch's slots to the device."""
         table = self._table
-        if batch.fresh:
+        if batch.started:
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
         most = int(table.held[batch.slots].max())
         now: Ints = table.pages[batch.slots, :most]

@@ -37,7 +37,7 @@ class Miss:
 
 
 def find_miss(
-    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str, *, tell_others: bool
+    tree: RadixTree, prompt: Ints, usable: int, match: Match, cached: int, namespace: str, *, reveal_others: bool
 ) -> Miss:
     """Finds the reason why a prompt was not fully cached.
 
@@ -48,7 +48,7 @@ def find_miss(
         match: cached prefix of these tokens.
         cached: number of tokens that need not be computed.
         namespace: namespace of the request.
-        tell_others: whether the reason may reveal other namespaces and cached text.
+        reveal_others: whether the reason may reveal other namespaces and cached text.
     """
     at, before = cached, _NONE
     end = len(match.pages) * tree.page_size
@@ -58,7 +58,7 @@ def find_miss(
     reason: MissReason = "never_seen"
     if tree.was_evicted(match.node, rest):
         reason = "evicted"
-    elif tell_others and _elsewhere(tree, tokens, end, namespace):
+    elif reveal_others and _elsewhere(tree, tokens, end, namespace):
         reason = "other_namespace"
     elif other is not None and (end or match.tail is not None):
         has = other.following(_SHOWN + (match.tail.count if match.tail else 0))
@@ -73,7 +73,7 @@ def find_miss(
         reason = "page"
     now = prompt[max(at - _AROUND, 0) : at + _SHOWN].copy()
     uncached = prompt[cached:].copy() if cached else _NONE
-    return Miss(reason, at, uncached, now, before if tell_others else _NONE)
+    return Miss(reason, at, uncached, now, before if reveal_others else _NONE)
 
 
 def continued(prompt: Ints, cached: int) -> Miss:

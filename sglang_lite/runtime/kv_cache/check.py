@@ -11,36 +11,36 @@ from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache, SlotHandle
 from sglang_lite.runtime.kv_cache.radix import Node, PrefixLock
 
 
-def check_cache(store: PrefixCache, holdings: Iterable[SlotHandle], hints: Iterable[PrefixLock] = ()) -> None:
+def check_cache(store: PrefixCache, handles: Iterable[SlotHandle], other_locks: Iterable[PrefixLock] = ()) -> None:
     """Recounts everything that the cache counts, and checks its invariants.
 
     Args:
         store: the cache.
-        holdings: resources of all running requests.
-        hints: locks that no running request holds.
+        handles: resources of all running requests.
+        other_locks: locks that no running request holds.
 
     Raises:
         AssertionError: an invariant is violated; the message names it.
     """
-    holdings, table, size = list(holdings), store.table, store.page_size
+    handles, table, size = list(handles), store.table, store.page_size
     nodes = list(store.tree.nodes())
 
     owners: Counter[int] = Counter(store.pool.free_pages().tolist())
     for node in nodes:
         owners.update(node.pages.tolist())
-    for h in holdings:
+    for h in handles:
         owners.update(table.pages[h.slot, h.owned_from : table.held[h.slot]].tolist())
     shared = [page for page, count in owners.items() if count > 1]
     assert not shared, f"pages with two owners: {shared}"
     lost = set(range(store.pool.total)) - owners.keys()
     assert not lost, f"pages without an owner: {sorted(lost)}"
 
-    slots = [h.slot for h in holdings]
+    slots = [h.slot for h in handles]
     assert len(set(slots)) == len(slots), "two requests in one slot"
     assert table.free + len(slots) == len(table.length), "slots that nobody has and that are not free"
 
     locks: Counter[int] = Counter()
-    for lock in [*(h.lock for h in holdings), *(copy.source for copy in store.pending_copies), *hints]:
+    for lock in [*(h.lock for h in handles), *(copy.source for copy in store.pending_copies), *other_locks]:
         locked = lock.node
         while locked is not None and locked.parent is not None:
             locks[id(locked)] += 1
@@ -52,7 +52,7 @@ def check_cache(store: PrefixCache, holdings: Iterable[SlotHandle], hints: Itera
     for node in nodes:
         _check_node(node, size)
 
-    for h in holdings:
+    for h in handles:
         held, known, length = int(table.held[h.slot]), int(table.known[h.slot]), int(table.length[h.slot])
         computed = int(table.computed[h.slot])
         scored = length == table.limit[h.slot]  # the last token may be only scored, not computed

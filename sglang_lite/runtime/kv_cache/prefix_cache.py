@@ -36,10 +36,10 @@ class SlotHandle:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy of the first `count` tokens of a page in the tree to a page that `holding` owns; `source` locks the
+    """Copy of the first `count` tokens of a page in the tree to a page that `handle` owns; `source` locks the
     former."""
 
-    holding: SlotHandle
+    handle: SlotHandle
     source: PrefixLock
     from_page: int
     to_page: int
@@ -56,7 +56,7 @@ class PrefixCache:
         longest: longest sequence in tokens.
         reuse: whether to keep computed prefixes in the tree.
         priority: key function of the eviction order, lowest first.
-        tell_others: whether reasons for cache misses may reveal other prompts and namespaces.
+        reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
 
     Attributes:
         pending_copies: copies to make before the next step.
@@ -71,13 +71,13 @@ class PrefixCache:
         *,
         reuse: bool,
         priority: Priority,
-        tell_others: bool = True,
+        reveal_others: bool = True,
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
         self.table = SlotTable(slots, longest, page_size)
-        self.reuses, self._tell_others = reuse, tell_others
+        self.reuses, self._reveal_others = reuse, reveal_others
         self._priority = priority
         self.pending_copies: list[PageCopy] = []
         self.step = 0  # number of the last step that was launched
@@ -103,54 +103,54 @@ class PrefixCache:
         table.held[slot] = count
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = count * self.page_size
-        holding = SlotHandle(slot, lock, count, namespace)
+        handle = SlotHandle(slot, lock, count, namespace)
         if match.tail is not None:
-            self._copy(holding, match.tail)
-        return holding
+            self._copy(handle, match.tail)
+        return handle
 
-    def miss(self, prompt: Ints, usable: int, match: Match, holding: SlotHandle) -> Miss | None:
+    def miss(self, prompt: Ints, usable: int, match: Match, handle: SlotHandle) -> Miss | None:
         """Reason why tokens of a newly admitted request must be computed, or None if all usable ones were cached.
 
         Args:
             prompt: token ids of the prompt.
             usable: number of tokens that could have been cached.
             match: cached prefix found at admission.
-            holding: resources of the request.
+            handle: resources of the request.
         """
-        cached = int(self.table.computed[holding.slot])
+        cached = int(self.table.computed[handle.slot])
         if cached >= usable:
             return None
         if not self.reuses:
             return Miss("disabled", 0, _NO_TOKENS, _NO_TOKENS, _NO_TOKENS)
-        return find_miss(self.tree, prompt, usable, match, cached, holding.namespace, tell_others=self._tell_others)
+        return find_miss(self.tree, prompt, usable, match, cached, handle.namespace, reveal_others=self._reveal_others)
 
-    def miss_in_place(self, prompt: Ints, holding: SlotHandle) -> Miss | None:
+    def miss_in_place(self, prompt: Ints, handle: SlotHandle) -> Miss | None:
         """Reason why tokens of a request that continues in another one's slot must be computed, or None if only the
         last one must."""
-        cached = int(self.table.computed[holding.slot])
+        cached = int(self.table.computed[handle.slot])
         return continued(prompt, cached) if cached < len(prompt) - 1 else None
 
-    def look_up(self, holding: SlotHandle) -> None:
+    def adopt_cached_pages(self, handle: SlotHandle) -> None:
         """Replaces a slot's computed pages by the tree's after its tokens have changed, if the tree has more of
         them."""
-        slot, table = holding.slot, self.table
-        match = self.match(table.tokens[slot, : table.known[slot]], holding.namespace)
+        slot, table = handle.slot, self.table
+        match = self.match(table.tokens[slot, : table.known[slot]], handle.namespace)
         count = len(match.pages)
         if count * self.page_size <= table.computed[slot]:
             return
         lock = self.tree.lock(match.node)
-        self.pool.release(table.pages[slot, holding.owned_from : table.held[slot]], self.step)
-        holding.lock.release()
-        holding.lock, holding.owned_from = lock, count
+        self.pool.release(table.pages[slot, handle.owned_from : table.held[slot]], self.step)
+        handle.lock.release()
+        handle.lock, handle.owned_from = lock, count
         table.pages[slot, :count] = match.pages
         table.held[slot] = count
         table.computed[slot] = count * self.page_size
         if match.tail is not None:
-            self._copy(holding, match.tail)
+            self._copy(handle, match.tail)
 
-    def _copy(self, holding: SlotHandle, tail: Tail) -> None:
+    def _copy(self, handle: SlotHandle, tail: Tail) -> None:
         """Schedules a copy of the cached part of the page after a slot's prefix, if a page is available for it."""
-        slot, table = holding.slot, self.table
+        slot, table = handle.slot, self.table
         source = self.tree.lock(tail.node)
         page = self.allocate(1)
         if page is None:
@@ -159,13 +159,13 @@ class PrefixCache:
         table.pages[slot, table.held[slot]] = page[0]
         table.held[slot] += 1
         table.computed[slot] += tail.count
-        self.pending_copies.append(PageCopy(holding, source, tail.page, int(page[0]), tail.count))
+        self.pending_copies.append(PageCopy(handle, source, tail.page, int(page[0]), tail.count))
 
     def take_copies(self) -> tuple[Ints, Ints]:
         """Returns the (source, destination) token slots to copy before the next step, and clears the pending copies."""
         size, copies = self.page_size, self.pending_copies
         self.pending_copies = []
-        kept = [c for c in copies if not c.holding.released]
+        kept = [c for c in copies if not c.handle.released]
         for copy in copies:
             copy.source.release()
         if not kept:
@@ -187,7 +187,7 @@ class PrefixCache:
         self.table.held[slot] = needed
         return True
 
-    def frees(self, slot: int, end: int) -> bool:
+    def will_have_pages(self, slot: int, end: int) -> bool:
         """Returns True if positions before `end` of a slot can have pages as soon as the running steps have
         completed."""
         needed = -(-end // self.page_size) - int(self.table.held[slot])
@@ -209,37 +209,37 @@ class PrefixCache:
         self._settled = step
         self.pool.settle(step)
 
-    def publish(self, holding: SlotHandle, *, all_but_last: bool = False) -> None:
+    def publish(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
         """Gives the tree every full page that is computed, so that other requests can use it. The request continues to
         read these pages; if the tree already had a page, the request reads that one and frees its own.
 
         Args:
-            holding: resources of the request.
+            handle: resources of the request.
             all_but_last: whether to keep the last token in a page that the request owns, so that it can be computed
                 again.
         """
         if not self.reuses:
             return
-        slot = holding.slot
+        slot = handle.slot
         full = int(min(self.table.computed[slot], self.table.known[slot] - all_but_last)) // self.page_size
-        if full <= holding.owned_from:
+        if full <= handle.owned_from:
             return
         pages = self.table.pages[slot, :full]
-        done = self.tree.insert(self.table.tokens[slot, : full * self.page_size], pages, holding.namespace)
+        done = self.tree.insert(self.table.tokens[slot, : full * self.page_size], pages, handle.namespace)
         self.table.pages[slot, :full] = done.pages
         self.pool.release(done.duplicates, self.step)
         lock = self.tree.lock(done.node)
-        holding.lock.release()
-        holding.lock, holding.owned_from = lock, full
+        handle.lock.release()
+        handle.lock, handle.owned_from = lock, full
 
-    def release(self, holding: SlotHandle) -> None:
+    def release(self, handle: SlotHandle) -> None:
         """Releases all resources of a request. Its computed tokens stay in the tree."""
-        self.publish(holding)
-        slot = holding.slot
+        self.publish(handle)
+        slot = handle.slot
         held = int(self.table.held[slot])
-        self.pool.release(self.table.pages[slot, holding.owned_from : held], self.step)
-        holding.lock.release()
-        holding.released = True
+        self.pool.release(self.table.pages[slot, handle.owned_from : held], self.step)
+        handle.lock.release()
+        handle.released = True
         self.table.release(slot)
 
     def flush(self) -> int:

@@ -19,7 +19,7 @@ class SlotTable:
         known: number of tokens with known ids; `length` + 1 if the last token is only scored.
         computed: number of tokens with keys and values, including those of steps that are still running.
         limit: length at which the request ends.
-        look: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/request.py.
+        watched: uint8; new tokens that the host must look at, as `WatchedTokens` of runtime/request.py.
         paced: uint8; tokens to look at for a stream, as `StreamPace` of runtime/request.py.
         epoch: counter that changes whenever the slot's request or its last tokens change, so that earlier launches for
             it are recognised.
@@ -40,7 +40,7 @@ class SlotTable:
         self.epoch: Ints = np.zeros(slots, dtype=np.int32)
         self.computed: Ints = np.zeros(slots, dtype=np.int32)
         self.limit: Ints = np.zeros(slots, dtype=np.int32)
-        self.look = np.zeros(slots, dtype=np.uint8)
+        self.watched = np.zeros(slots, dtype=np.uint8)
         self.paced = np.zeros(slots, dtype=np.uint8)
         self._free = list(range(slots - 1, -1, -1))
 

@@ -26,7 +26,7 @@ def _urgency(request: Request) -> int:
     a held prefix, 2 for all others."""
     if request.state is State.RETRACTED or request.passed_over >= _AGE_BOUND:
         return 0
-    return 1 if request.prospect is not None and request.prospect.held else 2
+    return 1 if request.hints is not None and request.hints.held else 2
 
 
 def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
@@ -49,9 +49,9 @@ def lpm(waiting: Sequence[Request], tree: RadixTree) -> Iterable[Request]:
         if urgency:
             next_tokens = request.tokens[cached : cached + _ALIKE].tobytes()
             place = alike.setdefault((cached, request.namespace, next_tokens), i), i
-        if urgency and request.prospect is not None:
-            place = programs.setdefault(id(request.prospect.program), place)
-            path = request.limit - len(request.tokens) + request.prospect.ahead.path
+        if urgency and request.hints is not None:
+            place = programs.setdefault(id(request.hints.program), place)
+            path = request.limit - len(request.tokens) + request.hints.expected.path
         keys.append((urgency, -cached, *place, -path))
     order = sorted(range(len(looked_at)), key=keys.__getitem__)
     return [looked_at[i] for i in order] + list(islice(waiting, _LOOKED_AT, None))

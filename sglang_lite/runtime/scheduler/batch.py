@@ -23,9 +23,9 @@ class Batch:
         starts, ends: positions start … end-1 to compute, per row, int32 [R].
         decoding: number of decoding rows.
         singles: number of rows that compute one token, including the decoding rows.
-        samples: bool [R]; True if the row reaches its last token, so that its next one is drawn.
-        unknown: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
-        fresh: requests that were given their slot since the last step.
+        draws: bool [R]; True if the row reaches its last token, so that its next one is drawn.
+        pending: bool [R]; True if its last token was drawn by a step whose result has not been read yet.
+        started: requests that were given their slot since the last step.
         copies: (source, destination) token slots to copy before anything else.
     """
 
@@ -37,9 +37,9 @@ class Batch:
     ends: Ints
     decoding: int
     singles: int
-    samples: NDArray[np.bool_]
-    unknown: NDArray[np.bool_]
-    fresh: tuple[Request, ...]
+    draws: NDArray[np.bool_]
+    pending: NDArray[np.bool_]
+    started: tuple[Request, ...]
     copies: tuple[Ints, Ints]
 
     @property

@@ -33,7 +33,7 @@ class Isolation:
         if not self._suspects:
             return False
         request, known = self._suspects[0]
-        now = len(request.tokens) if request.holding is None else int(table.known[request.slot])
+        now = len(request.tokens) if request.handle is None else int(table.known[request.slot])
         if not request.ended and now <= known:
             return False
         self._suspects.popleft()

@@ -25,9 +25,9 @@ class PageReserve:
     def __init__(self) -> None:
         self._share = _FIRST
 
-    def of_program(self, ahead: ExpectedTokens) -> int:
+    def of_program(self, expected: ExpectedTokens) -> int:
         """Tokens to reserve for the nodes that a program has yet to play."""
-        return min(ahead.text, _LONGEST) + math.ceil(min(ahead.generated, _LONGEST) * self._share)
+        return min(expected.text, _LONGEST) + math.ceil(min(expected.generated, _LONGEST) * self._share)
 
     def of_request(self, length: int, limit: int) -> int:
         """Tokens to reserve for a request with `length` tokens and room for up to `limit`."""

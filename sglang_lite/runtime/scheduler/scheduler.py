@@ -23,9 +23,9 @@ from sglang_lite.runtime.request import Request, State, StreamPace
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.scheduler.admission_order import Policy
 from sglang_lite.runtime.scheduler.batch import Batch
+from sglang_lite.runtime.scheduler.held_prefixes import HeldPrefixes
 from sglang_lite.runtime.scheduler.isolation import Isolation
 from sglang_lite.runtime.scheduler.page_reserve import PageReserve
-from sglang_lite.runtime.scheduler.prefix_hints import PrefixHints
 from sglang_lite.runtime.scheduler.step_pace import StepPace
 
 Row: TypeAlias = tuple[Request, int, int]  # request, start, end: positions start … end-1 are computed
@@ -51,7 +51,7 @@ class Scheduler:
         pace: limit for steps with streams; None if steps are short enough without.
 
     Attributes:
-        hints: locked prefixes of programs.
+        held_prefixes: locked prefixes of programs.
         waiting, prefilling, decoding: requests in these stages.
     """
 
@@ -69,12 +69,12 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._policy = policy
         self._last_alone = last_alone
-        self._alone = -1  # id of the last request that was admitted while no other ran or waited
+        self._solo_request = -1  # id of the last request that was admitted while no other ran or waited
         self._reserve = PageReserve()
-        self.hints = PrefixHints(store)
+        self.held_prefixes = HeldPrefixes(store)
         self._refused = 0  # consecutive plans that refused the next request because prefixes are held
         self._admissions = 0
-        self._fresh: list[Request] = []
+        self._started: list[Request] = []
         self._isolation = Isolation()
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
@@ -90,8 +90,7 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """True if nothing runs, and the waiting requests leave the room to held prefixes of programs that are expected
-        to continue at once; for at most `PATIENCE` plans."""
+        """True if nothing runs because waiting requests leave room to held prefixes, for at most `PATIENCE` plans."""
         return not self.running_any and bool(self.waiting) and self._refused > 0
 
     def requests(self) -> Iterator[Request]:
@@ -110,7 +109,7 @@ class Scheduler:
         while self._isolation.advance(self.store.table):
             for request in list(self.running()):  # the isolated request, or the one that continues in its slot
                 self.retract(request)
-        self.hints.settle()
+        self.held_prefixes.settle()
         decoding = self._with_pages(self._in_turn(self._ready()))
         self._reserve.decay()
         self._admit()
@@ -122,7 +121,7 @@ class Scheduler:
                 continue  # retracted to make room for a request before it
             start = int(table.computed[request.slot])
             end, cost = _reach(request, start, int(table.length[request.slot]), budget)
-            if request.id == self._alone and start < request.prompt_len and end == table.length[request.slot]:
+            if request.id == self._solo_request and start < request.prompt_len and end == table.length[request.slot]:
                 end = max(end - 1, start + 1)
             if end > start and self._make_room(request, end):
                 chunks.append((request, start, end))
@@ -139,49 +138,46 @@ class Scheduler:
             return most
         return min(most, self._pace.room(streams) - (len(decoding) - streams))
 
-    def took(self, batch: Batch, seconds: float) -> None:
+    def record_duration(self, batch: Batch, seconds: float) -> None:
         """Records the duration of a step, to pace later steps."""
         if self._pace is not None and batch.streams:
-            self._pace.took(batch.tokens, seconds, streams=batch.streams)
+            self._pace.record_duration(batch.tokens, seconds, streams=batch.streams)
 
-    def left(self, batch: Batch, seconds: float) -> float:
-        """Remaining time in seconds that a step with streams should take at most, `seconds` after its start; infinite
-        without streams."""
-        return self._pace.left(seconds) if self._pace is not None and batch.streams else math.inf
+    def remaining_s(self, batch: Batch, seconds: float) -> float:
+        """Remaining seconds of a step with streams, `seconds` after its start; infinite without streams."""
+        return self._pace.remaining_s(seconds) if self._pace is not None and batch.streams else math.inf
 
-    def launched(self, batch: Batch) -> list[int]:
-        """Records that the batch's keys and values are visible to every later step, and publishes prompts. Returns the
-        rows whose prompts are complete; they continue decoding."""
+    def record_launch(self, batch: Batch) -> list[int]:
+        """Records that later steps see the batch's keys and values. Returns the rows whose prompts are complete."""
         table = self.store.table
         table.computed[batch.slots] = batch.ends
-        through: list[int] = []
+        complete: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
             request = batch.requests[row]
-            assert request.holding is not None
+            assert request.handle is not None
             if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
-                self.store.publish(request.holding, all_but_last=request.repeats)
+                self.store.publish(request.handle, all_but_last=request.repeats)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
                 self.decoding.append(request)
-                through.append(row)
-        return through
+                complete.append(row)
+        return complete
 
     def live(self, batch: Batch) -> NDArray[np.bool_]:
         """Mask of the rows whose slots still have the same request and tokens as when the batch was planned."""
         rows: NDArray[np.bool_] = self.store.table.epoch[batch.slots] == batch.epochs
         return rows
 
-    def drawn(self, slots: Ints) -> None:
-        """Counts one more token for each of these slots; its id is recorded later by `learned`."""
+    def count_draws(self, slots: Ints) -> None:
+        """Counts one more token for each of these slots; its id is recorded later by `record_tokens`."""
         self.store.table.length[slots] += 1
 
-    def repeat(self, slots: Ints) -> None:
-        """Schedules the last token of these slots to be computed again, because none was drawn after it. Its page
-        belongs to the request."""
+    def recompute_last(self, slots: Ints) -> None:
+        """Schedules the last token of these slots, after which none was drawn, to be computed again."""
         self.store.table.computed[slots] -= 1
 
-    def learned(self, slots: Ints, tokens: Ints) -> None:
+    def record_tokens(self, slots: Ints, tokens: Ints) -> None:
         """Records the ids of drawn tokens, one per slot."""
         table = self.store.table
         table.tokens[slots, table.known[slots]] = tokens
@@ -199,28 +195,23 @@ class Scheduler:
         self.prefilling.append(request)
 
     def finish(self, request: Request, end: State) -> None:
-        """Removes a request from its queue, and frees its slot and pages.
-
-        Args:
-            request: request to end.
-            end: final state.
-        """
+        """Removes a request, whose final state is `end`, from its queue, and frees its slot and pages."""
         if request.state in (State.WAITING, State.RETRACTED):
             self.waiting.remove(request)
         elif request.state is not State.COMPILING:
             self._stop(request)
-            if end is State.FINISHED and request.prospect is not None and request.prospect.returns:
+            if end is State.FINISHED and request.hints is not None and request.hints.returns:
                 scored = request.score_from if request.limit == request.prompt_len else None
-                self.hints.want(request.prospect, request.tokens[:scored], request.namespace)
+                self.held_prefixes.want(request.hints, request.tokens[:scored], request.namespace)
         request.move(end)
 
-    def succeed(self, request: Request, following: Request) -> None:
-        """Finishes a request and starts another one in its slot, which keeps the computed keys and values of their
-        common prefix. If later tokens of shared pages would change, the other one waits for admission instead."""
-        table, slot, holding, tokens = self.store.table, request.slot, request.holding, following.tokens
-        assert holding is not None
+    def continue_in_slot(self, request: Request, following: Request) -> None:
+        """Finishes a request and continues with another one in its slot, from the end of their common prefix; if that
+        would change shared pages, the other one waits for admission."""
+        table, slot, handle, tokens = self.store.table, request.slot, request.handle, following.tokens
+        assert handle is not None
         common = _common(table.tokens[slot, : table.known[slot]], tokens)
-        if common < holding.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
+        if common < handle.owned_from * self.store.page_size:  # pages of the tree, which others may read, would change
             self.finish(request, State.FINISHED)
             following.move(State.WAITING)
             self.waiting.appendleft(following)
@@ -228,37 +219,34 @@ class Scheduler:
         request.tokens = table.tokens[slot, : table.known[slot]].copy()
         self._leave_running(request)
         request.move(State.FINISHED)
-        request.holding = None
+        request.handle = None
         table.tokens[slot, common : len(tokens)] = tokens[common:]
         table.length[slot] = table.known[slot] = len(tokens)
         table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
         table.epoch[slot] += 1
-        self.store.publish(holding)  # for branches that fork here
-        self.store.look_up(holding)  # an earlier run of the same program may have left more in the cache
-        following.holding = holding
+        self.store.publish(handle)  # for branches that fork here
+        self.store.adopt_cached_pages(handle)  # an earlier run of the same program may have left more in the cache
+        following.handle = handle
         following.admission = request.admission
         following.times.started = time.perf_counter()
         following.cached_tokens = int(table.computed[slot])
-        following.miss = self.store.miss_in_place(tokens, holding)
+        following.miss = self.store.miss_in_place(tokens, handle)
         following.move(State.WAITING)
         self._start(following)
 
     def flush(self) -> int:
-        """Evicts every prefix that no request uses, including those held for programs. Returns the number of pages
-        freed."""
-        self.hints.clear()
+        """Evicts every prefix that no request uses, also held ones. Returns the number of freed pages."""
+        self.held_prefixes.clear()
         return self.store.flush()
 
     def retract(self, request: Request) -> None:
-        """Moves a running request to the front of the waiting queue. Its prefix stays in the tree while there is
-        room."""
+        """Moves a running request to the front of the waiting queue. Its prefix goes into the tree."""
         self._stop(request)
         request.move(State.RETRACTED)
         self.waiting.appendleft(request)
 
     def isolate(self) -> None:
-        """Retracts all running requests, and starts to run them one by one, each until it has one more token or has
-        ended. Called after an out-of-memory error."""
+        """Retracts all running requests after an out-of-memory error, and runs them one by one."""
         last_first = sorted(self.running(), key=lambda r: -r.admission)
         for request in last_first:
             self.retract(request)
@@ -271,11 +259,11 @@ class Scheduler:
 
     def _stop(self, request: Request) -> None:
         self._leave_running(request)
-        assert request.holding is not None
+        assert request.handle is not None
         slot = request.slot
         request.tokens = self.store.table.tokens[slot, : self.store.table.known[slot]].copy()
-        self.store.release(request.holding)
-        request.holding = None
+        self.store.release(request.handle)
+        request.handle = None
 
     def _leave_running(self, request: Request) -> None:
         (self.prefilling if request.state is State.PREFILLING else self.decoding).remove(request)
@@ -289,7 +277,7 @@ class Scheduler:
         slots = np.array([r.slot for r in requests], dtype=np.int32)
         starts, ends = table.computed[slots], table.length[slots].copy()
         ends[len(decoding) :] = [c[2] for c in chunks]
-        fresh, self._fresh = self._fresh, []
+        started, self._started = self._started, []
         return Batch(
             step=self.store.step,
             requests=tuple(requests),
@@ -299,9 +287,9 @@ class Scheduler:
             ends=ends,
             decoding=len(decoding),
             singles=len(decoding) + len(singles),
-            samples=(ends == table.length[slots]) & (ends < table.limit[slots]),
-            unknown=ends > table.known[slots],
-            fresh=tuple(r for r in fresh if r.holding is not None),
+            draws=(ends == table.length[slots]) & (ends < table.limit[slots]),
+            pending=ends > table.known[slots],
+            started=tuple(r for r in started if r.handle is not None),
             copies=self.store.take_copies(),
         )
 
@@ -326,8 +314,7 @@ class Scheduler:
         return [r for r in ready if r.output.stream or r.id in served]
 
     def _with_pages(self, decoding: list[Request]) -> list[Request]:
-        """Decoding requests that have, or could be given, a page for their next token. Usually needs a single
-        allocation."""
+        """Decoding requests that have, or could be given, a page for their next token."""
         table, size = self.store.table, self.store.page_size
         slots = _slots(decoding)
         short = slots[-(-table.length[slots] // size) > table.held[slots]]
@@ -342,12 +329,11 @@ class Scheduler:
         return [r for r in decoding if r.state is State.DECODING and self._make_room(r, int(table.length[r.slot]))]
 
     def _make_room(self, request: Request, end: int) -> bool:
-        """Reserves pages for positions before `end`, retracting requests admitted after `request` if needed. Returns
-        False if the request has to wait, for pages that are about to become free or for earlier requests."""
+        """Reserves pages up to `end`, also by retracting later requests. Returns False if the request has to wait."""
         while not self.store.reserve(request.slot, end):
-            if self.store.frees(request.slot, end):
+            if self.store.will_have_pages(request.slot, end):
                 return False
-            if self.hints.give_way():
+            if self.held_prefixes.give_way():
                 continue
             last = max(self.running(), key=lambda r: r.admission)
             if last is request:
@@ -366,13 +352,13 @@ class Scheduler:
         slots = _slots(self.running())
         growth = self._reserve.growth(table.length[slots], table.limit[slots])
         promised = int((-(-(table.length[slots] + growth) // size) - table.held[slots]).sum())
-        under_way = {*self.hints, *(r.prospect for r in self.running() if r.prospect is not None)}
-        promised += sum(map(self.pages_ahead, under_way))
+        counted = {*self.held_prefixes, *(r.hints for r in self.running() if r.hints is not None)}
+        promised += sum(map(self.expected_pages, counted))
         admitted: list[Request] = []
         prefilling = {r.slot: r for r in self.prefilling}
         candidates = self._policy(self.waiting, store.tree)
         if self.isolated:
-            candidates = [r for r in (self._isolation.next,) if r is not None and r.holding is None]
+            candidates = [r for r in (self._isolation.next,) if r is not None and r.handle is None]
         for request in candidates:
             if not table.free:
                 break
@@ -384,26 +370,26 @@ class Scheduler:
                 continue
             expected = len(tokens) + self._reserve.of_request(len(tokens), request.limit)
             needed = -(-expected // size) - len(match.pages)
-            ahead = 0
-            if request.prospect is not None and request.prospect not in under_way:
-                ahead = self.pages_ahead(request.prospect)
-                under_way.add(request.prospect)
+            expected = 0
+            if request.hints is not None and request.hints not in counted:
+                expected = self.expected_pages(request.hints)
+                counted.add(request.hints)
             with store.tree.lock(match.node):  # so that its own prefix is not evicted to make room for it
-                busy = self.running_any or (len(self.hints) > 0 and self._refused <= PATIENCE)
-                while (full := needed + ahead > store.available - promised) and busy and self._hints_yield():
+                busy = self.running_any or (len(self.held_prefixes) > 0 and self._refused <= PATIENCE)
+                while (full := needed + expected > store.available - promised) and busy and self._release_held():
                     pass
                 if full and busy:
                     break
-            needed += ahead
+            needed += expected
             self._admissions += 1
             request.admission = self._admissions
-            request.holding = store.admit(tokens, match, request.namespace)
+            request.handle = store.admit(tokens, match, request.namespace)
             self._refused = 0
             request.times.started = request.times.started or time.perf_counter()
             if request.cached_tokens < 0:
                 request.cached_tokens = min(int(table.computed[request.slot]), request.prompt_len)
                 prompt = tokens[: request.prompt_len]
-                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.holding)
+                request.miss = store.miss(prompt, min(len(reusable), len(prompt)) - 1, match, request.handle)
             self._start(request)
             prefilling[request.slot] = request
             admitted.append(request)
@@ -411,33 +397,31 @@ class Scheduler:
         self._leave_queue(admitted)
         if self._last_alone:
             alone = len(admitted) == 1 and [*self.requests()] == admitted and admitted[0].ending is None
-            self._alone = admitted[0].id if alone else -1
+            self._solo_request = admitted[0].id if alone else -1
 
     def _start(self, request: Request) -> None:
         table, slot = self.store.table, request.slot
         table.limit[slot] = request.limit
         if request.only_scored and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
-        table.look[slot] = request.look
+        table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE
         request.move(State.PREFILLING)
         self.prefilling.append(request)
-        self._fresh.append(request)
-        if request.prospect is not None:
-            self.hints.release(request.prospect)
+        self._started.append(request)
+        if request.hints is not None:
+            self.held_prefixes.release(request.hints)
 
-    def pages_ahead(self, prospect: ScheduleHints) -> int:
-        """Number of pages to reserve for the nodes that a branch has yet to play; at most half of all pages, so that a
-        long program alone doesn't block admission."""
-        return min(-(-self._reserve.of_program(prospect.ahead) // self.store.page_size), self.store.pool.total // 2)
+    def expected_pages(self, hints: ScheduleHints) -> int:
+        """Number of pages to reserve for the queued nodes of a branch, at most half of all pages."""
+        return min(-(-self._reserve.of_program(hints.expected) // self.store.page_size), self.store.pool.total // 2)
 
-    def _hints_yield(self) -> bool:
-        """Releases a held prefix for a request that has been refused often enough. Returns False if the request has to
-        wait."""
-        if not len(self.hints):
+    def _release_held(self) -> bool:
+        """Releases a held prefix for a request that was refused often enough. Returns False if it has to wait."""
+        if not len(self.held_prefixes):
             return False
         self._refused += 1
-        return self._refused > PATIENCE and self.hints.give_way()
+        return self._refused > PATIENCE and self.held_prefixes.give_way()
 
     def _leave_queue(self, admitted: list[Request]) -> None:
         if not admitted:

@@ -14,34 +14,34 @@ class StepPace:
     lowers the limit in proportion, a short one that used up the limit raises it in proportion, at most to double.
 
     Args:
-        most: maximum number of tokens in any step.
+        max_tokens: maximum number of tokens in any step.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._bound = min(_FIRST, most)
-        self._alone_s = 0.0  # recent minimum duration of a step with streams alone; 0 if unknown
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._limit = min(_FIRST, max_tokens)
+        self._streams_only_s = 0.0  # recent minimum duration of a step with streams alone; 0 if unknown
 
     def room(self, streams: int) -> int:
         """Number of tokens that the next step may compute besides `streams` tokens of streams: of prompts and of other
         rows."""
-        return min(max(self._bound - streams, _LEAST), max(self._most - streams, 0))
+        return min(max(self._limit - streams, _LEAST), max(self._max_tokens - streams, 0))
 
-    def took(self, tokens: int, seconds: float, *, streams: int) -> None:
+    def record_duration(self, tokens: int, seconds: float, *, streams: int) -> None:
         """Adapts the limit to a step of `tokens` tokens, `streams` of which belong to streams."""
         if tokens == streams:
-            self._alone_s = min(seconds, self._alone_s * _FORGET) if self._alone_s else seconds
+            self._streams_only_s = min(seconds, self._streams_only_s * _FORGET) if self._streams_only_s else seconds
             return
         fit = tokens * self._target / max(seconds, 1e-6)
         if seconds > self._target:
-            self._bound = max(_LEAST, min(self._bound, int(fit)))
-        elif tokens >= self._bound:
-            self._bound = int(min(fit, 2 * self._bound, self._most))
+            self._limit = max(_LEAST, min(self._limit, int(fit)))
+        elif tokens >= self._limit:
+            self._limit = int(min(fit, 2 * self._limit, self._max_tokens))
 
-    def left(self, seconds: float) -> float:
+    def remaining_s(self, seconds: float) -> float:
         """Remaining time in seconds that a step may take, `seconds` after its start."""
         return max(self._target - seconds, 0.0)
 
     @property
     def _target(self) -> float:
-        return max(TARGET_S, _TIMES_ALONE * self._alone_s)
+        return max(TARGET_S, _TIMES_ALONE * self._streams_only_s)

@@ -1,1 +1,1 @@
-"""A few names of SGLang's server, for its users to import. Nothing lives here."""
+"""Module paths of SGLang's server: re-exports of a few names that SGLang's users import."""

@@ -1,4 +1,4 @@
-"""Regexes of schemas, for SGLang's users to import."""
+"""Regexes of schemas, at SGLang's module path."""
 
 from sglang_lite.compat.sglang.regexes import build_regex_from_object
 

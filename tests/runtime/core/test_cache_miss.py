@@ -91,7 +91,7 @@ def test_an_engine_without_a_cache_says_so():
 
 
 def test_an_engine_of_several_tells_nothing_of_others_prompts():
-    with Engine.of(random_model(), tell_cache=False, in_process=True) as engine:
+    with Engine.of(random_model(), explain_cache_misses=False, in_process=True) as engine:
         miss(engine, "the date is 3 May.")
         found = miss(engine, "the date is 4 May.")
         assert found["reason"] == "changed"
@@ -102,7 +102,9 @@ def test_an_engine_of_several_tells_nothing_of_others_prompts():
 def test_a_server_tells_of_others_prompts_only_if_it_is_told_to():
     parser = argparse.ArgumentParser()
     flags.add(parser)
-    told = [flags.read(parser.parse_args(given))[1]["tell_cache"] for given in ([], ["--tell-cache"])]
+    told = [
+        flags.read(parser.parse_args(given))[1]["explain_cache_misses"] for given in ([], ["--explain-cache-misses"])
+    ]
     assert told == [False, True]
 
 

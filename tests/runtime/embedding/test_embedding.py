@@ -255,7 +255,7 @@ def test_settings_of_generation_are_refused(tmp_path):
         {"kv_dtype": "fp8"},
         {"page_size": 4},
         {"overlap": False},
-        {"tell_cache": True},
+        {"explain_cache_misses": True},
         {"jump_forward": "off"},
         {"cuda_graphs": False},
         {"mem_fraction": 0.5},

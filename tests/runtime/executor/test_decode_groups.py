@@ -35,8 +35,8 @@ def planned(lengths, page_size, new=1, **options):
     starts = ends - new
     batch = Batch(
         step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=starts, ends=ends,
-        decoding=0, singles=int((ends - starts == 1).sum()), samples=np.ones(rows, dtype=bool),
-        unknown=np.zeros(rows, dtype=bool), fresh=(), copies=(nothing, nothing),
+        decoding=0, singles=int((ends - starts == 1).sum()), draws=np.ones(rows, dtype=bool),
+        pending=np.zeros(rows, dtype=bool), started=(), copies=(nothing, nothing),
     )  # fmt: skip
     return build_cpu_inputs(batch, table, np.zeros(rows, dtype=np.int32), **options), len(order) * page_size
 

@@ -77,7 +77,7 @@ def batch(table, lengths, new, page_size):
     false, nothing = np.zeros(rows, dtype=bool), np.zeros(0, dtype=np.int32)
     return Batch(
         step=0, requests=(), slots=np.arange(rows, dtype=np.int32), epochs=table.epoch[:rows], starts=ends - new, ends=ends,
-        decoding=0, singles=0, samples=false, unknown=false, fresh=(), copies=(nothing, nothing),
+        decoding=0, singles=0, draws=false, pending=false, started=(), copies=(nothing, nothing),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def batch(*rows):
     nothing = np.zeros(0, dtype=np.int32)
     return Batch(
         step=0, requests=(), slots=slots, epochs=slots, starts=starts, ends=ends, decoding=singles, singles=singles,
-        samples=np.ones(len(rows), dtype=bool), unknown=np.zeros(len(rows), dtype=bool), fresh=(),
+        draws=np.ones(len(rows), dtype=bool), pending=np.zeros(len(rows), dtype=bool), started=(),
         copies=(nothing, nothing),
     )  # fmt: skip
 

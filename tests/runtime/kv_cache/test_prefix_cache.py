@@ -13,10 +13,10 @@ def full_store():
     store = PrefixCache(PAGES, 1, 4, PAGES, reuse=True, priority=EVICTION["lru"])
     for first in range(PAGES):  # a prompt a page, so that each can be evicted alone
         tokens = np.array([first], dtype=np.int32)
-        holding = store.admit(tokens, store.match(tokens, ""), "")
-        assert store.reserve(holding.slot, 1)
-        store.table.computed[holding.slot] = 1
-        store.release(holding)
+        handle = store.admit(tokens, store.match(tokens, ""), "")
+        assert store.reserve(handle.slot, 1)
+        store.table.computed[handle.slot] = 1
+        store.release(handle)
     store.step = 1
     return store
 

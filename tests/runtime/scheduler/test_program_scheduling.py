@@ -8,7 +8,7 @@ import pytest
 
 from sglang_lite.program.nodes import Fork, Gen, Mark, Program, Rollback, Select, Text
 from sglang_lite.protocol import Choices, Delta, Generation, Number, Played, ProgramResult, SamplingParams
-from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, ahead_of
+from sglang_lite.runtime.schedule_hints import NOTHING_EXPECTED, ExpectedTokens, ScheduleHints, expected_tokens
 from sglang_lite.runtime.scheduler.admission_order import fcfs, lpm, priority
 from sglang_lite.runtime.scheduler.scheduler import PATIENCE
 from tests.runtime.scripted import SteppedEngine, ended, hashes
@@ -74,14 +74,14 @@ def play(engine, programs, delay=1, limit=5000):
 
 def counted(engine):
     """Counts of how often each token was computed, by all tokens up to it."""
-    computed, launched = Counter(), engine.scheduler.launched
+    computed, record_launch = Counter(), engine.scheduler.record_launch
 
     def launch(batch):
         for slot, start, end in zip(batch.slots.tolist(), batch.starts.tolist(), batch.ends.tolist()):
             computed.update(hashes(engine.store.table.tokens[slot, :end])[start:].tolist())
-        return launched(batch)
+        return record_launch(batch)
 
-    engine.scheduler.launched = launch
+    engine.scheduler.record_launch = launch
     return computed
 
 
@@ -93,7 +93,7 @@ def test_what_a_verdict_is_awaited_on_stays_cached_and_is_let_go_at_the_end():
     for i in range(4):  # others would evict it
         engine.start(letters(i + 1, 30), greedy(2))
     engine.drain()
-    assert len(engine.scheduler.hints) == 1
+    assert len(engine.scheduler.held_prefixes) == 1
     program.verdict()
     while not program.waiting:
         engine.step()
@@ -111,7 +111,7 @@ def test_dropping_the_cache_drops_what_is_held_too():
     while not program.waiting:
         engine.step()
     engine.step()
-    assert engine.scheduler.hints.locks
+    assert engine.scheduler.held_prefixes.locks
     assert engine.scheduler.flush() >= 60
     assert engine.store.tree.pages == 0
     program.verdict()
@@ -139,7 +139,7 @@ def test_what_is_held_yields_before_anybody_is_retracted():
     engine.drain()
     assert len(ended(events).token_ids) == 100
     assert not any(request.retractions for request in engine.built)
-    assert not len(engine.scheduler.hints)
+    assert not len(engine.scheduler.held_prefixes)
     program.verdict()
     engine.drain()
     assert isinstance(program.result, ProgramResult)
@@ -267,16 +267,16 @@ def test_of_a_program_the_longest_way_goes_first_and_others_keep_their_place():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(5)))
     for request, path in zip(queue[1:4], (5, 50, 20)):
-        request.prospect = ScheduleHints(engine)
-        request.prospect.ahead = ExpectedTokens(0, path, path)
+        request.hints = ScheduleHints(engine)
+        request.hints.expected = ExpectedTokens(0, path, path)
     assert [request.id for request in lpm(queue, engine.store.tree)] == [0, 2, 3, 1, 4]
 
 
 def test_what_was_passed_over_too_often_comes_first_and_then_what_has_begun():
     engine = engine_with(256)
     queue = waiting(engine, *(([7, i], {}) for i in range(4)))
-    queue[2].prospect = ScheduleHints(engine)
-    queue[2].prospect.held = True
+    queue[2].hints = ScheduleHints(engine)
+    queue[2].hints.held = True
     queue[3].passed_over = 256
     for policy in (lpm, fcfs, priority):
         assert [request.id for request in policy(queue, engine.store.tree)] == [3, 2, 0, 1]
@@ -294,17 +294,17 @@ def test_a_high_priority_does_not_keep_a_low_one_waiting_for_ever():
 def test_tokens_ahead_are_bounded_by_what_nodes_say():
     resolved = engine_with(256).core.builder.resolved
     params = resolved(greedy(100))
-    assert ahead_of(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
-    assert ahead_of(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
-    assert ahead_of(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
-    assert ahead_of(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
-    assert ahead_of(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
-    assert ahead_of(Gen("x", constraint=Number("integer")), params, ()).path < 100
-    assert ahead_of(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
-    assert ahead_of(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
-    assert ahead_of(Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))) == ExpectedTokens(
-        11, 22, 5
-    )
+    assert expected_tokens(Text("abcdefgh"), None, ()) == ExpectedTokens(2, 0, 2)
+    assert expected_tokens(Text("", (1, 2, 3)), None, ()) == ExpectedTokens(3, 0, 3)
+    assert expected_tokens(Gen("x"), params, ()) == ExpectedTokens(0, 100, 100)
+    assert expected_tokens(Gen("x"), resolved(greedy(100, n=3)), ()) == ExpectedTokens(0, 300, 100)
+    assert expected_tokens(Gen("x", constraint=Choices(("yes", "no"))), params, ()) == ExpectedTokens(0, 3, 3)
+    assert expected_tokens(Gen("x", constraint=Number("integer")), params, ()).path < 100
+    assert expected_tokens(Gen("x"), None, ()) == NOTHING_EXPECTED  # refused
+    assert expected_tokens(Select("x", ("abcd", "abcdefgh")), None, ()) == ExpectedTokens(3, 0, 2)
+    assert expected_tokens(
+        Fork(((), ())), None, (ExpectedTokens(1, 2, 3), ExpectedTokens(10, 20, 5))
+    ) == ExpectedTokens(11, 22, 5)
 
 
 @pytest.mark.slow
@@ -324,6 +324,6 @@ def test_random_programs_in_small_pools_all_end_with_the_same_texts(seed):
         play(engine, programs, delay)
         engine.drain()
         texts.append([program.result.text for program in programs] + [ended(events).text for events in plain])
-        assert not engine.scheduler.hints.locks
+        assert not engine.scheduler.held_prefixes.locks
         engine.check_empty()
     assert texts[0] == texts[1]

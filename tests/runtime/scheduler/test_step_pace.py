@@ -15,7 +15,7 @@ LONG = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 @pytest.fixture
 def untimed(monkeypatch):
     """Bounds stay as they are at first, whatever time a step takes."""
-    monkeypatch.setattr(StepPace, "took", lambda *_, **__: None)
+    monkeypatch.setattr(StepPace, "record_duration", lambda *_, **__: None)
 
 
 def planned(engine):
@@ -91,7 +91,7 @@ def test_a_prompt_beside_what_nobody_watches_is_computed_as_a_whole():
 @pytest.mark.parametrize(("seconds", "bound"), [(TARGET_S * 4, 9), (TARGET_S * 0.8, 40), (TARGET_S * 0.3, 64)])
 def test_the_bound_follows_how_long_steps_take(seconds, bound):
     pace = StepPace(512)
-    pace.took(32, seconds, streams=1)
+    pace.record_duration(32, seconds, streams=1)
     assert pace.room(1) == bound - 1
 
 
@@ -103,27 +103,27 @@ def test_others_get_on_however_many_streams_there_are():
 def test_a_model_whose_stream_is_slow_by_itself_is_given_more_time():
     pace = StepPace(512)
     for seconds in (10, 11, 90, 12):  # a slow step now and then says nothing
-        pace.took(1, seconds * TARGET_S, streams=1)
-    assert pace.left(0) == pytest.approx(20 * TARGET_S, rel=0.1)
-    pace.took(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
+        pace.record_duration(1, seconds * TARGET_S, streams=1)
+    assert pace.remaining_s(0) == pytest.approx(20 * TARGET_S, rel=0.1)
+    pace.record_duration(32, 10.5 * TARGET_S, streams=1)  # 31 tokens more take little
     assert pace.room(0) > 60
-    pace.took(1, TARGET_S / 4, streams=1)
-    assert pace.left(0) == TARGET_S
+    pace.record_duration(1, TARGET_S / 4, streams=1)
+    assert pace.remaining_s(0) == TARGET_S
 
 
 def test_the_bound_has_its_own():
     pace = StepPace(100)
     for _ in range(10):
-        pace.took(100, 0.0, streams=1)
+        pace.record_duration(100, 0.0, streams=1)
     assert pace.room(0) == 100
     for _ in range(10):
-        pace.took(100, 10.0, streams=1)
+        pace.record_duration(100, 10.0, streams=1)
     assert pace.room(0) == 8
 
 
 def test_a_step_that_did_not_use_its_bound_does_not_raise_it():
     pace = StepPace(512)
-    pace.took(31, 0.0, streams=1)
+    pace.record_duration(31, 0.0, streams=1)
     assert pace.room(0) == 32
 
 
@@ -135,5 +135,5 @@ def test_what_follows_a_forward_has_the_rest_of_the_time_beside_a_stream(stream,
         engine.step()
     batch = engine.scheduler.plan()
     assert batch is not None
-    assert engine.scheduler.left(batch, TARGET_S * 0.75) == left
-    assert engine.scheduler.left(batch, TARGET_S * 2) == (0 if stream else left)
+    assert engine.scheduler.remaining_s(batch, TARGET_S * 0.75) == left
+    assert engine.scheduler.remaining_s(batch, TARGET_S * 2) == (0 if stream else left)

@@ -10,7 +10,7 @@ from sglang_lite.runtime.kv_cache.radix import PrefixLock
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 
 
-class PrefixHints:
+class HeldPrefixes:
     """Locks on prefixes, at most one per branch. The oldest lock is released first.
 
     Args:
@@ -33,29 +33,29 @@ class PrefixHints:
         """All locks, for the invariant checks."""
         return list(self._locks.values())
 
-    def want(self, prospect: ScheduleHints, tokens: Ints, namespace: str) -> None:
+    def want(self, hints: ScheduleHints, tokens: Ints, namespace: str) -> None:
         """Asks for a lock on a branch's prefix from the next step on, when the tokens of running requests have been
         published. Replaces the branch's lock."""
         if self._store.reuses and len(tokens):
-            self._wanted[prospect] = tokens, namespace
+            self._wanted[hints] = tokens, namespace
 
     def settle(self) -> None:
         """Locks the cached parts of all prefixes asked for since the last step."""
         wanted, self._wanted = self._wanted, {}
-        for prospect, (tokens, namespace) in wanted.items():
+        for hints, (tokens, namespace) in wanted.items():
             lock = self._store.tree.lock(self._store.tree.match(tokens, namespace).node)
-            self.release(prospect)
-            self._locks[prospect] = lock
-            prospect.held = True
+            self.release(hints)
+            self._locks[hints] = lock
+            hints.held = True
 
-    def release(self, prospect: ScheduleHints) -> None:
+    def release(self, hints: ScheduleHints) -> None:
         """Releases a branch's lock: a request of the branch reads the prefix now, or the branch doesn't need it any
         more."""
-        self._wanted.pop(prospect, None)
-        lock = self._locks.pop(prospect, None)
+        self._wanted.pop(hints, None)
+        lock = self._locks.pop(hints, None)
         if lock is not None:
             lock.release()
-            prospect.held = False
+            hints.held = False
 
     def give_way(self) -> bool:
         """Releases the oldest lock. Returns False if no prefix is locked."""
