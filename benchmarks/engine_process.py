@@ -35,7 +35,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import ON_CPUS, SHAPES, hf_config, text_of
+from sglang_lite.bench.shapes import ON_CPUS, SHAPES, hf_config, text_from_ids
 from sglang_lite.bench.workloads import WORKLOADS, run
 from sglang_lite.protocol import Delta, SamplingParams
 
@@ -49,7 +49,7 @@ _JSON = f"import json\nwhile True: json.loads({_DOCUMENT!r})"
 def write_model(folder: Path, shape: str) -> None:
     """A folder with the shape's config and a tokenizer of words without meaning."""
     (folder / "config.json").write_text(json.dumps(hf_config(shape)))
-    words = {text_of([i]).replace(" ", "\u0120"): i for i in range(SHAPES[shape].vocab_size)}
+    words = {text_from_ids([i]).replace(" ", "\u0120"): i for i in range(SHAPES[shape].vocab_size)}
     backend = Tokenizer(models.BPE(words, [], ignore_merges=True))
     splits = pre_tokenizers.Split(Regex(" [a-z]+"), "isolated")
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -122,7 +122,7 @@ def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str],
             alone, apart, beside = (median(took[key]) for key in ("alone", "unrelated", "beside"))
             print(f"{name + ', ' + label:28}{alone:10.4f}{apart:11.4f}{beside:9.4f}{beside / alone:8.2f}"
                   f"{beside / apart:12.2f}", flush=True)  # fmt: skip
-    few = work("decode1").smaller(8)
+    few = work("decode1").scaled_down(8)
     alone = run(engines["here"], few).seconds
     with threads(_PYTHON, 1):
         beside = run(engines["here"], few).seconds
@@ -131,9 +131,9 @@ def busy(engines: dict[str, sgl.Engine], names: list[str], work: Callable[[str],
 
 @sgl.function
 def _four(s: Any) -> None:
-    s += text_of(range(100, 110))
+    s += text_from_ids(range(100, 110))
     for name in "abcd":
-        s += text_of(range(5)) + sgl.gen(name, max_tokens=1, ignore_eos=True)
+        s += text_from_ids(range(5)) + sgl.gen(name, max_tokens=1, ignore_eos=True)
 
 
 def program(engines: dict[str, sgl.Engine], repeat: int) -> None:
@@ -271,7 +271,7 @@ def main() -> None:
 
     def work(name: str) -> Any:
         whole = WORKLOADS[name]()
-        return whole.smaller(ON_CPUS[options.shape]) if options.shape in ON_CPUS else whole
+        return whole.scaled_down(ON_CPUS[options.shape]) if options.shape in ON_CPUS else whole
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

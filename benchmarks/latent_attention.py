@@ -100,7 +100,7 @@ def main() -> None:
     torch.manual_seed(0)
     rates = measure()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
-          f"copies {rates.copy / 1e12:.2f} TB/s, products {rates.matmul / 1e12:.0f} TFLOP/s")  # fmt: skip
+          f"copies {rates.bytes_per_s / 1e12:.2f} TB/s, products {rates.flops_per_s / 1e12:.0f} TFLOP/s")  # fmt: skip
     print(f"{'':44}{'us':>9}{'TB/s':>7}{'share':>7}{'TFLOP/s':>9}")
     for name, (rows, length, heads) in DECODING.items():
         cache, plan = case(rows, length, 1)
@@ -113,7 +113,7 @@ def main() -> None:
                     print(f"{other:44}{str(error)[:60]}")
                     continue
             rate = read / took / 1e9
-            print(f"{other or name:44}{took * 1e3:9.1f}{rate:7.2f}{rate * 1e12 / rates.copy:7.0%}"
+            print(f"{other or name:44}{took * 1e3:9.1f}{rate:7.2f}{rate * 1e12 / rates.bytes_per_s:7.0%}"
                   f"{2 * products / took / 1e9:9.0f}", flush=True)  # fmt: skip
     for name, (new, before, heads) in PREFILL.items():
         cache, plan = case(1, new + before, new)

@@ -23,14 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_process import start, write_model
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import text_of
+from sglang_lite.bench.shapes import text_from_ids
 
 GENERATIONS = 6
 _draw = random.Random(0)
 
 
 def text(tokens: int) -> str:
-    return text_of([_draw.randrange(300, 10_000) for _ in range(tokens)])
+    return text_from_ids([_draw.randrange(300, 10_000) for _ in range(tokens)])
 
 
 BETWEEN = [text(32) for _ in range(GENERATIONS)]

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_process import write_model
 
-from sglang_lite.bench.shapes import text_of
+from sglang_lite.bench.shapes import text_from_ids
 from sglang_lite.protocol import CapabilityError
 from sglang_lite.server.replicas.gateway import package_of
 
@@ -65,7 +65,7 @@ def texts(workload: str, count: int, seed: int, scale: int) -> list[tuple[str, i
     draw = random.Random(seed)
 
     def text(tokens: int) -> str:
-        return text_of([draw.randrange(300, 10_000) for _ in range(tokens // scale)])
+        return text_from_ids([draw.randrange(300, 10_000) for _ in range(tokens // scale)])
 
     if workload == "W1":
         return [(text(draw.randint(100, 1024)), draw.randint(100, 1024) // scale) for _ in range(count)]

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_process import start, write_model
 
 import sglang_lite as sgl
-from sglang_lite.bench.shapes import text_of
+from sglang_lite.bench.shapes import text_from_ids
 from sglang_lite.protocol import Delta
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -39,7 +39,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 def texts(streams: int) -> list[str]:
     """Prompts of 32 tokens, each with another beginning."""
-    return [text_of([100 + (i + 7 * j) % 300 for j in range(32)]) for i in range(streams)]
+    return [text_from_ids([100 + (i + 7 * j) % 300 for j in range(32)]) for i in range(streams)]
 
 
 def asked_directly(engine: sgl.Engine, *, stream: bool, streams: int, tokens: int, repeat: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
-from sglang_lite.lang.backend.turns import GO_ON, TurnRules
+from sglang_lite.lang.backend.turns import CONTINUE_PROMPT, TurnRules
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Constraint, Delta, Generation, JsonSchema, Prompt, SamplingParams, Unset, Usage
 
@@ -104,7 +104,7 @@ class ScriptedApi(BaseBackend):
         right = self._fields[text]
         if constraint is not None:
             return json.dumps(right)
-        if shown[-1][1] == GO_ON:
+        if shown[-1][1] == CONTINUE_PROMPT:
             begun = shown[-2][1]
             return "".join(f"\n{f.title()}: {right[f]}" for f in FIELDS).partition(begun.rpartition("\n")[2])[2]
         asked = re.fullmatch(r"The (\w+)\?", shown[-1][1])

@@ -128,7 +128,7 @@ def check(constraint: ConstraintLike, model: str | Path | Engine | None = None) 
     kind = type_of(constraint)
     checked += kind.checked if kind is not None else ()
     if isinstance(known, JsonSchema) and not refused:
-        checked += tuple((pointer, _ONCE) for pointer in normalise(known).open_at)
+        checked += tuple((pointer, _ONCE) for pointer in normalise(known).unlisted_names_at)
     left = {pointer for pointer, _ in (*refused, *checked)}
     enforced = tuple(pointer for pointer in enforced if pointer not in left)
     if refused:
@@ -213,7 +213,7 @@ def complete(constraint: ConstraintLike, text: str = "") -> Completion:
         matcher = ByteMatcher(known)
         matcher.push(text)
         watched = _watching_matcher(known)
-        return matcher.ahead() if watched is None else ahead(watched, text)
+        return matcher.completion() if watched is None else ahead(watched, text)
 
 
 def describe(constraint: ConstraintLike) -> str:

@@ -18,7 +18,7 @@ from sglang_lite.protocol import (
     Usage,
     WireError,
 )
-from sglang_lite.wire.rows import LAST, FrameReader, Row, frame_of
+from sglang_lite.wire.rows import END_FRAME, FrameReader, Row, encode_frame
 
 GENERATION = Generation(
     "a ü", (7, 8), (Span("a ü", (7, 8)),), "length", None, Usage(3, 1, 2), 0, (TokenLogprob(-math.inf, 7, "a"),),
@@ -43,7 +43,7 @@ def plain(rows):
 
 @pytest.mark.parametrize("most", [1, 7, 10_000])
 def test_rows_come_back_whatever_pieces_their_frames_come_in(most):
-    data = frame_of(ROWS[:1]) + frame_of(ROWS[1:]) + LAST
+    data = encode_frame(ROWS[:1]) + encode_frame(ROWS[1:]) + END_FRAME
     reader, found, at, rng = FrameReader(), [], 0, random.Random(1)
     while at < len(data):
         assert not reader.ended
@@ -56,7 +56,7 @@ def test_rows_come_back_whatever_pieces_their_frames_come_in(most):
 
 def test_a_row_that_has_no_form_fails_alone():
     odd: Row = (1, [Played((0,), "a", Generation("x", meta={"f": object()})), ProgramResult("x")])
-    found = FrameReader().feed(frame_of([ROWS[0], odd, ROWS[2]]))
+    found = FrameReader().feed(encode_frame([ROWS[0], odd, ROWS[2]]))
     assert [number for number, _ in found] == [4, 1, 2]
     assert plain(found[:1]) == plain(ROWS[:1])
     ((error,),) = [events for number, events in found if number == 1]

@@ -17,12 +17,12 @@ class Rates:
     """Measured rates of a GPU.
 
     Attributes:
-        copy: bytes per second of a large copy on the device, read and written.
-        matmul: floating-point operations per second of a large bfloat16 product.
+        bytes_per_s: bytes per second of a large copy on the device, read and written.
+        flops_per_s: floating-point operations per second of a large bfloat16 product.
     """
 
-    copy: float
-    matmul: float
+    bytes_per_s: float
+    flops_per_s: float
 
 
 def measure() -> Rates:
@@ -47,7 +47,7 @@ def _seconds(run: object) -> float:
     return float(begin.elapsed_time(end)) / 1e4
 
 
-def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
+def lower_bound(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> float:
     """Minimum seconds for a workload: all prompts are computed, then each step generates one token for each row. A step
     reads each row's keys and values once, and a shared prefix once for all rows.
 
@@ -60,7 +60,7 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
     active = sum(layer.products(hidden) for layer in layers)
     head = spec.vocab_size * hidden
     # Products of narrower numbers are faster by the same factor.
-    size, matmul = bits // 8, rates.matmul * 16 / bits
+    size, matmul = bits // 8, rates.flops_per_s * 16 / bits
     flops = 2 * (active + head)
 
     def weights(rows: int) -> float:
@@ -68,21 +68,21 @@ def ideal(spec: ModelSpec, work: Workload, rates: Rates, *, bits: int = 16) -> f
         return size * read + 2 * head
 
     token = (2 if spec.latent else size) * spec.kv_layout.numbers
-    own, new = np.array(work.own), np.array(work.new)
-    shared = 0 if work.cached else work.shared
+    own, new = np.array(work.suffix_lengths), np.array(work.output_lengths)
+    shared = 0 if work.cached else work.prefix_length
     seen = np.concatenate(
-        ([shared * shared], own * (own + 2 * work.shared))
+        ([shared * shared], own * (own + 2 * work.prefix_length))
     )  # pairs of tokens, halved because attention is causal
     attention = pair * float(seen.sum())
     tokens = int(shared + own.sum())
-    prompts = max(2 * active * tokens / matmul + attention / rates.matmul, weights(tokens) / rates.copy)
+    prompts = max(2 * active * tokens / matmul + attention / rates.flops_per_s, weights(tokens) / rates.bytes_per_s)
     steps = 0.0
     for step in range(1, int(new.max())):
         alive = new > step
         rows = int(alive.sum())
-        read = (own[alive] + step).sum() + work.shared * bool(rows)
-        steps += max(weights(rows) / rates.copy, flops * rows / matmul)
-        steps += read * max(token / rates.copy, seeing / rates.matmul)
+        read = (own[alive] + step).sum() + work.prefix_length * bool(rows)
+        steps += max(weights(rows) / rates.bytes_per_s, flops * rows / matmul)
+        steps += read * max(token / rates.bytes_per_s, seeing / rates.flops_per_s)
     return float(prompts + steps)
 
 

@@ -24,11 +24,11 @@ from sglang_lite.bench.workloads import WORKLOADS, Workload, prepare
 # Takes prompts, the number of tokens to generate for each, and a temperature; returns the number generated for each.
 _Generate = Callable[[list[list[int]], tuple[int, ...], float], list[int]]
 
-_TOLD = "told.jsonl"
+_RESULTS_FILE = "results.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PeerResults:
     """Measurements of a peer.
 
     Attributes:
@@ -49,7 +49,7 @@ def installed() -> list[str]:
 
 def measure_peer(
     name: str, shape: str, workloads: Sequence[str], repeat: int, *, fp8: bool = False, limit: float
-) -> Figures:
+) -> PeerResults:
     """Runs workloads through a peer, with random weights. Its logs go to stderr.
 
     Args:
@@ -64,7 +64,7 @@ def measure_peer(
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
-        told = Path(folder, _TOLD)
+        told = Path(folder, _RESULTS_FILE)
         told.touch()
         numbers = "fp8" if fp8 else "bfloat16"
         process = subprocess.Popen(
@@ -81,7 +81,7 @@ def measure_peer(
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.wait()
         figures = dict(json.loads(line) for line in told.read_text().splitlines())
-        return Figures(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
+        return PeerResults(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
 
 
 def _vllm(folder: str, fp8: bool) -> tuple[_Generate, Callable[[], bool]]:
@@ -129,29 +129,29 @@ def _seconds(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> 
 
     prompts = prepare(work, generate, emptied)
     started = time.perf_counter()
-    counts = generate(prompts, work.new, work.temperature)
+    counts = generate(prompts, work.output_lengths, work.temperature)
     seconds = time.perf_counter() - started
-    if counts != list(work.new):
-        raise RuntimeError(f"{sum(counts)} tokens were generated, not {sum(work.new)}")
+    if counts != list(work.output_lengths):
+        raise RuntimeError(f"{sum(counts)} tokens were generated, not {sum(work.output_lengths)}")
     return seconds
 
 
 def _main(peer: str, folder: str, repeat: str, numbers: str, *workloads: str) -> None:
     """Entry point of the peer's process. Writes its version, its times and a failure as lines of JSON."""
 
-    def tell(name: str, value: object) -> None:
-        with Path(folder, _TOLD).open("a") as file:
+    def write_result(name: str, value: object) -> None:
+        with Path(folder, _RESULTS_FILE).open("a") as file:
             file.write(json.dumps([name, value]) + "\n")
 
     try:
-        tell("version", import_module(peer).__version__)
+        write_result("version", import_module(peer).__version__)
         generate, flush = _ENGINES[peer](folder, numbers == "fp8")
         for name in workloads:
             work = WORKLOADS[name]()
             _seconds(work, generate, flush)
-            tell(name, median(_seconds(work, generate, flush) for _ in range(int(repeat))))
+            write_result(name, median(_seconds(work, generate, flush) for _ in range(int(repeat))))
     except BaseException as error:
-        tell("failure", " ".join(f"{type(error).__name__}: {error}".split())[:200])
+        write_result("failure", " ".join(f"{type(error).__name__}: {error}".split())[:200])
         raise
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sglang_lite.bench.shapes import text_of
+from sglang_lite.bench.shapes import text_from_ids
 from sglang_lite.bench.workloads import Measured, Workload, generate, prepare
 from sglang_lite.engine.engine import Engine
 from sglang_lite.lang.api import function, gen
@@ -30,12 +30,12 @@ def _shot(s: Any, shared: str, own: str, new: int) -> None:
 
 def _fork(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
     """Runs one program that forks into all prompts."""
-    return [_forked.run(shared, own, work.new, backend=backend, temperature=work.temperature)]
+    return [_forked.run(shared, own, work.output_lengths, backend=backend, temperature=work.temperature)]
 
 
 def _batch(backend: LocalBackend, work: Workload, shared: str, own: Sequence[str]) -> list[ProgramState]:
     """Runs one program for each prompt, all at once."""
-    items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.new)]
+    items = [{"shared": shared, "own": text, "new": count} for text, count in zip(own, work.output_lengths)]
     states: list[ProgramState] = _shot.run_batch(
         items, backend=backend, temperature=work.temperature, num_threads=len(items)
     )
@@ -56,7 +56,10 @@ def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
         RuntimeError: the number of generated tokens is not the expected one.
     """
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
-    shared, own = text_of(prompts[0][: work.shared]), [text_of(prompt[work.shared :]) for prompt in prompts]
+    shared, own = (
+        text_from_ids(prompts[0][: work.prefix_length]),
+        [text_from_ids(prompt[work.prefix_length :]) for prompt in prompts],
+    )
     backend = LocalBackend(engine)
     before = engine.stats()["steps"]
     started = time.perf_counter()
@@ -65,6 +68,6 @@ def run_as_program(engine: Engine, name: str, work: Workload) -> Measured:
         state["answer"]
     seconds = time.perf_counter() - started
     count = sum(state.usage().completion_tokens for state in states)
-    if count != sum(work.new):
-        raise RuntimeError(f"{count} tokens were generated, not {sum(work.new)}")
+    if count != sum(work.output_lengths):
+        raise RuntimeError(f"{count} tokens were generated, not {sum(work.output_lengths)}")
     return Measured(seconds, engine.stats()["steps"] - before)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from sglang_lite.bench.peers import Figures
+from sglang_lite.bench.peers import PeerResults
 from sglang_lite.protocol import ParameterError
 
 
@@ -87,7 +87,7 @@ class Report:
 
     machine: Machine
     rows: tuple[Row, ...]
-    peers: dict[str, Figures]
+    peers: dict[str, PeerResults]
 
     def save(self, path: Path) -> None:
         """Writes the records as JSON, with the median, the spread and the number of each workload's runs.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from sglang_lite.bench.limits import ideal, measure
-from sglang_lite.bench.peers import Figures, installed, measure_peer
+from sglang_lite.bench.limits import lower_bound, measure
+from sglang_lite.bench.peers import PeerResults, installed, measure_peer
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
 from sglang_lite.bench.records import Machine, Report, Row, Runs
 from sglang_lite.bench.shapes import ON_CPUS, SHAPES, load_shape
@@ -46,7 +46,7 @@ def report(
             "--shape", f"{shape} is measured on a GPU, and torch sees none.", hint=f"On a CPU: {', '.join(ON_CPUS)}."
         )
     machine, rows = _ours(shape, names, repeat, fp8, model_impl)
-    peers: dict[str, Figures] = {}
+    peers: dict[str, PeerResults] = {}
     if gpu and model_impl == "native":
         gc.collect()  # because a peer takes the whole GPU
         torch.cuda.empty_cache()
@@ -67,8 +67,8 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
             torch=torch.__version__,
             shape=shape if model_impl == "native" else f"{shape} by {model_impl}' code",
             numbers=_numbers(shape, fp8=fp8, gpu=gpu),
-            copy=None if rates is None else rates.copy,
-            matmul=None if rates is None else rates.matmul,
+            copy=None if rates is None else rates.bytes_per_s,
+            matmul=None if rates is None else rates.flops_per_s,
             ready=time.perf_counter() - started,
             first_token=start.seconds,
             compiled=start.compiled,
@@ -77,8 +77,8 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
         _print_machine(machine)
         rows = []
         for name in names:
-            work = WORKLOADS[name]() if gpu else WORKLOADS[name]().smaller(ON_CPUS[shape])
-            best = None if rates is None else ideal(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
+            work = WORKLOADS[name]() if gpu else WORKLOADS[name]().scaled_down(ON_CPUS[shape])
+            best = None if rates is None else lower_bound(SHAPES[shape], work, rates, bits=8 if fp8 else 16)
             rows.append(_row(engine, name, work, best, repeat))
             _print_row(rows[-1])
     return machine, rows
@@ -102,7 +102,7 @@ def _row(engine: Engine, name: str, work: Workload, best: float | None, repeat: 
         Runs(one.seconds, tuple(each.seconds for each in column), column[0].steps)
         for one, column in zip(first, zip(*later))
     ]
-    return Row(name, sum(work.new), best, requests, program[0] if program else None)
+    return Row(name, sum(work.output_lengths), best, requests, program[0] if program else None)
 
 
 def _print_machine(machine: Machine) -> None:
@@ -134,7 +134,7 @@ def _print_row(row: Row) -> None:
 
 def compare(
     shape: str, ours: Mapping[str, tuple[float, float]], repeat: int, *, fp8: bool = False, patience: float = 1200.0
-) -> dict[str, Figures]:
+) -> dict[str, PeerResults]:
     """Measures the installed peers, prints a table of their times next to ours, and returns their measurements. Prints
     nothing if no peer is installed.
 

@@ -153,7 +153,7 @@ def tokenizer(size: int) -> Tokenizer:
     return Tokenizer(backend, [word.encode() for word in words], [], eos_ids=[])
 
 
-def text_of(ids: Iterable[int]) -> str:
+def text_from_ids(ids: Iterable[int]) -> str:
     """Text that the tokenizer encodes to these ids."""
     return "".join(map(_word, ids))
 

@@ -18,30 +18,33 @@ class Workload:
     """Prompts of a benchmark, and the tokens to generate for them.
 
     Attributes:
-        shared: number of tokens that all prompts begin with.
-        own: number of further tokens, for each prompt.
-        new: number of tokens to generate, for each prompt.
+        prefix_length: number of tokens that all prompts begin with.
+        suffix_lengths: number of further tokens, for each prompt.
+        output_lengths: number of tokens to generate, for each prompt.
         cached: True if the shared tokens are in the cache at the start.
         temperature: sampling temperature.
     """
 
-    shared: int
-    own: tuple[int, ...]
-    new: tuple[int, ...]
+    prefix_length: int
+    suffix_lengths: tuple[int, ...]
+    output_lengths: tuple[int, ...]
     cached: bool = False
     temperature: float = 0.0
 
-    def smaller(self, by: int) -> Workload:
-        """Workload with the same number of prompts, and token counts divided by `by`."""
+    def scaled_down(self, factor: int) -> Workload:
+        """Workload with the same number of prompts, and token counts divided by `factor`."""
 
         def less(counts: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(max(count // by, 1) for count in counts)
+            return tuple(max(count // factor, 1) for count in counts)
 
-        return replace(self, shared=self.shared // by, own=less(self.own), new=less(self.new))
+        return replace(
+            self, prefix_length=self.prefix_length // factor, suffix_lengths=less(self.suffix_lengths),
+            output_lengths=less(self.output_lengths),
+        )  # fmt: skip
 
     def prompts(self, draw: random.Random) -> list[list[int]]:
-        prefix = [draw.randint(0, 10000) for _ in range(self.shared)]
-        return [prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.own]
+        prefix = [draw.randint(0, 10000) for _ in range(self.prefix_length)]
+        return [prefix + [draw.randint(0, 10000) for _ in range(count)] for count in self.suffix_lengths]
 
 
 def _w1() -> Workload:
@@ -88,7 +91,7 @@ def prepare(
     prompts = work.prompts(random.Random(1))
     flush()
     if work.cached:
-        generate([prompts[0][: work.shared]], (1,), 0.0)
+        generate([prompts[0][: work.prefix_length]], (1,), 0.0)
     return prompts
 
 
@@ -96,7 +99,7 @@ def run(engine: Engine, work: Workload) -> Measured:
     """Runs a workload. The cache is empty at the start, except for the shared tokens if the workload is `cached`."""
     prompts = prepare(work, partial(generate, engine), engine.flush_cache)
     before = engine.stats()["steps"]
-    seconds = generate(engine, prompts, work.new, work.temperature)
+    seconds = generate(engine, prompts, work.output_lengths, work.temperature)
     return Measured(seconds, engine.stats()["steps"] - before)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from sglang_lite.constraints.emit.lark import to_lark
-from sglang_lite.constraints.emit.lexemes import lexed
+from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.schema import parse_json
@@ -41,7 +41,7 @@ def grammar_text(constraint: Constraint) -> str:
     Raises:
         ConstraintError: the constraint can't be enforced.
     """
-    return to_lark(lexed(language_of(constraint)))
+    return to_lark(split_into_lexemes(language_of(constraint)))
 
 
 def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -56,7 +56,7 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     """
     matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(text), log_level=0, limits=_limits(text))
     if matcher.is_error():
-        raise refusal(matcher)
+        raise matcher_error(matcher)
     return matcher
 
 
@@ -74,12 +74,12 @@ def _limits(text: str) -> LLParserLimits:
     )
 
 
-def refusal(matcher: LLMatcher) -> ConstraintError:
+def matcher_error(matcher: LLMatcher) -> ConstraintError:
     """ConstraintError with the reason why a matcher has failed."""
-    return ConstraintError(f"llguidance: {reason(matcher)}")
+    return ConstraintError(f"llguidance: {error_reason(matcher)}")
 
 
-def reason(matcher: LLMatcher) -> str:
+def error_reason(matcher: LLMatcher) -> str:
     """Reason why a matcher has failed, or "" if the matcher has not failed."""
     if not matcher.is_error():
         return ""
@@ -92,7 +92,7 @@ def reason(matcher: LLMatcher) -> str:
     if "symbols.len()" in error:
         return "the grammar is too large: the engine takes up to 65,000 rules and lexemes."
     lines = (line.strip() for line in error.splitlines())
-    return next(filter(None, lines), "refused without a reason")
+    return next(filter(None, lines), "the grammar is refused, without a reason given")
 
 
 @memoized
@@ -170,23 +170,23 @@ class ByteMatcher:
         Raises:
             ConstraintError: no text of the constraint continues like this; the matcher is unchanged.
         """
-        at, taken = self._tried(text)
-        if taken is not None:
-            after = (self.text + taken)[-40:]
+        at, accepted = self._try_push(text)
+        if accepted is not None:
+            after = (self.text + accepted)[-40:]
             raise ConstraintError(
-                f"the grammar does not allow {text!r:.80} here, from character {len(taken) + 1} of it on"
+                f"the grammar does not allow {text!r:.80} here, from character {len(accepted) + 1} of it on"
                 f"{f', after {after!r}' if after else ''}.{_next(at)}"
             )
         self.matcher = at
         self.text += text
 
-    def possible(self, texts: Sequence[str]) -> tuple[str, ...]:
+    def filter(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Filters texts, keeping those that `push` would accept.
 
         Raises:
             ConstraintError: `push` would accept none of the texts.
         """
-        found = tuple(text for text in texts if self._tried(text)[1] is None)
+        found = tuple(text for text in texts if self._try_push(text)[1] is None)
         if not found:
             raise ConstraintError(
                 f"the grammar allows none of {', '.join(map(repr, texts))} here.{_next(self.matcher)}"
@@ -207,7 +207,7 @@ class ByteMatcher:
         if isinstance(self.constraint, JsonSchema):
             parse_json(self.constraint, self.text)
 
-    def ahead(self) -> Completion:
+    def completion(self) -> Completion:
         """Possible continuations of the text. Forced text is followed for at most 10,000 bytes."""
         at, forced = self.matcher.deep_copy(), bytearray()
         while len(forced) < _MAX_FORCED and (more := _forced(at)):
@@ -221,7 +221,7 @@ class ByteMatcher:
         beyond = inside or any(mask >> byte & 1 for byte in range(128, 256))
         return Completion(text, follows, beyond, not inside and at.is_accepting(), self.matcher.is_accepting())
 
-    def _tried(self, text: str) -> tuple[Any, str | None]:
+    def _try_push(self, text: str) -> tuple[Any, str | None]:
         """Tries a text on a copy of the matcher.
 
         Returns (matcher after the text, None), or (matcher after the longest accepted prefix, that prefix) if the text
@@ -231,7 +231,7 @@ class ByteMatcher:
         at = self.matcher.deep_copy()
         count = at.try_consume_tokens(list(data))
         if at.is_error():
-            raise refusal(at)
+            raise matcher_error(at)
         return at, None if count == len(data) else data[:count].decode("utf-8", "ignore")
 
 
@@ -248,7 +248,7 @@ def _forced(at: Any) -> bytes:
 def _consume(at: Any, data: bytes) -> None:
     at.try_consume_tokens(list(data))
     if at.is_error():
-        raise refusal(at)
+        raise matcher_error(at)
 
 
 def _next(at: Any) -> str:

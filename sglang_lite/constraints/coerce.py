@@ -38,7 +38,9 @@ def as_constraint(source: ConstraintLike) -> Constraint:
     if isinstance(source, str) and source in _NAMED:
         return _NAMED[source]
     if isinstance(source, str):
-        raise ConstraintError(f"{source!r:.60} is text.", hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…).")
+        raise ConstraintError(
+            f"{source!r:.60} is text, not a constraint.", hint="Say what it is: sgl.Regex(…) or sgl.Grammar(…)."
+        )
     if isinstance(source, Mapping | bool):
         return json_schema(source)
     found = value_type(source).constraint

@@ -41,11 +41,11 @@ def description(constraint: Constraint, annotation: object = None) -> str:
         annotation: Python type that the constraint stands for, if any.
     """
     try:
-        known = _TYPES.get(annotation)
+        words = _TYPES.get(annotation)
     except TypeError:  # the type is not hashable
-        known = None
-    if known is not None:
-        return known
+        words = None
+    if words is not None:
+        return words
     match constraint:
         case JsonSchema():
             schema = json.loads(constraint.schema)
@@ -133,13 +133,13 @@ class _Describer:
         if more is not False and (more is not True or not lines):
             lines.append((f"{inner}…: {self._value(more, inner)}", ""))
         commas = [","] * (len(lines) - 1) + [""]
-        told = [f"{line}{comma}{note}" for (line, note), comma in zip(lines, commas)]
-        return "{\n" + "\n".join(told) + f"\n{indent}}}" if lines else "{}"
+        lines_with_commas = [f"{line}{comma}{note}" for (line, note), comma in zip(lines, commas)]
+        return "{\n" + "\n".join(lines_with_commas) + f"\n{indent}}}" if lines else "{}"
 
     def _member(self, name: str, schema: Any, required: bool, indent: str) -> tuple[str, str]:
         """Line for a member, and the comment that follows its comma."""
-        said = schema.get("description") if isinstance(schema, dict) else None
-        notes = [*self._notes(schema), *([" ".join(str(said).split())] if said else [])]
+        text = schema.get("description") if isinstance(schema, dict) else None
+        notes = [*self._notes(schema), *([" ".join(str(text).split())] if text else [])]
         line = f"{indent}{json.dumps(name, ensure_ascii=False)}{'' if required else '?'}: {self._shape(schema, indent)}"
         return line, f"  // {', '.join(notes)}" if notes else ""
 

@@ -12,10 +12,12 @@ from bisect import bisect_right
 from sglang_lite.protocol import Number
 
 _WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
-_BEGUN_WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
+_WHOLE_PREFIX = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})*,[0-9]{0,3}|[0-9]*)"
 _POINT, _EXPONENT = r"(?:\.[0-9]+)?", r"[eE][-+]?"
 
-ENDS = " \n,;:.)"  # a backend that can't cut off the character that ended a number returns one of these after it
+# Characters of which a backend that can't cut off the end of a number returns one after it. program/control_flow.py,
+# which must not import this package, has the same list.
+TERMINATORS = " \n,;:.)"
 # Complete numbers, by kind.
 PATTERNS = {
     "integer": rf"[-+]?{_WHOLE}",
@@ -23,9 +25,9 @@ PATTERNS = {
 }
 _FIRST = {kind: re.compile(rf"{pattern}(?![0-9])") for kind, pattern in PATTERNS.items()}
 # Prefixes of numbers, by kind.
-_BEGUN = {
-    "integer": re.compile(rf"[-+]?{_BEGUN_WHOLE}"),
-    "float": re.compile(rf"[-+]?(?:{_BEGUN_WHOLE}|{_WHOLE}(?:\.[0-9]*|{_POINT}(?:[eE]|{_EXPONENT}[0-9]*)))"),
+_PREFIXES = {
+    "integer": re.compile(rf"[-+]?{_WHOLE_PREFIX}"),
+    "float": re.compile(rf"[-+]?(?:{_WHOLE_PREFIX}|{_WHOLE}(?:\.[0-9]*|{_POINT}(?:[eE]|{_EXPONENT}[0-9]*)))"),
 }
 # End of a prefix that belongs to the number only if more digits follow.
 _OPEN = re.compile(r"(?:,[0-9]{0,3}|\.|[eE]?[-+]|[eE])\Z")
@@ -45,21 +47,21 @@ class NumberText:
         before: text that precedes the first token and already belongs to the number.
 
     Attributes:
-        over: True once no further text can extend the number.
-        certain: prefix of the text that is part of the number whatever follows.
+        finished: True once no further text can extend the number.
+        committed: prefix of the text that is part of the number whatever follows.
     """
 
     def __init__(self, number: Number, before: str = "") -> None:
         self._number, self._text = number, before
         self._ends: list[int] = []  # end offset of each token in the text
-        self.over = False
-        self.certain = ""
+        self.finished = False
+        self.committed = ""
         self._look()
-        self._taken = len(before)
+        self._returned = len(before)
 
     @property
-    def begun(self) -> str:
-        """Text so far: a prefix of a number unless `over` is set."""
+    def text(self) -> str:
+        """Text so far: a prefix of a number unless `finished` is set."""
         return self._text
 
     def push(self, piece: str) -> None:
@@ -69,27 +71,27 @@ class NumberText:
         self._look()
 
     def _look(self) -> None:
-        if _BEGUN[self._number.kind].fullmatch(self._text):
-            self.certain = _OPEN.sub("", self._text)
+        if _PREFIXES[self._number.kind].fullmatch(self._text):
+            self.committed = _OPEN.sub("", self._text)
         else:
             self.close()
 
     def close(self) -> None:
-        """Marks the text as finished, so that `certain` becomes the number it begins with."""
-        self.over = True
-        self.certain = first_number(self._number, self._text)
+        """Marks the text as finished, so that `committed` becomes the number it begins with."""
+        self.finished = True
+        self.committed = first_number(self._number, self._text)
 
     def take(self) -> str:
-        """Returns the part of `certain` that is new since the last call."""
-        new, self._taken = self.certain[self._taken :], max(self._taken, len(self.certain))
+        """Returns the part of `committed` that is new since the last call."""
+        new, self._returned = self.committed[self._returned :], max(self._returned, len(self.committed))
         return new
 
     @property
     def tokens(self) -> int:
-        """Number of pushed tokens that lie entirely within `certain`."""
-        return bisect_right(self._ends, len(self.certain))
+        """Number of pushed tokens that lie entirely within `committed`."""
+        return bisect_right(self._ends, len(self.committed))
 
     @property
-    def whole(self) -> bool:
-        """True if the whole text is a number."""
+    def is_number(self) -> bool:
+        """True if the text so far is a number."""
         return first_number(self._number, self._text) == self._text != ""

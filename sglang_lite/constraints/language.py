@@ -79,7 +79,10 @@ def _language_of(constraint: _Other) -> Language:
         case Choices(options):
             return pruned(Language(_START, {_START: alternation(map(literal, options))}))
         case Continuation():
-            raise ConstraintError("what continues a grammar over several nodes is no grammar by itself.")
+            raise ConstraintError(
+                "a Continuation can't be compiled by itself: it is the remainder of a grammar over several nodes.",
+                hint="Use the whole grammar.",
+            )
     parts = _parts(constraint)
     names = {f"{i}": _inner(part) for i, part in enumerate(parts)}
     outer = Language(_START, _body(constraint, [Ref(name) for name in names]))
@@ -118,7 +121,7 @@ def _structural(constraint: StructuralTag, contents: list[Ref]) -> dict[str, Nod
     """
     triggers = list(dict.fromkeys(constraint.triggers))
     if not triggers or "" in triggers:
-        raise ConstraintError("structural_tag: it needs triggers, none of them empty.")
+        raise ConstraintError("structural_tag: `triggers` needs at least one string, and none may be empty.")
     for tag in constraint.tags:
         if not tag.begin.startswith(tuple(triggers)):
             raise ConstraintError(f"structural_tag: no trigger begins {tag.begin!r}.")

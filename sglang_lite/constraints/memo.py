@@ -26,15 +26,15 @@ class BoundedCache:
     bound.
 
     Args:
-        most: maximum total size of the entries in bytes.
+        max_bytes: maximum total size of the entries in bytes.
 
     Attributes:
         bytes: total size of the entries.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
-        self._most = most
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -55,7 +55,7 @@ class BoundedCache:
         with self._lock:
             self.bytes += size - self._entries.pop(key, (None, 0))[1]
             self._entries[key] = value, size
-            while self.bytes > self._most and len(self._entries) > 1:
+            while self.bytes > self._max_bytes and len(self._entries) > 1:
                 self.bytes -= self._entries.popitem(last=False)[1][1]
 
     def clear(self) -> None:
@@ -73,9 +73,9 @@ def memoized(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @wraps(function)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         key = (function, args, *kwargs.items()) if kwargs else (function, args)
-        known = _cache.get(key)
-        if known is not None:
-            value: _R = known[0]
+        cached = _cache.get(key)
+        if cached is not None:
+            value: _R = cached[0]
         else:
             value = function(*args, **kwargs)
             size = size_of((args, value))

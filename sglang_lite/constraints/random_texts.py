@@ -9,10 +9,10 @@ from random import Random
 import msgspec
 
 from sglang_lite.constraints.formal.automaton import DEAD, Automaton, automaton
-from sglang_lite.constraints.formal.grammars import users
+from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import Alternation, CharSet, Concat, Language, Node, Ref, Repeat, Text
 from sglang_lite.constraints.json_schema.normal_form import normalise
-from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema, ValueValidationError
@@ -40,14 +40,14 @@ def sample(constraint: Constraint, random: Random) -> str:
             text = sampler.text(0)
         if text is None:
             break
-        if not isinstance(constraint, JsonSchema) or _is_kept(constraint, text):
+        if not isinstance(constraint, JsonSchema) or _passes_checks(constraint, text):
             return text
     if isinstance(constraint, JsonSchema) and constraint.order == "any":  # free order may leave out required members
         return sample(msgspec.structs.replace(constraint, order="schema"), random)
     raise ConstraintError(f"no text of at most {MAX_CHARS:,} characters was found.")
 
 
-def _is_kept(constraint: JsonSchema, text: str) -> bool:
+def _passes_checks(constraint: JsonSchema, text: str) -> bool:
     """Returns True if a JSON text passes the checks that its grammar can't express: watched values and
     distinct names.
     """
@@ -55,7 +55,7 @@ def _is_kept(constraint: JsonSchema, text: str) -> bool:
         if normalise(constraint).watched:
             parse_json(constraint, text)
         else:
-            json.loads(text, object_pairs_hook=distinct_names)
+            json.loads(text, object_pairs_hook=refuse_duplicate_names)
     except (ValueError, RecursionError, ValueValidationError):
         return False
     return True
@@ -111,12 +111,12 @@ class _Sampler:
 def _heights(language: Language) -> dict[str, float]:
     """Least depth of nested rules that a text of each rule needs, by the rule's name."""
     heights = dict.fromkeys(language.rules, float("inf"))
-    using = users(language.rules)
+    referring = referring_rules(language.rules)
     for name in (queue := list(language.rules)):
         height = 1 + _height(language.rules[name], heights)
         if height < heights[name]:
             heights[name] = height
-            queue += using[name]
+            queue += referring[name]
     return heights
 
 
@@ -135,19 +135,19 @@ def _height(node: Node, heights: dict[str, float]) -> float:
 
 def _through(machine: Automaton, random: Random) -> str:
     """Text of a random walk through an automaton: some steps at random, then the shortest way to an accepting state."""
-    text, state, steps_left = "", machine.start, _STEPS
-    while steps_left and len(text) < MAX_CHARS:
+    text, state, remaining_steps = "", machine.start, _STEPS
+    while remaining_steps and len(text) < MAX_CHARS:
         if machine.accepting(state) and random.random() < 0.3:
             return text
         steps = [(c, machine.step(state, c)) for c in machine.classes]
         live = [(c, after) for c, after in steps if after != DEAD and machine.nonempty(after)]
         if not live:
             break
-        steps_left -= len(live) > 1
-        printable = [step for step in live if _printable(machine.characters(step[0]))]
+        remaining_steps -= len(live) > 1
+        printable = [step for step in live if _printable(machine.class_characters(step[0]))]
         symbol, state = random.choice(printable or live)
-        text += _character(machine.characters(symbol), random)
-    return text + "".join(_character(machine.characters(c), random) for c in machine.way_out(state))
+        text += _character(machine.class_characters(symbol), random)
+    return text + "".join(_character(machine.class_characters(c), random) for c in machine.shortest_accepted(state))
 
 
 def _is_wide(node: Node) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from sglang_lite.constraints.json_schema import closed_objects, wellformed
 from sglang_lite.constraints.json_schema.resources import embedded
 from sglang_lite.constraints.json_schema.style import style_of
-from sglang_lite.constraints.json_schema.validator import faults
+from sglang_lite.constraints.json_schema.validator import violations
 from sglang_lite.protocol import ConstraintError, JsonSchema, SglError, ValueValidationError
 from sglang_lite.protocol.anything import Json
 
@@ -88,15 +88,15 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
     try:
         value = json.loads(
             text,
-            parse_constant=wellformed.no_number,
+            parse_constant=wellformed.refuse_non_finite,
             parse_float=_finite,
-            object_pairs_hook=wellformed.distinct_names,
+            object_pairs_hook=wellformed.refuse_duplicate_names,
         )
     except (ValueError, RecursionError) as error:
         raise ValueValidationError(f"the text is not JSON: {error}", text=text) from error
     try:
-        for fault in faults(constraint, value):
-            raise ValueValidationError(f"{fault.json_path}: {fault.message}", text=text, value=value)
+        for violation in violations(constraint, value):
+            raise ValueValidationError(f"{violation.json_path}: {violation.message}", text=text, value=value)
     except SglError:
         raise
     except (RecursionError, OverflowError, ValueError) as error:  # the last two: numbers too large to write
@@ -107,4 +107,4 @@ def parse_json(constraint: JsonSchema, text: str) -> Json:
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else wellformed.no_number(text)
+    return value if math.isfinite(value) else wellformed.refuse_non_finite(text)

@@ -40,16 +40,16 @@ def parse(text: str) -> Constraint:
             Pointer.
     """
     try:
-        found = json.loads(text, parse_constant=wellformed.no_number)
+        found = json.loads(text, parse_constant=wellformed.refuse_non_finite)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"structural_tag: not JSON: {error}") from error
     if isinstance(found, dict) and "structures" in found:
-        given = _Fields(found, "", "type", "structures", "triggers")
-        tags = [_Fields(each, f"/structures/{i}", "begin", "schema", "end") for i, each in given.list("structures")]
-        made = (Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end")) for tag in tags)
-        return StructuralTag(tuple(made), given.texts("triggers"))
-    given = _Fields(found, "", "type", "format")
-    return _format(given.get("format"), "/format", 0)
+        fields = _Fields(found, "", "type", "structures", "triggers")
+        tags = [_Fields(each, f"/structures/{i}", "begin", "schema", "end") for i, each in fields.list("structures")]
+        parsed_tags = (Tag(tag.text("begin"), json_schema(tag.get("schema", True)), tag.text("end")) for tag in tags)
+        return StructuralTag(tuple(parsed_tags), fields.texts("triggers"))
+    fields = _Fields(found, "", "type", "format")
+    return _format(fields.get("format"), "/format", 0)
 
 
 class _Fields:
@@ -63,7 +63,7 @@ class _Fields:
 
     def __init__(self, found: Any, pointer: str, *names: str) -> None:
         if not isinstance(found, dict):
-            raise _refused(f"an object is expected, not {type(found).__name__}", pointer)
+            raise _refused(f"an object must be here, not {_shown(found)}", pointer)
         for name, value in found.items():
             if name not in names and value not in (None, False, []):  # null, false and empty lists request nothing
                 raise _refused(f"{name!r} is not supported", f"{pointer}/{name}")
@@ -84,7 +84,7 @@ class _Fields:
             return default
         texts = tuple(self._checked(name, list))
         if not all(isinstance(each, str) for each in texts):
-            raise _refused("a list of strings is expected", f"{self.pointer}/{name}")
+            raise _refused(f"{name!r} must be a list of strings", f"{self.pointer}/{name}")
         return texts
 
     def flag(self, name: str) -> bool:
@@ -94,8 +94,16 @@ class _Fields:
     def _checked(self, name: str, kind: type) -> Any:
         value = self._found.get(name)
         if not isinstance(value, kind):
-            raise _refused(f"{name!r} is a {kind.__name__}, not {type(value).__name__}", f"{self.pointer}/{name}")
+            problem = "but it is missing" if value is None else f"not {_shown(value)}"
+            raise _refused(f"{name!r} must be {_KINDS[kind]}, {problem}", f"{self.pointer}/{name}")
         return value
+
+
+_KINDS: dict[type, str] = {str: "a string", list: "a list", bool: "true or false"}
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:60]
 
 
 def _refused(problem: str, pointer: str) -> ConstraintError:
@@ -112,12 +120,12 @@ def _format(found: Any, pointer: str, depth: int) -> Constraint:
     return make(_Fields(found, pointer, "type", *names), depth + 1)
 
 
-def _several(given: _Fields, depth: int) -> tuple[Constraint, ...]:
-    return tuple(_format(each, f"{given.pointer}/elements/{i}", depth) for i, each in given.list("elements"))
+def _several(fields: _Fields, depth: int) -> tuple[Constraint, ...]:
+    return tuple(_format(each, f"{fields.pointer}/elements/{i}", depth) for i, each in fields.list("elements"))
 
 
-def _inner(given: _Fields, depth: int) -> Constraint:
-    return _format(given.get("content"), f"{given.pointer}/content", depth)
+def _inner(fields: _Fields, depth: int) -> Constraint:
+    return _format(fields.get("content"), f"{fields.pointer}/content", depth)
 
 
 def _text_without(*excluded: str) -> Constraint:
@@ -127,59 +135,59 @@ def _text_without(*excluded: str) -> Constraint:
     return Lark(f"start: TEXT\nTEXT: {anything}{parts}")
 
 
-def _json_schema(given: _Fields, depth: int) -> Constraint:
-    if given.get("style", "json") != "json":
-        raise _refused("other styles than 'json' are not supported", f"{given.pointer}/style")
-    return json_schema(given.get("json_schema", True))
+def _json_schema(fields: _Fields, depth: int) -> Constraint:
+    if fields.get("style", "json") != "json":
+        raise _refused("other styles than 'json' are not supported", f"{fields.pointer}/style")
+    return json_schema(fields.get("json_schema", True))
 
 
-def _tag(given: _Fields, depth: int) -> Tag:
-    end = given.text("end")
-    content = given.get("content")
+def _tag(fields: _Fields, depth: int) -> Tag:
+    end = fields.text("end")
+    content = fields.get("content")
     if end and isinstance(content, dict) and content.get("type") == "any_text":  # up to the first `end`
-        found = _Fields(content, f"{given.pointer}/content", "type", "excludes")
-        return Tag(given.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
-    return Tag(given.text("begin"), _inner(given, depth), end)
+        found = _Fields(content, f"{fields.pointer}/content", "type", "excludes")
+        return Tag(fields.text("begin"), _text_without(end, *found.texts("excludes", ())), end)
+    return Tag(fields.text("begin"), _inner(fields, depth), end)
 
 
-def _tag_alone(given: _Fields, depth: int) -> Constraint:
-    tag = _tag(given, depth)
+def _tag_alone(fields: _Fields, depth: int) -> Constraint:
+    tag = _tag(fields, depth)
     return InOrder((Choices((tag.begin,)), tag.content, Choices((tag.end,))))
 
 
-def _tags(given: _Fields) -> list[_Fields]:
-    found = given.list("tags")
-    return [_Fields(each, f"{given.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in found]
+def _tags(fields: _Fields) -> list[_Fields]:
+    found = fields.list("tags")
+    return [_Fields(each, f"{fields.pointer}/tags/{i}", "type", "begin", "content", "end") for i, each in found]
 
 
-def _triggered_tags(given: _Fields, depth: int) -> Constraint:
+def _triggered_tags(fields: _Fields, depth: int) -> Constraint:
     return StructuralTag(
-        tuple(_tag(each, depth) for each in _tags(given)),
-        given.texts("triggers"),
-        given.flag("at_least_one"),
-        given.flag("stop_after_first"),
-        given.texts("excludes", ()),
+        tuple(_tag(each, depth) for each in _tags(fields)),
+        fields.texts("triggers"),
+        fields.flag("at_least_one"),
+        fields.flag("stop_after_first"),
+        fields.texts("excludes", ()),
     )
 
 
-def _tags_with_separator(given: _Fields, depth: int) -> Constraint:
-    tags = OneOf(tuple(_tag_alone(each, depth) for each in _tags(given)))
-    more = Repeated(InOrder((Choices((given.text("separator"),)), tags)))
-    several = tags if given.flag("stop_after_first") else InOrder((tags, more))
-    return several if given.flag("at_least_one") else Repeated(several, 0, 1)
+def _tags_with_separator(fields: _Fields, depth: int) -> Constraint:
+    tags = OneOf(tuple(_tag_alone(each, depth) for each in _tags(fields)))
+    more = Repeated(InOrder((Choices((fields.text("separator"),)), tags)))
+    several = tags if fields.flag("stop_after_first") else InOrder((tags, more))
+    return several if fields.flag("at_least_one") else Repeated(several, 0, 1)
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Fields, int], Constraint]]] = {
-    "const_string": (("value",), lambda given, depth: Choices((given.text("value"),))),
+    "const_string": (("value",), lambda fields, depth: Choices((fields.text("value"),))),
     "json_schema": (("json_schema", "style"), _json_schema),
-    "regex": (("pattern",), lambda given, depth: Regex(given.text("pattern"))),
-    "grammar": (("grammar",), lambda given, depth: Ebnf(given.text("grammar"))),
-    "any_text": (("excludes",), lambda given, depth: _text_without(*given.texts("excludes", ()))),
-    "sequence": (("elements",), lambda given, depth: InOrder(_several(given, depth))),
-    "or": (("elements",), lambda given, depth: OneOf(_several(given, depth))),
-    "optional": (("content",), lambda given, depth: Repeated(_inner(given, depth), 0, 1)),
-    "star": (("content",), lambda given, depth: Repeated(_inner(given, depth))),
-    "plus": (("content",), lambda given, depth: Repeated(_inner(given, depth), 1)),
+    "regex": (("pattern",), lambda fields, depth: Regex(fields.text("pattern"))),
+    "grammar": (("grammar",), lambda fields, depth: Ebnf(fields.text("grammar"))),
+    "any_text": (("excludes",), lambda fields, depth: _text_without(*fields.texts("excludes", ()))),
+    "sequence": (("elements",), lambda fields, depth: InOrder(_several(fields, depth))),
+    "or": (("elements",), lambda fields, depth: OneOf(_several(fields, depth))),
+    "optional": (("content",), lambda fields, depth: Repeated(_inner(fields, depth), 0, 1)),
+    "star": (("content",), lambda fields, depth: Repeated(_inner(fields, depth))),
+    "plus": (("content",), lambda fields, depth: Repeated(_inner(fields, depth), 1)),
     "tag": (("begin", "content", "end"), _tag_alone),
     "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _tags_with_separator),
     "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),

@@ -16,7 +16,7 @@ from sglang_lite.protocol.anything import UserValue
 # Returns the text of a node (or a list of texts for several samples), or the value of an argument.
 ValueOf: TypeAlias = Callable[[Fill], Any]
 
-_NUMBER_ENDS = " \n,;:.)"  # characters that may follow a number
+_NUMBER_ENDS = " \n,;:.)"  # characters that may follow a number: TERMINATORS of constraints/free_numbers.py
 _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "in": lambda left, right: left in right, "contains": lambda left, right: right in left,

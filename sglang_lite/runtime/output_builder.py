@@ -117,7 +117,9 @@ class OutputBuilder:
         if ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens) if self._number is None else self._number.take()
-        certain = self._stops.push(piece) if self.taken >= self.params.min_tokens else self._stops.skip(piece)
+        certain = (
+            self._stops.push(piece) if self.taken >= self.params.min_tokens else self._stops.append_unmatched(piece)
+        )
         self.taken += len(tokens)
         self._unsent += tokens
         self._add(certain)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.text.reasoning import format_of
+from sglang_lite.text.reasoning import reasoning_format
 from sglang_lite.text.tool_formats import tool_format
 
 logger = logging.getLogger("sglang_lite.server")
@@ -95,7 +95,7 @@ class ServerSettings:
         if self.tool_call_parser is not None:
             tool_format(self.tool_call_parser)
         if self.reasoning_parser is not None:
-            format_of(self.reasoning_parser)
+            reasoning_format(self.reasoning_parser)
 
 
 def warn_of_strangers(settings: ServerSettings) -> None:

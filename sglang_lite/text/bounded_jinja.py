@@ -86,21 +86,21 @@ def _write(count: int) -> None:
         raise LimitError(f"the template writes more than {MAX_CHARS:,} characters.")
 
 
-def _allow(chars: int) -> None:
+def _count_text(chars: int) -> None:
     """Counts a text of `chars` characters as work. Raises LimitError if it is too long."""
     if chars > MAX_CHARS:
-        raise LimitError(f"it makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
+        raise LimitError(f"the template makes a text of {chars:,} characters; the limit is {MAX_CHARS:,}.")
     _step(1 + chars // _PER_STEP)
 
 
 def _too_many(items: int) -> NoReturn:
-    raise LimitError(f"it makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
+    raise LimitError(f"the template makes a value of {items:,} items or more; the limit is {MAX_ITEMS:,}.")
 
 
 def _measure(value: Any) -> int:
     """Counts a value and everything nested in it. Returns its number of characters."""
     if type(value) is str:
-        _allow(len(value))
+        _count_text(len(value))
         return len(value)
     items = chars = 0
     stack = [value]
@@ -121,12 +121,12 @@ def _measure(value: Any) -> int:
         if items > MAX_ITEMS:
             _too_many(items)
         stack.extend(inside)
-    _allow(chars)
+    _count_text(chars)
     _step(3 * items)
     return chars
 
 
-def _touch(value: Any) -> Any:
+def _count_read(value: Any) -> Any:
     """Counts the cost of reading all of a value, and returns the value."""
     if not isinstance(value, bool | float | types.NoneType):
         _measure(value)
@@ -135,7 +135,7 @@ def _touch(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        _touch(value)
+        _count_read(value)
     return str(value)
 
 
@@ -153,36 +153,38 @@ def _items(value: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------------- texts that grow
 
 
-def _width(value: Any) -> None:
+def _check_width(value: Any) -> None:
     if isinstance(value, int) and abs(value) > MAX_CHARS:
-        _allow(abs(value))
+        _count_text(abs(value))
 
 
-def _replaced(text: str, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
-    _allow(len(text))
-    _allow(len(text) + text.count(str(old)) * len(str(new)))
+def _check_replace(text: str, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
+    _count_text(len(text))
+    _count_text(len(text) + text.count(str(old)) * len(str(new)))
 
 
-def _joined(separator: str, items: Sequence[Any]) -> None:
-    _allow(sum(len(item) if isinstance(item, str) else _measure(item) for item in items) + len(items) * len(separator))
+def _check_join(separator: str, items: Sequence[Any]) -> None:
+    _count_text(
+        sum(len(item) if isinstance(item, str) else _measure(item) for item in items) + len(items) * len(separator)
+    )
 
 
-def _indented(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
-    _width(width)
-    _allow(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
+def _check_indent(text: str, width: Any = 4, *_: Any, **__: Any) -> None:
+    _check_width(width)
+    _count_text(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
 
 
-def _printed(text: str, values: Any) -> None:
+def _check_printf(text: str, values: Any) -> None:
     """Checks the size of `text % values` before it is computed."""
     if len(text) > MAX_WIDTH:
-        raise LimitError(f"it formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
+        raise LimitError(f"the template formats with a text of {len(text):,} characters; the limit is {MAX_WIDTH:,}.")
     fields = 0
     for match in _FORMAT.finditer(text):
         fields += 1
         for width in match.groups():
             if width == "*" or (width and int(width) > MAX_WIDTH):
-                raise LimitError(f"it formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
-    _allow(
+                raise LimitError(f"the template formats a field {width} wide; the limit is {MAX_WIDTH:,}.")
+    _count_text(
         len(text) + fields * (_measure(values) + MAX_WIDTH) if fields > 16 else len(text) + fields * _measure(values)
     )
 
@@ -191,14 +193,14 @@ class _Formatter(SandboxedFormatter):
     """Formatter of `text.format(…)` with limits."""
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        _touch(value)
+        _count_read(value)
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        _touch(value)
+        _count_read(value)
         for number in re.findall(r"\d+", format_spec[: 4 * MAX_WIDTH]):
             if len(number) > 9 or int(number) > MAX_WIDTH:
-                raise LimitError(f"it formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
+                raise LimitError(f"the template formats a field {number} wide; the limit is {MAX_WIDTH:,}.")
         text = super().format_field(value, format_spec)
         _write(len(text))
         return text
@@ -206,17 +208,17 @@ class _Formatter(SandboxedFormatter):
 
 # --------------------------------------------------------------------------------------------------- methods
 
-_READING = (
+_READ_METHODS = (
     "count", "endswith", "find", "index", "rfind", "rindex", "startswith", "isalnum", "isalpha", "isascii", "isdecimal",
     "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "partition", "rpartition", "removeprefix",
     "removesuffix", "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "capitalize", "casefold", "lower",
     "swapcase", "title", "upper",
 )  # fmt: skip
 _TEXT_METHODS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(_READING, lambda text, *_, **__: _allow(len(text))),
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), lambda text, width, *_: _width(width)),
-    "expandtabs": lambda text, tabsize=8: _allow(len(text) + text.count("\t") * int(tabsize)),
-    "replace": _replaced,
+    **dict.fromkeys(_READ_METHODS, lambda text, *_, **__: _count_text(len(text))),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), lambda text, width, *_: _check_width(width)),
+    "expandtabs": lambda text, tabsize=8: _count_text(len(text) + text.count("\t") * int(tabsize)),
+    "replace": _check_replace,
 }
 _METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"copy", "count", "index"}),
@@ -234,7 +236,7 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
     if isinstance(owner, str):
         if name == "join" and len(args) == 1:
             args = (_items(args[0]),)
-            _joined(owner, args[0])
+            _check_join(owner, args[0])
             return args
         if name in _TEXT_METHODS:
             _TEXT_METHODS[name](owner, *args, **kwargs)
@@ -242,9 +244,9 @@ def _check_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
     for kind, names in _METHODS.items():
         if isinstance(owner, kind) and name in names:
             if name in ("count", "index"):
-                _touch(owner)
+                _count_read(owner)
             return args
-    raise LimitError(f"it calls {type(owner).__name__}.{name}, which is not for templates.")
+    raise LimitError(f"the template calls {type(owner).__name__}.{name}, which is not for templates.")
 
 
 # --------------------------------------------------------------------------------------------------- filters
@@ -258,38 +260,38 @@ def _sum(environment: Environment, value: Iterable[Any], attribute: str | int | 
     return sum(numbers, start)
 
 
-def _batch(value: Any, *args: Any, **kwargs: Any) -> None:
+def _check_batch(value: Any, *args: Any, **kwargs: Any) -> None:
     for count in (*args, *kwargs.values()):
         if isinstance(count, int) and count > MAX_ITEMS:
             _too_many(count)
 
 
-def _rounded(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
+def _check_round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
     if isinstance(precision, int) and abs(precision) > 300:
-        raise LimitError(f"it rounds to {precision:,} digits; the limit is 300.")
+        raise LimitError(f"the template rounds to {precision:,} digits; the limit is 300.")
 
 
-def _whole(value: Any, *_: Any, **__: Any) -> None:
+def _check_int(value: Any, *_: Any, **__: Any) -> None:
     if isinstance(value, str) and len(value) > MAX_BITS // 4:
-        raise LimitError(f"it reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
+        raise LimitError(f"the template reads an integer of {len(value):,} digits; the limit is {MAX_BITS // 4:,}.")
 
 
-def _json(value: Any, indent: Any = None, *_: Any) -> None:
-    _touch(value)
+def _check_json(value: Any, indent: Any = None, *_: Any) -> None:
+    _count_read(value)
     if isinstance(indent, int | str) and (indent if isinstance(indent, int) else len(indent)) > 100:
-        raise LimitError("it indents JSON by more than 100 characters.")
+        raise LimitError("the template indents JSON by more than 100 characters.")
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _no_check(*_: Any, **__: Any) -> None:
     pass
 
 
 # Available filters with the check that runs first, by their value: an iterable, a text, or neither.
 _ITERATED: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _nothing),
-    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _touch(value)),
-    **dict.fromkeys(("batch", "slice"), _batch),
-    "join": lambda value, d="", *_, **__: _joined(str(d), value),
+    **dict.fromkeys(("list", "map", "select", "reject", "selectattr", "rejectattr", "sum"), _no_check),
+    **dict.fromkeys(("sort", "unique", "min", "max", "groupby"), lambda value, *_, **__: _count_read(value)),
+    **dict.fromkeys(("batch", "slice"), _check_batch),
+    "join": lambda value, d="", *_, **__: _check_join(str(d), value),
 }
 _TEXTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(
@@ -308,19 +310,19 @@ _TEXTS: dict[str, Callable[..., None]] = {
             "urlencode",
             "wordcount",
         ),
-        lambda value, *_, **__: _touch(value),
+        lambda value, *_, **__: _count_read(value),
     ),
-    "center": lambda value, width=80: _width(width),
-    "format": lambda value, *args, **kwargs: _printed(_text(value), kwargs or args),
-    "indent": lambda value, *args, **kwargs: _indented(_text(value), *args, **kwargs),
-    "replace": lambda value, *args, **kwargs: _replaced(_text(value), *args, **kwargs),
+    "center": lambda value, width=80: _check_width(width),
+    "format": lambda value, *args, **kwargs: _check_printf(_text(value), kwargs or args),
+    "indent": lambda value, *args, **kwargs: _check_indent(_text(value), *args, **kwargs),
+    "replace": lambda value, *args, **kwargs: _check_replace(_text(value), *args, **kwargs),
 }
 _OTHERS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _nothing),
-    **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _touch(value)),
-    "int": _whole,
-    "round": _rounded,
-    "tojson": lambda value, indent=None, *_, **__: _json(value, indent),
+    **dict.fromkeys(("abs", "attr", "count", "d", "default", "first", "float", "last", "length", "random"), _no_check),
+    **dict.fromkeys(("dictsort", "items", "reverse"), lambda value, *_, **__: _count_read(value)),
+    "int": _check_int,
+    "round": _check_round,
+    "tojson": lambda value, indent=None, *_, **__: _check_json(value, indent),
 }
 _COMPARING = (  # tests that compare
     "==", "eq", "equalto", "!=", "ne", "<", "lt", "lessthan", "<=", "le", ">", "gt", "greaterthan", ">=", "ge", "in",
@@ -359,7 +361,7 @@ def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         _step(1)
         if name in _COMPARING:
             for arg in args:
-                _touch(arg)
+                _count_read(arg)
         return function(*args, **kwargs)
 
     return run
@@ -386,7 +388,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             optimized=False,
             extensions=["jinja2.ext.loopcontrols"],
-            finalize=_written,
+            finalize=_finalize,
         )
         own = {**self.filters, "sum": _sum, **filters}
         self.filters = {name: _bounded_filter(name, own[name]) for name in (*_ITERATED, *_TEXTS, *_OTHERS)}
@@ -407,11 +409,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def measured(self, value: object) -> UserValue:
-        return _touch(value)
+        return _count_read(value)
 
     def concatenated(self, *values: UserValue) -> str:
         texts = [_text(value) for value in values]
-        _allow(sum(map(len, texts)))
+        _count_text(sum(map(len, texts)))
         return "".join(texts)
 
     # ------------------------------------------------------------------------------------- jinja2's hooks
@@ -429,25 +431,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
                 raise LimitError(
-                    f"it computes with an integer of {number.bit_length():,} bits; the limit is {MAX_BITS:,}."
+                    f"the template computes with an integer of {number.bit_length():,} bits; the limit is {MAX_BITS:,}."
                 )
         if operator == "%" and isinstance(left, str):
-            _printed(left, right)
+            _check_printf(left, right)
         elif operator == "+" and isinstance(left, str) and isinstance(right, str):
-            _allow(len(left) + len(right))
+            _count_text(len(left) + len(right))
         elif operator == "+" and isinstance(left, list | tuple) and isinstance(right, list | tuple):
             if len(left) + len(right) > MAX_ITEMS:
                 _too_many(len(left) + len(right))
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, str):
-                    _allow(len(value) * times)
+                    _count_text(len(value) * times)
                 elif isinstance(times, int) and isinstance(value, list | tuple) and len(value) * times > MAX_ITEMS:
                     _too_many(len(value) * times)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right)
             if bits > MAX_BITS:
-                raise LimitError(f"it computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
+                raise LimitError(f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}.")
         return _result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
@@ -457,7 +459,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         is_map = value.__name__ == "format_map"
 
         def formatted(*args: Any, **kwargs: Any) -> str:
-            _allow(len(text))
+            _count_text(len(text))
             return _Formatter(self).vformat(text, () if is_map else args, args[0] if is_map else kwargs)
 
         return formatted
@@ -471,7 +473,7 @@ def _is_helper(owner: Any) -> bool:
 
 
 @pass_context
-def _written(context: Context, value: Any) -> str:
+def _finalize(context: Context, value: Any) -> str:
     text = _text(value)
     _step(_TURN)
     _write(len(text))

@@ -74,7 +74,7 @@ class JinjaTemplate:
             self._template = environment.from_string(source)
             self._template.globals = dict(self._template.globals)  # not a ChainMap, which renderings copy slowly
         except Exception as error:  # jinja2's own, or Python's for deep nesting
-            raise TemplateError(f"{name} is not valid: {_said(error)}") from error
+            raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._find_turn)
 
     def render(
@@ -104,7 +104,7 @@ class JinjaTemplate:
         except Exception as error:  # templates are foreign code: any exception is the template's failure
             roles = [m["role"] for m in messages]
             more = f" and {len(roles) - 8} more" if len(roles) > 8 else ""
-            raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_said(error)}") from error
+            raise TemplateError(f"{self.name} failed on {roles[:8]}{more}: {_error_text(error)}") from error
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Json]]) -> tuple[str, str]:
         """Text before and after the content of a turn, as in TurnTemplate.
@@ -154,7 +154,7 @@ def _mark(turn: int) -> str:
     return f"\ue000{turn}\ue001"  # private-use characters survive trimming and occur in no template
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error) or type(error).__name__
     return text if len(text) <= 1000 else f"{text[:1000]}…"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_lite.protocol import Choices, Constraint, InOrder, ParameterError, Regex, Repeated, StructuralTag, Tag
-from sglang_lite.text.stop import overlap
+from sglang_lite.text.stop import partial_match_start
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ReasoningFormat:
     """Marks of a model family around its reasoning.
 
     Attributes:
@@ -24,10 +24,10 @@ class Format:
     dropped: tuple[str, ...] = ()
 
 
-_THINK = Format("<think>", "</think>")
-_OPEN = Format("<think>", "</think>", open=True)
+_THINK = ReasoningFormat("<think>", "</think>")
+_OPEN = ReasoningFormat("<think>", "</think>", open=True)
 
-_HARMONY = Format(
+_HARMONY = ReasoningFormat(
     "<|channel|>analysis<|message|>", "<|end|>",
     dropped=("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
 )  # fmt: skip
@@ -35,17 +35,18 @@ _HARMONY = Format(
 # Formats by SGLang's names.
 FORMATS = {
     "deepseek-r1": _OPEN, "deepseek-v3": _THINK, "deepseek-v4": _THINK, "deepseek-v41": _THINK, "dots": _THINK,
-    "glm45": _THINK, "ling3": _THINK, "kimi": Format("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
-    "kimi_k3": Format("<|open|>think<|sep|>", "<|close|>think<|sep|>", open=True), "mimo": _THINK,
+    "glm45": _THINK, "ling3": _THINK, "kimi": ReasoningFormat("◁think▷", "◁/think▷"), "kimi_k2": _THINK,
+    "kimi_k3": ReasoningFormat("<|open|>think<|sep|>", "<|close|>think<|sep|>", open=True), "mimo": _THINK,
     "poolside_v1": _THINK, "qwen3": _THINK, "qwen3-thinking": _OPEN, "minimax": _OPEN, "minimax-append-think": _OPEN,
-    "minimax-m3": Format("<mm:think>", "</mm:think>"), "nanbeige": _THINK, "step3": _OPEN, "step3p5": _OPEN,
-    "mistral": Format("[THINK]", "[/THINK]"), "nemotron_3": _THINK, "granite_thinking_parser": _THINK,
-    "interns1": _THINK, "gemma4": Format("<|channel>thought\n", "<channel|>"), "gigachat35": _OPEN, "iquest_q1": _OPEN,
-    "cohere_command4": Format(
+    "minimax-m3": ReasoningFormat("<mm:think>", "</mm:think>"), "nanbeige": _THINK, "step3": _OPEN, "step3p5": _OPEN,
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"), "nemotron_3": _THINK, "granite_thinking_parser": _THINK,
+    "interns1": _THINK, "gemma4": ReasoningFormat("<|channel>thought\n", "<channel|>"), "gigachat35": _OPEN,
+    "iquest_q1": _OPEN,
+    "cohere_command4": ReasoningFormat(
         "<|START_THINKING|>", "<|END_THINKING|>", open=True, dropped=("<|START_TEXT|>", "<|END_TEXT|>")
     ),
-    "apertus2509": Format("<|inner_prefix|>", "<|inner_suffix|>"),
-    "inkling": Format(
+    "apertus2509": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
+    "inkling": ReasoningFormat(
         "<|content_thinking|>", "<|end_message|>",
         dropped=(
             "<|message_model|><|content_text|>", "<|message_model|>", "<|content_text|>", "<|end_message|>",
@@ -53,31 +54,31 @@ FORMATS = {
         ),
     ),
     "gpt-oss": _HARMONY, "beam": _HARMONY, "hunyuan": _THINK,
-    "k2_horizon": Format("<ifm|think>", "</ifm|think>", open=True),
-    "muse": Format(
+    "k2_horizon": ReasoningFormat("<ifm|think>", "</ifm|think>", open=True),
+    "muse": ReasoningFormat(
         " to=self<|message|>", "<|eom|>",
         dropped=("<|start|>assistant to=user<|message|>", " to=user<|message|>", "<|eot|>"),
     ),
 }  # fmt: skip
 
 
-def format_of(model_type: str) -> Format:
+def reasoning_format(model_type: str) -> ReasoningFormat:
     """Format of a model type. Raises ParameterError if the model type is unknown."""
-    known = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
-    if known is None:
+    found = FORMATS.get(model_type.lower()) if isinstance(model_type, str) else None
+    if found is None:
         raise ParameterError("model_type", f"{model_type!r} is unknown.", hint=f"Known: {', '.join(FORMATS)}.")
-    return known
+    return found
 
 
 def model_type_of(template: str) -> str | None:
     """Key of FORMATS for a model's chat template, or None if the template shows no reasoning."""
     if "<think>" in template and "</think>" in template:
         return "qwen3"
-    others = (name for name, known in FORMATS.items() if known.start != _THINK.start)
+    others = (name for name, candidate in FORMATS.items() if candidate.start != _THINK.start)
     return next((n for n in others if FORMATS[n].start.strip() in template and FORMATS[n].end in template), None)
 
 
-def reasoned(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
+def with_reasoning(model_type: str, answer: Constraint, between: str | None = None) -> Constraint:
     """Constraint of reasoning in a model's marks, followed by a constrained answer.
 
     Args:
@@ -88,13 +89,13 @@ def reasoned(model_type: str, answer: Constraint, between: str | None = None) ->
     Raises:
         ParameterError: the model type is unknown.
     """
-    known = format_of(model_type)
-    until = StructuralTag((Tag(known.end, Choices(("",)), ""),), (known.end,), at_least_one=True, stop_after_first=True)
-    marks = Choices(known.dropped or ("",) if between is None else (between,))
+    found = reasoning_format(model_type)
+    until = StructuralTag((Tag(found.end, Choices(("",)), ""),), (found.end,), at_least_one=True, stop_after_first=True)
+    marks = Choices(found.dropped or ("",) if between is None else (between,))
     rest = InOrder((until, Regex(r"\n{0,2}"), marks))
-    if known.open:
+    if found.open:
         return InOrder((rest, answer))
-    return InOrder((Repeated(InOrder((Choices((known.start,)), rest)), 0, 1), answer))
+    return InOrder((Repeated(InOrder((Choices((found.start,)), rest)), 0, 1), answer))
 
 
 class ReasoningParser:
@@ -110,11 +111,11 @@ class ReasoningParser:
     """
 
     def __init__(self, model_type: str, *, once: bool = False) -> None:
-        known = self._format = format_of(model_type)
+        found = self._format = reasoning_format(model_type)
         self._once, self._answered = once, False
-        self._inside = known.open
-        self._opening = known.open  # the model may repeat the start mark that the template has written
-        self._begun = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
+        self._inside = found.open
+        self._opening = found.open  # the model may repeat the start mark that the template has written
+        self._text_started = {True: False, False: False}  # by _inside: text has begun, so blanks are kept
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str]:
@@ -142,7 +143,7 @@ class ReasoningParser:
                 marks = (*(() if self._answered else (self._format.start,)), *self._format.dropped)
             hits = [(text.index(mark), mark) for mark in marks if mark in text]
             if not hits:
-                at = min((overlap(text, 0, mark) for mark in marks), default=len(text))
+                at = min((partial_match_start(text, 0, mark) for mark in marks), default=len(text))
                 self._held = text[at:]
                 found[self._inside] += self._trimmed(text[:at])
                 break
@@ -161,9 +162,9 @@ class ReasoningParser:
         return (held, "") if self._inside else ("", held)
 
     def _trimmed(self, text: str) -> str:
-        if not self._begun[self._inside]:
+        if not self._text_started[self._inside]:
             text = text.lstrip()
-            self._begun[self._inside] = bool(text)
+            self._text_started[self._inside] = bool(text)
         return text
 
     @staticmethod

@@ -44,7 +44,7 @@ class StopMatcher:
         self.matched: str | None = None
         self.matched_text = ""
 
-    def skip(self, piece: str) -> str:
+    def append_unmatched(self, piece: str) -> str:
         """Appends a piece in which no match may begin, and returns the piece. All calls must precede the
         first `push`.
         """
@@ -64,17 +64,17 @@ class StopMatcher:
             return ""
         if not self._patterns and not self._text and self._firsts.isdisjoint(piece):
             return piece  # common case: no stop can begin in the piece
-        known = len(self._text)
+        old_length = len(self._text)
         self._text += piece
         deadline = time.thread_time() + _SECONDS
-        match = self._find(known, deadline)
+        match = self._find(old_length, deadline)
         if match is not None:
             _, start, end, self.matched = match
             self.matched_text = self._text[start:end]
             until = start
         else:
-            partial = [overlap(self._text, self._held, stop) for stop in self._stops]
-            until = min([*partial, *(self._possible(p, deadline) for p in self._patterns.values())])
+            partial = [partial_match_start(self._text, self._held, stop) for stop in self._stops]
+            until = min([*partial, *(self._partial_start(p, deadline) for p in self._patterns.values())])
         certain = self._text[self._held : until]
         self._held = until
         if not self._patterns:
@@ -86,14 +86,14 @@ class StopMatcher:
         rest, self._held = self._text[self._held :], len(self._text)
         return rest
 
-    def _find(self, known: int, deadline: float) -> tuple[int, int, int, str] | None:
-        """Shortest prefix longer than `known` that contains a match, as (end of the prefix, start of the match, end of
-        the match, stop string or pattern source), or None.
+    def _find(self, old_length: int, deadline: float) -> tuple[int, int, int, str] | None:
+        """Shortest prefix longer than `old_length` that contains a match, as (end of the prefix, start of the match,
+        end of the match, stop string or pattern source), or None.
         """
         text = self._text
         found = [(at + len(s), at, at + len(s), s) for s in self._stops if (at := text.find(s, self._held)) >= 0]
         first = min(found, default=None)
-        for end in range(known + 1, (first[0] if first else len(text)) + 1):
+        for end in range(old_length + 1, (first[0] if first else len(text)) + 1):
             spans = [(self._search(p, end, deadline), source) for source, p in self._patterns.items()]
             matches = [(end, *span, source) for span, source in spans if span is not None]
             if matches:
@@ -110,7 +110,7 @@ class StopMatcher:
                 break
         return None
 
-    def _possible(self, pattern: regex.Pattern[str], deadline: float) -> int:
+    def _partial_start(self, pattern: regex.Pattern[str], deadline: float) -> int:
         """Start of a possible match of which the text so far is only a part, given that the text contains no complete
         match; the length of the text if there is none.
         """
@@ -122,10 +122,10 @@ class StopMatcher:
     def _timed(
         self, pattern: regex.Pattern[str], start: int, end: int, deadline: float, *, partial: bool = False
     ) -> regex.Match[str] | None:
-        left = max(deadline - time.thread_time(), 1e-6)
+        seconds = max(deadline - time.thread_time(), 1e-6)
         try:
             # `pos` rather than a slice, because patterns may look behind it.
-            return pattern.search(self._text, start, end, partial=partial, timeout=left)
+            return pattern.search(self._text, start, end, partial=partial, timeout=seconds)
         except TimeoutError:
             raise ParameterError(
                 "stop_regex",
@@ -134,7 +134,7 @@ class StopMatcher:
             ) from None
 
 
-def overlap(text: str, start: int, stop: str) -> int:
+def partial_match_start(text: str, start: int, stop: str) -> int:
     """Start of the first prefix of `stop`, at or after `start`, that reaches to the end of `text`, or the length of
     `text` if there is none.
     """

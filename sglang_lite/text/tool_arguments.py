@@ -14,7 +14,7 @@ import regex
 from sglang_lite.constraints.json_schema.allowed_values import AllowedValues
 from sglang_lite.protocol import JsonSchema, Tags
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.stop import overlap
+from sglang_lite.text.stop import partial_match_start
 
 _NULL, _BOOLEAN, _NUMBER, _STRING, _ARRAY, _OBJECT = range(6)  # indexes in Tags.types
 
@@ -32,7 +32,7 @@ def arguments_text(tags: Tags | None, arguments: Mapping[str, Json]) -> str:
 
 
 def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
-    said = tags.types[_type(value)]
+    type_name = tags.types[_type(value)]
     if isinstance(value, str):
         text = value
     elif tags.item is None or not isinstance(value, list | Mapping):
@@ -41,11 +41,11 @@ def _member(tags: Tags, before: str, name: str, value: Any, after: str) -> str:
         text = arguments_text(tags, value)
     else:
         text = "".join(_member(tags, tags.item[0], "", item, tags.item[1]) for item in value)
-    return f"{_named(before, name, said)}{text}{_named(after, name, said)}"
+    return f"{_named(before, name, type_name)}{text}{_named(after, name, type_name)}"
 
 
-def _named(tag: str, name: str, said: str) -> str:
-    return tag.replace("{name}", name).replace("{type}", said)
+def _named(tag: str, name: str, type_name: str) -> str:
+    return tag.replace("{name}", name).replace("{type}", type_name)
 
 
 def _type(value: Any) -> int:
@@ -140,7 +140,7 @@ class _Value:
         before, after: tags around the value.
         started: True once part of a string's text has been read.
         scan: search for the end of a JSON array or object.
-        seen: length of the text that has been examined.
+        searched: length of the text that has been examined.
     """
 
     allowed: AllowedValues
@@ -149,7 +149,7 @@ class _Value:
     after: str
     started: bool = False
     scan: JsonArguments | None = None
-    seen: int = 0
+    searched: int = 0
 
     @property
     def close(self) -> str:
@@ -209,22 +209,22 @@ class TaggedArguments:
             self._stack.pop()
             self.done = not self._stack
             return blank, inner.ended()
-        said = head.groupdict()
-        name = said.get("name") or ""
+        fields = head.groupdict()
+        name = fields.get("name") or ""
         allowed = inner.allowed.item(inner.count) if inner.array else inner.allowed.member(name)
-        types = (i for i, each in enumerate(self._tags.types) if said.get("type") in (None, each))
+        types = (i for i, each in enumerate(self._tags.types) if fields.get("type") in (None, each))
         before, after = self._tags.item if inner.array and self._tags.item else (self._tags.before, self._tags.after)
-        self._value = _Value(allowed, frozenset(types), before, _named(after, name, said.get("type") or ""))
+        self._value = _Value(allowed, frozenset(types), before, _named(after, name, fields.get("type") or ""))
         inner.count += 1
         prefix = inner.brackets()[0] if inner.count == 1 else ", "
         return blank + head.end(), prefix if inner.array else f"{prefix}{json.dumps(name, ensure_ascii=False)}: "
 
     def _inside(self, value: _Value, text: str) -> tuple[int, str] | None:
         if value.types == {_STRING} or (_STRING in value.types and value.allowed.only_strings):
-            return self._whole(value, text) if value.allowed.choices else self._string(value, text)
+            return self._complete_value(value, text) if value.allowed.choices else self._string(value, text)
         kind: str | None = "scalar"
         if self._tags.item is not None and _STRING in value.types:
-            kind = self._looks(value, text)
+            kind = self._kind_by_start(value, text)
         elif self._tags.item is not None:
             kind = "array" if value.types == {_ARRAY} else "object" if value.types == {_OBJECT} else kind
         match kind:
@@ -233,12 +233,12 @@ class TaggedArguments:
             case "empty":
                 return self._ended(text.index(value.close) + len(value.close), value.allowed.empty())
             case "scalar":
-                return self._whole(value, text)
+                return self._complete_value(value, text)
         self._value = None
         self._stack.append(_Open(value.allowed, kind == "array", value.close))
         return 0, ""
 
-    def _looks(self, value: _Value, text: str) -> str | None:
+    def _kind_by_start(self, value: _Value, text: str) -> str | None:
         """Kind of a value whose tag does not state its type, judged by its beginning: "scalar", "array", "object" or
         "empty"; None if more text is needed.
         """
@@ -270,33 +270,33 @@ class TaggedArguments:
         if end >= 0:
             last = end - 1 if line and end > skipped and text[end - 1] == "\n" else end
             return self._ended(end + len(value.close), found + _escaped(text[skipped:last]) + '"')
-        last = overlap(text, skipped, value.close)
+        last = partial_match_start(text, skipped, value.close)
         if line:
-            last = min(last, overlap(text, skipped, "\n" + value.close))
+            last = min(last, partial_match_start(text, skipped, "\n" + value.close))
         if last == skipped and not found:
             return None
         return last, found + _escaped(text[skipped:last])
 
-    def _whole(self, value: _Value, text: str) -> tuple[int, str] | None:
+    def _complete_value(self, value: _Value, text: str) -> tuple[int, str] | None:
         """Reads any other value once it is complete."""
         start = len(text) - len(text.lstrip())
         if text[start : start + 1] in ("{", "[") and self._tags.item is None and value.is_json() and not value.scan:
-            value.scan, value.seen = JsonArguments(), start
+            value.scan, value.searched = JsonArguments(), start
         if value.scan and not value.scan.done:  # strings inside may contain the closing tag
-            value.seen += value.scan.length(text[value.seen :])
+            value.searched += value.scan.length(text[value.searched :])
             if not value.scan.done:
                 return None
-        end = text.find(value.close, value.seen)
+        end = text.find(value.close, value.searched)
         if end < 0:
             if value.scan is None:
-                value.seen = max(0, len(text) - len(value.close))
+                value.searched = max(0, len(text) - len(value.close))
             return None
-        said = text[:end]
+        content = text[:end]
         if value.before.endswith("\n"):
-            said = said.removeprefix("\n")
+            content = content.removeprefix("\n")
         if value.after.startswith("\n"):
-            said = said.removesuffix("\n")
-        return self._ended(end + len(value.close), value.allowed.json(said, bare=_STRING in value.types))
+            content = content.removesuffix("\n")
+        return self._ended(end + len(value.close), value.allowed.json(content, unquoted=_STRING in value.types))
 
     def _ended(self, length: int, text: str) -> tuple[int, str]:
         self._value = None
@@ -305,8 +305,8 @@ class TaggedArguments:
     @staticmethod
     def _head(tag: str) -> regex.Pattern[str]:
         found = expression(tag.rstrip(), blanks=True).replace("><", r">\s{0,100}<")
-        name, said = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)', r"(?P<type>\w+)"
-        return regex.compile(found.replace(r"\{name\}", name).replace(r"\{type\}", said))
+        name_group, type_group = r'(?P<name>[^<>"&/\n\r][^<>"&\n\r]*?)', r"(?P<type>\w+)"
+        return regex.compile(found.replace(r"\{name\}", name_group).replace(r"\{type\}", type_group))
 
 
 def _escaped(text: str) -> str:

@@ -25,8 +25,8 @@ from sglang_lite.protocol import (
     TaggedObject,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.reasoning import ReasoningParser, format_of, reasoned
-from sglang_lite.text.stop import overlap
+from sglang_lite.text.reasoning import ReasoningParser, reasoning_format, with_reasoning
+from sglang_lite.text.stop import partial_match_start
 from sglang_lite.text.tool_arguments import (
     JsonArguments,
     TaggedArguments,
@@ -60,7 +60,7 @@ def calls_constraint(
         ParameterError: the family, model type or choice is unknown, "required" has no tools, or a tool's name could not
             be parsed back.
     """
-    spelled = tool_format(family)
+    call_format = tool_format(family)
     if choice not in ("auto", "required", "none"):
         raise ParameterError("tool_choice", f"{choice!r} is not 'auto', 'required' or 'none'.")
     if choice == "required" and not tools:
@@ -69,51 +69,55 @@ def calls_constraint(
         if not regex.fullmatch(_NAME, name):
             hint = "Use up to 256 letters, digits, and _ . : -"
             raise ParameterError("tools", f"{name!r} can't be the name of a tool.", hint=hint)
-    calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(spelled, tools)))
+    calls: Constraint = OneOf(tuple(_call(tag) for tag in _tags(call_format, tools)))
     if parallel:
-        calls = InOrder((calls, Repeated(InOrder((Choices((spelled.separator,)), calls)))))
-    excluded = () if reasoning is None else (format_of(reasoning).start, format_of(reasoning).end)
+        calls = InOrder((calls, Repeated(InOrder((Choices((call_format.separator,)), calls)))))
+    excluded = () if reasoning is None else (reasoning_format(reasoning).start, reasoning_format(reasoning).end)
     if choice == "required":
-        before = spelled.text[1] if not spelled.text[0] else ""  # text without a start mark is present, though empty
-        answer: Constraint = InOrder((Choices((before + spelled.opening,)), calls, Choices((spelled.closing,))))
-    elif spelled.final != ("", ""):
-        answer = _in_channels(spelled, calls if choice == "auto" and tools else None, excluded)
+        before = (
+            call_format.text[1] if not call_format.text[0] else ""
+        )  # text without a start mark is present, though empty
+        answer: Constraint = InOrder((Choices((before + call_format.opening,)), calls, Choices((call_format.closing,))))
+    elif call_format.final != ("", ""):
+        answer = _in_channels(call_format, calls if choice == "auto" and tools else None, excluded)
     else:
         tags: tuple[Tag, ...] = ()
-        if choice == "auto" and spelled.opening and tools:
-            tags = (Tag(spelled.opening, calls, spelled.closing),)
+        if choice == "auto" and call_format.opening and tools:
+            tags = (Tag(call_format.opening, calls, call_format.closing),)
         elif choice == "auto":
-            tags = tuple(_tags(spelled, tools))
-        once = bool(tags) and (not parallel or bool(spelled.closing))
-        answer = StructuralTag(tags, (spelled.trigger,), stop_after_first=once, excludes=excluded)
-    return answer if reasoning is None else reasoned(reasoning, answer, spelled.between)
+            tags = tuple(_tags(call_format, tools))
+        once = bool(tags) and (not parallel or bool(call_format.closing))
+        answer = StructuralTag(tags, (call_format.trigger,), stop_after_first=once, excludes=excluded)
+    return answer if reasoning is None else with_reasoning(reasoning, answer, call_format.between)
 
 
-def _in_channels(spelled: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]) -> Constraint:
+def _in_channels(call_format: ToolFormat, calls: Constraint | None, excluded: tuple[str, ...]) -> Constraint:
     """Constraint of text and calls in a format with separate marks for text before calls and text without calls."""
-    (first, last), (begin, end) = spelled.text, spelled.final
+    (first, last), (begin, end) = call_format.text, call_format.final
     nothing = Choices(("",))
     if end:  # both kinds of text begin alike; their ends differ
         tags = (
             Tag(end, nothing, ""),
-            *(() if calls is None else (Tag(last + spelled.opening, calls, spelled.closing),)),
+            *(() if calls is None else (Tag(last + call_format.opening, calls, call_format.closing),)),
         )
-        return StructuralTag(tags, (last,), True, True, (*spelled.excluded, *excluded))
-    alone = InOrder((Choices((begin,)), StructuralTag((), (*spelled.marks, *spelled.excluded))))
+        return StructuralTag(tags, (last,), True, True, (*call_format.excluded, *excluded))
+    alone = InOrder((Choices((begin,)), StructuralTag((), (*call_format.marks, *call_format.excluded))))
     if calls is None:
         return alone
-    ends = tuple(mark for mark in spelled.marks if last.startswith(mark))
-    note = InOrder((Choices((first,)), StructuralTag((Tag(last, nothing, ""),), ends, True, True, spelled.excluded)))
+    ends = tuple(mark for mark in call_format.marks if last.startswith(mark))
+    note = InOrder(
+        (Choices((first,)), StructuralTag((Tag(last, nothing, ""),), ends, True, True, call_format.excluded))
+    )
     return OneOf((alone, InOrder((Repeated(note, 0, 1), calls))))
 
 
-def _tags(spelled: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
+def _tags(call_format: ToolFormat, tools: Mapping[str, JsonSchema]) -> Iterator[Tag]:
     for name, schema in tools.items():
-        arguments = schema if spelled.arguments is None else TaggedObject(schema, spelled.arguments)
-        for begin, middle in spelled.heads:
+        arguments = schema if call_format.arguments is None else TaggedObject(schema, call_format.arguments)
+        for begin, middle in call_format.heads:
             before, number, after = f"{begin}{name}{middle}".partition("#")
             content = InOrder((Regex("[0-9]{1,3}"), Choices((after,)), arguments)) if number else arguments
-            yield Tag(before, content, spelled.end)
+            yield Tag(before, content, call_format.end)
 
 
 def _call(tag: Tag) -> Constraint:
@@ -122,10 +126,10 @@ def _call(tag: Tag) -> Constraint:
 
 def call_text(family: str, name: str, arguments: Mapping[str, Json]) -> str:
     """Text of a call in the family's format."""
-    spelled = tool_format(family)
-    begin, middle = (part.replace("#", "0") for part in spelled.heads[0])
-    call = f"{begin}{name}{middle}{arguments_text(spelled.arguments, arguments)}{spelled.end}"
-    return f"{spelled.opening}{call}{spelled.closing}"
+    call_format = tool_format(family)
+    begin, middle = (part.replace("#", "0") for part in call_format.heads[0])
+    call = f"{begin}{name}{middle}{arguments_text(call_format.arguments, arguments)}{call_format.end}"
+    return f"{call_format.opening}{call}{call_format.closing}"
 
 
 # -------------------------------------------------------------------------------------------------- reading back
@@ -230,7 +234,7 @@ class ToolParser:
         pieces = self._pieces(reasoning, answer)
         cut = self._read in (self._arguments, self._end) or (self._read == self._after and self._inside)
         while self._format.marks and not cut and self._held.startswith(self._format.marks):
-            self._taken(next(len(mark) for mark in self._format.marks if self._held.startswith(mark)))
+            self._consume(next(len(mark) for mark in self._format.marks if self._held.startswith(mark)))
         held, self._held = self._held, ""
         if cut or (self._count and held.strip() in ("", self._format.separator.strip())):
             held = ""
@@ -250,9 +254,9 @@ class ToolParser:
     def _text(self) -> bool:
         hits = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            self._content.append(self._taken(min(hits)))
-            return self._to(self._begin, inside=False)
-        self._content.append(self._taken(min(overlap(self._held, 0, stop) for stop in self._stops)))
+            self._content.append(self._consume(min(hits)))
+            return self._switch_to(self._begin, inside=False)
+        self._content.append(self._consume(min(partial_match_start(self._held, 0, stop) for stop in self._stops)))
         return False
 
     def _begin(self) -> bool:
@@ -268,23 +272,23 @@ class ToolParser:
             return False
         if head is None:
             stop = next((each for each in self._stops if self._held.startswith(each)), self._held[:1])
-            self._taken(len(stop))
+            self._consume(len(stop))
             if stop not in self._format.marks:
                 self._content.append(stop)
-            return self._to(self._text, inside=False)
-        self._taken(head.end())
+            return self._switch_to(self._text, inside=False)
+        self._consume(head.end())
         name = head["name"]
         tags = self._format.arguments
         self._scan = JsonArguments() if tags is None else TaggedArguments(tags, self._tools.get(name))
         self._calls.append(CallPiece(self._count, name, ""))
-        return self._to(self._arguments, inside=bool(self._format.opening))
+        return self._switch_to(self._arguments, inside=bool(self._format.opening))
 
     def _arguments(self) -> bool:
-        length, said = self._scan.push(self._held)
-        self._taken(length)
-        if said:
-            self._calls.append(CallPiece(self._count, "", said))
-        return self._scan.done and self._to(self._end, inside=self._inside)
+        length, json_text = self._scan.push(self._held)
+        self._consume(length)
+        if json_text:
+            self._calls.append(CallPiece(self._count, "", json_text))
+        return self._scan.done and self._switch_to(self._end, inside=self._inside)
 
     def _end(self) -> bool:
         end = pattern(self._format.end, blanks=self._format.any_blanks).match(self._held, partial=True)
@@ -292,9 +296,9 @@ class ToolParser:
             return False
         self._count += 1
         if end is None:  # impossible under the format's constraint
-            return self._to(self._text, inside=False)
-        self._taken(end.end())
-        return self._to(self._after, inside=self._inside)
+            return self._switch_to(self._text, inside=False)
+        self._consume(end.end())
+        return self._switch_to(self._after, inside=self._inside)
 
     def _after(self) -> bool:
         """Reads after a call: either the beginning of another call or the end of all calls."""
@@ -310,27 +314,27 @@ class ToolParser:
                 return False
             if found:
                 between = pattern(separator, blanks=self._format.any_blanks).match(self._held)
-                self._taken(between.end() if between and read == self._begin else found.end())
-                return self._to(read, inside=self._inside and read == self._begin)
-        return self._to(self._text, inside=False)
+                self._consume(between.end() if between and read == self._begin else found.end())
+                return self._switch_to(read, inside=self._inside and read == self._begin)
+        return self._switch_to(self._text, inside=False)
 
-    def _to(self, read: Callable[[], bool], *, inside: bool) -> bool:
+    def _switch_to(self, read: Callable[[], bool], *, inside: bool) -> bool:
         self._read, self._inside = read, inside
         return True
 
-    def _taken(self, length: int) -> str:
+    def _consume(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         return text
 
 
 @lru_cache(maxsize=64)
-def _head(spelled: ToolFormat) -> regex.Pattern[str]:
+def _head(call_format: ToolFormat) -> regex.Pattern[str]:
     """Pattern of a call up to its arguments."""
-    blanks = spelled.any_blanks
+    blanks = call_format.any_blanks
     options = [
         rf"{expression(begin, blanks=blanks)}(?P<name>{_NAME})"
         + (expression(middle, blanks=blanks) if middle.strip() else r"\s{0,100}(?=<)")
-        for begin, middle in spelled.heads
+        for begin, middle in call_format.heads
     ]
     return regex.compile("|".join(options))
 

@@ -189,7 +189,7 @@ MARKS = frozenset({
 
 # Subset of MARKS that never separates turns. If a tokenizer does not mark these tokens as special, they are ordinary
 # text.
-SPOKEN = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
+NON_TURN_MARKS = MARKS - {"<|open|>", "<|close|>", "<|sep|>"}
 
 _HARMONY_TOKENS = frozenset({"<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>"})
 
@@ -201,7 +201,7 @@ def marks_among(tokens: Iterable[str]) -> frozenset[str]:
 
 
 # Strings by which a chat template reveals its format of calls (None for an unsupported format). The first match counts.
-_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
+_TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
     (None, ("[CALL_ID]",)),
     ("kimi_k3", ("<|open|>", "'tools'", "'argument'")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
@@ -234,13 +234,13 @@ def family_of(template: str | None) -> str | None:
     format.
     """
     source = (template or "").replace("\\n", "\n").replace('\\"', '"')
-    return next((family for family, signs in _SIGNS if all(sign in source for sign in signs)), None)
+    return next((family for family, signs in _TEMPLATE_SIGNS if all(sign in source for sign in signs)), None)
 
 
 def tool_format(family: str) -> ToolFormat:
     """Format of a family. Raises ParameterError if the family is unknown."""
     found = FORMATS.get(_OTHER_NAMES.get(family, family))
     if found is None:
-        known = ", ".join((*FORMATS, *_OTHER_NAMES))
-        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {known}.")
+        names = ", ".join((*FORMATS, *_OTHER_NAMES))
+        raise ParameterError("tool_format", f"{family!r} is unknown.", hint=f"Known: {names}.")
     return found

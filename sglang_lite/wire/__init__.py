@@ -22,6 +22,6 @@ text keys.
 """
 
 from sglang_lite.wire.limits import LIMITS, Limits
-from sglang_lite.wire.messages import TYPES, VERSION, Form, Message, decode, encode
+from sglang_lite.wire.messages import TYPES, VERSION, Message, WireFormat, decode, encode
 
-__all__ = ["LIMITS", "TYPES", "VERSION", "Form", "Limits", "Message", "decode", "encode"]
+__all__ = ["LIMITS", "TYPES", "VERSION", "Limits", "Message", "WireFormat", "decode", "encode"]

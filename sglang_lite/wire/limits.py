@@ -32,27 +32,27 @@ def pointer_to(path: Iterable[str | int]) -> str:
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1'):.200}" for part in path)
 
 
-def too_large(size: int, limits: Limits) -> WireError:
+def size_error(size: int, limits: Limits) -> WireError:
     return WireError(f"{size} bytes are more than {limits.bytes}", hint="Send less, or raise the limit.")
 
 
-def too_deep(path: Iterable[str | int], limits: Limits) -> WireError:
+def depth_error(path: Iterable[str | int], limits: Limits) -> WireError:
     return WireError(f"nested deeper than {limits.depth}", pointer=pointer_to(path), hint="Nest less.")
 
 
-def too_many(path: Iterable[str | int], limits: Limits) -> WireError:
+def item_limit_error(path: Iterable[str | int], limits: Limits) -> WireError:
     hint = "Send less, or raise the limit."
     return WireError(f"more than {limits.items} values and names", pointer=pointer_to(path), hint=hint)
 
 
-def too_wide(path: Iterable[str | int]) -> WireError:
+def wide_integer_error(path: Iterable[str | int]) -> WireError:
     hint = "Use a float or a text."
     return WireError("an integer of more than 64 bits", pointer=pointer_to(path), hint=hint)
 
 
-def doubled(path: Iterable[str | int]) -> WireError:
+def duplicate_name_error(path: Iterable[str | int]) -> WireError:
     return WireError("a name that is there twice", pointer=pointer_to(path))
 
 
-def cut_short(path: Iterable[str | int]) -> WireError:
+def truncated_error(path: Iterable[str | int]) -> WireError:
     return WireError("the data is cut short", pointer=pointer_to(path))

@@ -16,13 +16,13 @@ from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.results import Delta, Generation, Played, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
-from sglang_lite.wire.limits import LIMITS, Limits, too_deep, too_large
+from sglang_lite.wire.limits import LIMITS, Limits, depth_error, size_error
 from sglang_lite.wire.plain_data import check
 from sglang_lite.wire.scan import FLOAT, is_shallow, scan_json, scan_msgpack
 
 VERSION: Final = 1
 
-Form: TypeAlias = Literal["msgpack", "json"]
+WireFormat: TypeAlias = Literal["msgpack", "json"]
 Message: TypeAlias = Record | SglError
 
 
@@ -66,15 +66,17 @@ _READ: Final[dict[str, type[Record]]] = {
     **TYPES, "Played": PlayedData, "RecordedCall": RecordedCallData, "Error": Failure
 }  # fmt: skip
 _DATA: Final = b',"data":'
-_HEADS: Final = {b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()}
-_LONG: Final = re.compile(rb"[0-9]{19}")
-_PERHAPS_WIDE: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # may have more than 64 bits
-_LONGEST_HEAD: Final = max(map(len, _HEADS))
+_PREFIXES: Final = {
+    b'{"version":%d,"type":"%b"%b' % (VERSION, name.encode(), _DATA): kind for name, kind in _READ.items()
+}
+_LONG_DIGITS: Final = re.compile(rb"[0-9]{19}")
+_MAYBE_WIDE_INTEGER: Final = re.compile(rb"[0-9]{20}|-[0-9]{19}")  # may have more than 64 bits
+_LONGEST_PREFIX: Final = max(map(len, _PREFIXES))
 _FLOATS: Final = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _ENVELOPE: Final = {"version", "type", "data"}
 
 
-def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS) -> bytes:
+def encode(message: Message, *, form: WireFormat = "msgpack", limits: Limits = LIMITS) -> bytes:
     """Serialises a record or an error.
 
     Raises:
@@ -82,22 +84,22 @@ def encode(message: Message, *, form: Form = "msgpack", limits: Limits = LIMITS)
     """
     try:
         name, data = _named(message)
-        odd = check(data, limits)
+        special = check(data, limits)
         if _checked(form) == "msgpack":
             found = msgspec.msgpack.encode({"version": VERSION, "type": name, "data": data}, enc_hook=location_names)
         else:
-            content = _without_odd_floats(msgspec.to_builtins(data, enc_hook=location_names)) if odd else data
+            content = _encode_special_floats(msgspec.to_builtins(data, enc_hook=location_names)) if special else data
             found = msgspec.json.encode({"version": VERSION, "type": name, "data": content}, enc_hook=location_names)
     except RecursionError:  # the caller is deep in its own recursion
-        raise too_deep(["data"], limits) from None
+        raise depth_error(["data"], limits) from None
     if len(found) > limits.bytes:
-        raise too_large(len(found), limits)
+        raise size_error(len(found), limits)
     if len(found) > limits.items:  # only then can it have too many items
         _scan(found, form, limits)
     return found
 
 
-def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limits: Limits = LIMITS) -> Message:
+def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack", limits: Limits = LIMITS) -> Message:
     """Record or error that serialised data contains.
 
     Raises:
@@ -106,18 +108,18 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ParameterError("data", f"{data!r:.60} is no bytes.")
     if (size := data.nbytes if isinstance(data, memoryview) else len(data)) > limits.bytes:
-        raise too_large(size, limits)
+        raise size_error(size, limits)
     data = bytes(data)
     try:
         found = _read_as_written(data, limits) if _checked(form) == "json" else None
         if found is None:
-            odd = _scan(data, form, limits)
+            special = _scan(data, form, limits)
             name, content = _opened(data, form)
-            found = _read(name, content, form, odd=odd)
-            if odd:
+            found = _read(name, content, form, special=special)
+            if special:
                 check(found, limits)
     except RecursionError:  # the caller is deep in its own recursion
-        raise too_deep(["data"], limits) from None
+        raise depth_error(["data"], limits) from None
     if isinstance(found, Failure):
         return as_error(found)
     if isinstance(found, RecordedCallData):
@@ -129,13 +131,13 @@ def decode(data: bytes | bytearray | memoryview, *, form: Form = "msgpack", limi
     return cast(Record, found)
 
 
-def _checked(form: Form) -> Form:
+def _checked(form: WireFormat) -> WireFormat:
     if form not in ("msgpack", "json"):
         raise ParameterError("form", f"{form!r:.60} is neither 'msgpack' nor 'json'.")
     return form
 
 
-def _scan(data: bytes, form: Form, limits: Limits) -> bool:
+def _scan(data: bytes, form: WireFormat, limits: Limits) -> bool:
     if form == "msgpack":
         return scan_msgpack(data, limits)
     try:
@@ -160,7 +162,7 @@ def _named(message: Message) -> tuple[str, Record]:
     return name, message
 
 
-def _opened(data: bytes, form: Form) -> tuple[str, msgspec.Raw]:
+def _opened(data: bytes, form: WireFormat) -> tuple[str, msgspec.Raw]:
     """Type name and undecoded content of a message of this version."""
     try:
         envelope = _decoder(dict[str, msgspec.Raw], form).decode(data)
@@ -174,12 +176,12 @@ def _opened(data: bytes, form: Form) -> tuple[str, msgspec.Raw]:
     if name not in _READ:
         raise WireError(f"{name!r:.80} is no type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
     if envelope.keys() != _ENVELOPE:
-        odd = min(envelope.keys() ^ _ENVELOPE)
-        raise WireError(f"`{odd:.80}` is missing or no member of a message")
+        member = min(envelope.keys() ^ _ENVELOPE)
+        raise WireError(f"`{member:.80}` is missing or no member of a message")
     return name, envelope["data"]
 
 
-def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: Form) -> Any:
+def _value(envelope: dict[str, msgspec.Raw], name: str, kind: Any, form: WireFormat) -> Any:
     if name not in envelope:
         raise WireError(f"`{name}` is missing")
     try:
@@ -195,11 +197,11 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     Valid data of this form needs no scan: a name that occurs twice, or half of a surrogate pair, would not be written
     again.
     """
-    end = data.find(_DATA, 0, _LONGEST_HEAD) + len(_DATA)
-    kind = _HEADS.get(data[:end])
+    end = data.find(_DATA, 0, _LONGEST_PREFIX) + len(_DATA)
+    kind = _PREFIXES.get(data[:end])
     if kind is None or len(data) > limits.items or FLOAT.encode() in data:
         return None
-    if _LONG.search(data) and _PERHAPS_WIDE.search(data):
+    if _LONG_DIGITS.search(data) and _MAYBE_WIDE_INTEGER.search(data):
         return None
     content = data[end:-1]
     try:
@@ -212,18 +214,18 @@ def _read_as_written(data: bytes, limits: Limits) -> Any:
     return found
 
 
-def _read(name: str, content: msgspec.Raw, form: Form, *, odd: bool) -> Any:
+def _read(name: str, content: msgspec.Raw, form: WireFormat, *, special: bool) -> Any:
     kind = _READ[name]
     try:
-        if odd and form == "json":
-            return msgspec.convert(_with_odd_floats(msgspec.json.decode(content)), kind, dec_hook=location_from)
+        if special and form == "json":
+            return msgspec.convert(_decode_special_floats(msgspec.json.decode(content)), kind, dec_hook=location_from)
         return _decoder(kind, form).decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _translated(error, "/data") from None
 
 
 @cache
-def _decoder(kind: Any, form: Form) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
+def _decoder(kind: Any, form: WireFormat) -> msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]:
     decoder = msgspec.msgpack.Decoder if form == "msgpack" else msgspec.json.Decoder
     return decoder(kind, dec_hook=location_from)
 
@@ -245,21 +247,21 @@ def _translated(error: Exception, above: str) -> WireError:
     return WireError(message, pointer=above + path.replace(".", "/").replace("[", "/").replace("]", ""))
 
 
-def _without_odd_floats(value: Any) -> Any:
+def _encode_special_floats(value: Any) -> Any:
     if type(value) is float:
         return value if math.isfinite(value) else {FLOAT: repr(value)}
     if isinstance(value, list | tuple):
-        return [_without_odd_floats(item) for item in value]
+        return [_encode_special_floats(item) for item in value]
     if isinstance(value, dict):
-        return {name: _without_odd_floats(item) for name, item in value.items()}
+        return {name: _encode_special_floats(item) for name, item in value.items()}
     return value
 
 
-def _with_odd_floats(value: Any) -> Any:
+def _decode_special_floats(value: Any) -> Any:
     if isinstance(value, list):
-        return [_with_odd_floats(item) for item in value]
+        return [_decode_special_floats(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {FLOAT} and isinstance(value[FLOAT], str) and value[FLOAT] in _FLOATS:
         return _FLOATS[value[FLOAT]]
-    return {name: _with_odd_floats(item) for name, item in value.items()}
+    return {name: _decode_special_floats(item) for name, item in value.items()}

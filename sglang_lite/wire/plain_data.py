@@ -9,7 +9,7 @@ from typing import Any
 from sglang_lite.errors import Location, WireError
 from sglang_lite.protocol.record import Record
 from sglang_lite.protocol.sampling import Unset
-from sglang_lite.wire.limits import INTEGERS, Limits, pointer_to, too_deep
+from sglang_lite.wire.limits import INTEGERS, Limits, depth_error, pointer_to
 from sglang_lite.wire.scan import FLOAT
 
 _FREE = frozenset({"meta", "value"})  # members of records that contain any plain data
@@ -40,7 +40,7 @@ def check(record: Record, limits: Limits) -> bool:
     except _RefusedError as refused:
         raise refused.error(["data"]) from None
     except RecursionError:
-        raise too_deep(["data"], limits) from None
+        raise depth_error(["data"], limits) from None
 
 
 def is_plain(value: object, limits: Limits) -> bool:
@@ -53,7 +53,7 @@ def is_plain(value: object, limits: Limits) -> bool:
 
 
 def _check_record(record: Record, depth: int) -> bool:
-    odd = False
+    special = False
     if not depth:
         raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
     for name in record.__struct_fields__:
@@ -61,11 +61,11 @@ def _check_record(record: Record, depth: int) -> bool:
         if value is None or value is True or value is False:
             continue
         try:
-            odd = _check(value, depth - 1, plain=name in _FREE) or odd
+            special = _check(value, depth - 1, plain=name in _FREE) or special
         except _RefusedError as refused:
             refused.path.append(name)
             raise
-    return odd
+    return special
 
 
 def _check(value: Any, depth: int, *, plain: bool) -> bool:
@@ -116,29 +116,29 @@ def _check_text(text: str) -> None:
 def _check_items(items: Any, depth: int, *, plain: bool) -> bool:
     if not depth:
         raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-    odd = False
+    special = False
     if set(map(type, items)) == {int} and min(items) in INTEGERS and max(items) in INTEGERS:  # fast path for token ids
         return False
     for i, item in enumerate(items):
         try:
-            odd = _check(item, depth - 1, plain=plain) or odd
+            special = _check(item, depth - 1, plain=plain) or special
         except _RefusedError as refused:
             refused.path.append(i)
             raise
-    return odd
+    return special
 
 
 def _check_object(members: dict[Any, Any], depth: int) -> bool:
     if not depth:
         raise _RefusedError("nested too deeply", "Nest less, or raise the limit.")
-    odd = False
+    special = False
     for name, value in members.items():
         if type(name) is not str or name == FLOAT:
             raise _RefusedError(f"{name!r:.60} is no name of a member", "Use texts.")
         try:
             _check_text(name)
-            odd = _check(value, depth - 1, plain=True) or odd
+            special = _check(value, depth - 1, plain=True) or special
         except _RefusedError as refused:
             refused.path.append(name)
             raise
-    return odd
+    return special

@@ -16,9 +16,9 @@ from sglang_lite.errors import SglError, WireError
 from sglang_lite.protocol.results import Delta, Generation, Played, ProgramResult, Selection
 from sglang_lite.wire.failure import Failure, as_error, as_failure
 
-MOST_BYTES: Final = 1 << 28
-HEADER: Final = 4  # bytes
-FRAMES: Final = "application/x-sglang-lite-rows"  # media type of a stream of frames
+MAX_FRAME_BYTES: Final = 1 << 28
+HEADER_BYTES: Final = 4  # bytes
+ROWS_MEDIA_TYPE: Final = "application/x-sglang-lite-rows"  # media type of a stream of frames
 RowEvent: TypeAlias = "Played | ProgramResult | SglError"
 Row: TypeAlias = "tuple[int, Sequence[RowEvent]]"  # number of the row, and its events: the last one is its end
 
@@ -33,27 +33,27 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[_Row])
-LAST: Final = b"\0\0\0\1\x90"
+END_FRAME: Final = b"\0\0\0\1\x90"
 
 
-def frame_of(rows: Sequence[Row]) -> bytes:
+def encode_frame(rows: Sequence[Row]) -> bytes:
     """Serialises rows to a frame. A row that can't be serialised is replaced by that error, in a frame of its own."""
     try:
         return _framed([_as_data(*row) for row in rows])
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if len(rows) > 1:
-            return b"".join([frame_of([row]) for row in rows])
+            return b"".join([encode_frame([row]) for row in rows])
         ((number, _),) = rows
         return _framed([_Row(number, [], as_failure(WireError(f"the row can't be sent: {error}")))])
 
 
 def _framed(rows: list[_Row]) -> bytes:
-    data = bytearray(HEADER)
-    _encoder.encode_into(rows, data, HEADER)
-    size = len(data) - HEADER
-    if size > MOST_BYTES:
-        raise ValueError(f"{size:,} bytes are more than {MOST_BYTES:,}")
-    data[:HEADER] = size.to_bytes(HEADER, "big")
+    data = bytearray(HEADER_BYTES)
+    _encoder.encode_into(rows, data, HEADER_BYTES)
+    size = len(data) - HEADER_BYTES
+    if size > MAX_FRAME_BYTES:
+        raise ValueError(f"{size:,} bytes are more than {MAX_FRAME_BYTES:,}")
+    data[:HEADER_BYTES] = size.to_bytes(HEADER_BYTES, "big")
     return bytes(data)
 
 
@@ -88,13 +88,13 @@ class FrameReader:
         self._data += chunk
         found: list[Row] = []
         at = 0
-        while len(self._data) - at >= HEADER:
-            end = at + HEADER + int.from_bytes(self._data[at : at + HEADER], "big")
-            if end - at > HEADER + MOST_BYTES:
+        while len(self._data) - at >= HEADER_BYTES:
+            end = at + HEADER_BYTES + int.from_bytes(self._data[at : at + HEADER_BYTES], "big")
+            if end - at > HEADER_BYTES + MAX_FRAME_BYTES:
                 raise WireError(f"no frame of rows: {bytes(self._data[at : at + 80])!r}")
             if end > len(self._data):
                 break
-            found += self._rows(bytes(self._data[at + HEADER : end]))
+            found += self._rows(bytes(self._data[at + HEADER_BYTES : end]))
             at = end
         del self._data[:at]
         return found

@@ -10,7 +10,16 @@ import re
 from typing import Any, Final
 
 from sglang_lite.errors import WireError
-from sglang_lite.wire.limits import INTEGERS, Limits, cut_short, doubled, pointer_to, too_deep, too_many, too_wide
+from sglang_lite.wire.limits import (
+    INTEGERS,
+    Limits,
+    depth_error,
+    duplicate_name_error,
+    item_limit_error,
+    pointer_to,
+    truncated_error,
+    wide_integer_error,
+)
 
 FLOAT: Final = "$float"  # name of the object that stands for a number which JSON lacks
 
@@ -53,7 +62,7 @@ def scan_json(text: str, limits: Limits) -> bool:
             name = token[1]
             path[-1] = name = _unescaped(name) if "\\" in name else name[1:-1]
             if name in names:
-                raise doubled(path)
+                raise duplicate_name_error(path)
             names.add(name)
             floats = floats or name == FLOAT
             items += 1
@@ -75,7 +84,7 @@ def scan_json(text: str, limits: Limits) -> bool:
         elif kind == _OPEN:
             items += 1
             if len(path) >= limits.depth:
-                raise too_deep(path, limits)
+                raise depth_error(path, limits)
             outer.append(names)
             names = set() if token[0] == "{" else None
             path.append(0)
@@ -85,9 +94,9 @@ def scan_json(text: str, limits: Limits) -> bool:
             path.pop()
             names = outer.pop()
         elif kind == _CUT:
-            raise cut_short(path)
+            raise truncated_error(path)
         if items > limits.items:
-            raise too_many(path, limits)
+            raise item_limit_error(path, limits)
     return floats
 
 
@@ -95,7 +104,7 @@ def _check_integers(run: str, path: list[Any]) -> None:
     for found in _INTEGER.finditer(run):
         if len(found[0]) > 20 or int(found[0]) not in INTEGERS:
             before = run.count(",", 0, found.start())
-            raise too_wide([*path[:-1], path[-1] + before] if before and isinstance(path[-1], int) else path)
+            raise wide_integer_error([*path[:-1], path[-1] + before] if before and isinstance(path[-1], int) else path)
 
 
 def _unescaped(name: str) -> str:
@@ -145,7 +154,7 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
     Returns:
         True if bytes, or the name `$float`, occur in the data.
     """
-    at, size, items, odd = 0, len(data), 1, False
+    at, size, items, special = 0, len(data), 1, False
     path: list[str | int] = []
     # Of the innermost container: the names seen, its number of items (`count`), and the items not read yet (`left`).
     names: set[str] | None = None
@@ -164,9 +173,9 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
             path[-1] = name = _text(data, at, end, path)
             at = end
             if name in names:
-                raise doubled(path)
+                raise duplicate_name_error(path)
             names.add(name)
-            odd = odd or name == FLOAT
+            special = special or name == FLOAT
         elif path:
             while left > _RUN and (run := _SCALARS_RUN.match(data, at)) is not None:
                 at = run.end()
@@ -180,24 +189,24 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
             _text(data, at, end, path)
             at = end
         elif kind == _BYTES:
-            odd = True
+            special = True
             at = end
         else:
             inside = end - at  # number of items, or of pairs
             if len(path) >= limits.depth:
-                raise too_deep(path, limits)
+                raise depth_error(path, limits)
             items += inside if kind == _LIST else 2 * inside
             if items > limits.items:
-                raise too_many(path, limits)
+                raise item_limit_error(path, limits)
             outer.append((names, count, left))
             path.append(0)
             names = None if kind == _LIST else set()
             count = left = inside
     if at > size:
-        raise cut_short(path)
+        raise truncated_error(path)
     if at < size:
         raise WireError(f"{size - at} bytes follow the message")
-    return odd
+    return special
 
 
 def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
@@ -206,7 +215,7 @@ def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
     try:
         kind, width, length = _KINDS[data[at]]
     except IndexError:
-        raise cut_short(path) from None
+        raise truncated_error(path) from None
     except KeyError:
         raise WireError(f"a value of no known kind ({data[at]:#04x})", pointer=pointer_to(path)) from None
     at += 1
@@ -214,7 +223,7 @@ def _head(data: bytes, at: int, path: list[str | int]) -> tuple[int, int, int]:
         length = int.from_bytes(data[at : at + width], "big")
         at += width
     if at + length > len(data):  # each item takes at least one byte
-        raise cut_short(path)
+        raise truncated_error(path)
     return kind, at, at + length
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sglang_lite.bench.programs import PROGRAMS, run_as_program
-from sglang_lite.bench.shapes import load_shape, text_of, tokenizer
+from sglang_lite.bench.shapes import load_shape, text_from_ids, tokenizer
 from sglang_lite.bench.workloads import WORKLOADS, Workload, run
 from sglang_lite.cli import main
 from sglang_lite.engine.engine import Engine
@@ -22,7 +22,7 @@ def _no_gpu(monkeypatch):
 
 def test_a_program_s_text_has_the_tokens_of_the_requests():
     ids = [0, 1, 25, 26, 9_999, 10_239] * 500
-    assert tokenizer(10_240).encode(text_of(ids)) == ids
+    assert tokenizer(10_240).encode(text_from_ids(ids)) == ids
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from sglang_lite.bench import report as reports
 from sglang_lite.bench.limits import Rates
-from sglang_lite.bench.peers import Figures
+from sglang_lite.bench.peers import PeerResults
 from sglang_lite.bench.report import compare
 from sglang_lite.bench.shapes import SHAPES, hf_config
 from sglang_lite.bench.start import Started
@@ -95,7 +95,7 @@ def test_without_fp8_a_peer_runs_in_bfloat16_at_the_workloads_temperature(instal
     assert settings["quantization"] is None
     assert settings["kv_cache_dtype"] == "auto"
     work = WORKLOADS["w1"]()
-    assert rest == [["flush"], ["generate", 256, work.own[0], work.new[0], 0.6]] * 2
+    assert rest == [["flush"], ["generate", 256, work.suffix_lengths[0], work.output_lengths[0], 0.6]] * 2
 
 
 def test_no_peer_no_table(monkeypatch, capfd):
@@ -176,7 +176,7 @@ def test_peers_come_after_ours_is_closed_and_gone(monkeypatch, capfd, tmp_path):
 
     def peers(shape, ours, repeat, *, fp8):
         calls.append((shape, set(ours), repeat, fp8, models[0]()))
-        return {"vllm": Figures("0.33.0", {"decode1": 2.0}, "")}
+        return {"vllm": PeerResults("0.33.0", {"decode1": 2.0}, "")}
 
     monkeypatch.setattr(reports, "compare", peers)
     gc.disable()

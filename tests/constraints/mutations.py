@@ -4,7 +4,7 @@ import json
 import re
 
 from sglang_lite.constraints.json_schema.applicators import APPLICATORS
-from sglang_lite.constraints.json_schema.keywords import GROUPS
+from sglang_lite.constraints.json_schema.keywords import READERS
 from sglang_lite.protocol import Ebnf, JsonSchema, Lark, Regex
 from tests.constraints import random_grammars, random_schemas
 from tests.constraints.suites import maskbench, official_groups
@@ -12,7 +12,7 @@ from tests.constraints.suites import maskbench, official_groups
 SMALL = 2_000  # characters
 
 _KEYWORDS = sorted({
-    *GROUPS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
+    *READERS, *APPLICATORS, "then", "else", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
     "$id", "$anchor", "$schema", "$defs", "definitions", "$dynamicAnchor", "$recursiveAnchor", "title",
 })  # fmt: skip
 _VALUES = [

@@ -93,12 +93,12 @@ def test_no_refusal_looks_at_a_clock(monkeypatch):
     )
     grammar = Ebnf('root ::= x "ab"* x\nx ::= "a" | "(" x ")" "b"?')
     memo.clear()
-    known = normalise(schema).language, lexemes.lexed(language_of(grammar))
+    known = normalise(schema).language, lexemes.split_into_lexemes(language_of(grammar))
     memo.clear()
     hours = iter(range(0, 10**9, 3_600))
     for clock in ("monotonic", "perf_counter", "time", "process_time"):
         monkeypatch.setattr(time, clock, lambda: next(hours))
-    assert (normalise(schema).language, lexemes.lexed(language_of(grammar))) == known
+    assert (normalise(schema).language, lexemes.split_into_lexemes(language_of(grammar))) == known
 
 
 def test_work_is_counted_alike_whatever_is_remembered():

@@ -96,10 +96,10 @@ def test_an_end_may_be_one_of_the_few_things_that_come_next():
 
 def test_of_several_texts_the_possible_ones_are_left():
     walk = walked(PERSON, '{"näme": "a')
-    assert walk.possible(["", "bcdef", "bcde", '", "age"', '","age"']) == ("", "bcde", '", "age"')
+    assert walk.filter(["", "bcdef", "bcde", '", "age"', '","age"']) == ("", "bcde", '", "age"')
     walk.push('", ')
     with pytest.raises(ConstraintError, match=r"allows none of 'x', 'y' here. It continues with '\"age\": '"):
-        walk.possible(["x", "y"])
+        walk.filter(["x", "y"])
 
 
 def test_what_a_schema_leaves_to_be_checked_is_checked_at_the_end():

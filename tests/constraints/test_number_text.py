@@ -40,14 +40,14 @@ def test_a_growing_text_says_what_is_certain(number, pieces):
     growing, text, shown = NumberText(number), "", ""
     whole = first_number(number, "".join(pieces))
     for piece in pieces:
-        assert not growing.over
+        assert not growing.finished
         assert any(first_number(number, text + more) not in ("", first_number(number, text)) for more in MORE)
         growing.push(piece)
         text += piece
         shown += growing.take()
         assert whole.startswith(shown)
-        assert growing.certain == shown
-        if growing.over:
+        assert growing.committed == shown
+        if growing.finished:
             break
     growing.close()
     shown += growing.take()
@@ -77,7 +77,7 @@ def test_a_number_that_has_begun_goes_on(number, before, pieces):
     growing = NumberText(number, before)
     shown = growing.take()
     for piece in pieces:
-        if growing.over:
+        if growing.finished:
             break
         growing.push(piece)
         shown += growing.take()

@@ -91,6 +91,21 @@ def test_what_is_not_supported_is_refused_with_its_pointer(found, pointer):
     assert caught.value.pointer == pointer
 
 
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (tag(type="tag", content=INTEGER, end=""), "'begin' must be a string, but it is missing"),
+        (tag(type="tag", begin=[3], content=INTEGER, end=""), "'begin' must be a string, not [3]"),
+        (tag(type="sequence", elements={}), "'elements' must be a list, not {}"),
+        (tag(type="tags_with_separator", tags=["a"], separator=""), 'an object must be here, not "a"'),
+    ],
+)
+def test_a_refusal_says_what_must_be_there(found, problem):
+    with pytest.raises(ConstraintError) as caught:
+        parse(json.dumps(found))
+    assert problem in caught.value.message
+
+
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '"x"', '{"structures": 3, "triggers": []}'])
 def test_what_is_none_is_refused(text):
     with pytest.raises(ConstraintError, match="structural_tag"):

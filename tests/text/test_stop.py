@@ -89,7 +89,7 @@ def test_what_was_matched_is_told_apart_from_the_pattern():
 
 def test_a_pattern_sees_what_was_skipped_but_does_not_match_in_it():
     matcher = StopMatcher((), compiled("(?<=ab)c|b"))
-    assert matcher.skip("ab") == "ab"
+    assert matcher.append_unmatched("ab") == "ab"
     assert matcher.push("c") == ""
     assert matcher.matched is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lite.constraints.emit.regex import counts
+from sglang_lite.constraints.emit.regex import repetition_sign
 from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -68,7 +68,7 @@ class _Speller:
             case Alternation(options):
                 return "(" + " | ".join(map(self._body, options)) + ")"
             case Repeat(inner, least, most):
-                return f"({self._body(inner)}){counts(least, most)}"
+                return f"({self._body(inner)}){repetition_sign(least, most)}"
             case Ref(name):
                 return self._names[name]
             case Intersection() | Complement():
@@ -83,7 +83,7 @@ class _Speller:
         prefix = f"a{len(self._automata)}s"
         useful = found.useful(found.start)
         for state, after in useful.items():
-            steps = [concat(found.characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
+            steps = [concat(found.class_characters(symbol), Ref(f"{prefix}{to}")) for symbol, to in after.items()]
             self._names |= {f"{prefix}{to}": f"{prefix}{to}" for to in after.values()}
             self._add(
                 f"{prefix}{state}",

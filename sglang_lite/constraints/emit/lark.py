@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 
-from sglang_lite.constraints.emit.regex import counts, to_rust
+from sglang_lite.constraints.emit.regex import repetition_sign, to_rust
 from sglang_lite.constraints.formal.lengths import MAX_LEAST, lengths
 from sglang_lite.constraints.formal.nodes import (
     EMPTY,
@@ -19,7 +19,7 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     alternation,
     children,
-    text_of,
+    literal_text,
 )
 from sglang_lite.protocol import ConstraintError
 
@@ -65,7 +65,7 @@ class _Speller:
         rules = self._language.rules.items()
         lines = [f"start: {self._body(Ref(self._language.start))}"]
         lines += [f"{self._rules[name]}: {self._body(body)}" for name, body in rules if body.refers]
-        lines += [f"{name}: {said}" for said, name in self._terminals.items()]
+        lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
         return "\n".join(lines)
 
     def _body(self, node: Node) -> str:
@@ -81,17 +81,17 @@ class _Speller:
                 body = self._language.rules[name]
                 return self._rules[name] if body.refers else self._lexeme(body)
             case Concat(parts) | Alternation(parts):
-                said = [self._body(part) for part in parts]
-                return "(" + (" " if isinstance(node, Concat) else " | ").join(said) + ")"
+                parts_text = [self._body(part) for part in parts]
+                return "(" + (" " if isinstance(node, Concat) else " | ").join(parts_text) + ")"
             case Repeat(inner, least, most):
-                return f"({self._body(inner)}){counts(least, most)}"
+                return f"({self._body(inner)}){repetition_sign(least, most)}"
         return None
 
     def _lexeme(self, node: Node) -> str:
         if node not in self._lexemes:
-            text = text_of(node)
+            text = literal_text(node)
             if (lengths(node)[0] if text is None else len(text)) > MAX_LEAST:
-                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are asked for.")
+                raise ConstraintError(f"texts of more than {MAX_LEAST:,} characters are required.")
             if text is not None:
                 self._lexemes[node] = _JSON(text).replace("\x7f", "\\u007f")
             else:
@@ -113,7 +113,7 @@ def _terminal(node: Node) -> str:
         case Alternation(options):
             return "(" + " | ".join(map(_terminal, options)) + ")"
         case Repeat(inner, least, most):
-            return f"({_terminal(inner)}){counts(least, most)}"
+            return f"({_terminal(inner)}){repetition_sign(least, most)}"
         case Intersection(parts):
             inside = [_terminal(part) for part in parts if not isinstance(part, Complement)]
             outside = [part.node for part in parts if isinstance(part, Complement)]

@@ -16,7 +16,7 @@ from itertools import chain, groupby, product
 from sglang_lite.constraints.formal import charsets
 from sglang_lite.constraints.formal.automaton import DEAD, Automaton, State, accepts, emptiness
 from sglang_lite.constraints.formal.charsets import Ranges
-from sglang_lite.constraints.formal.grammars import users
+from sglang_lite.constraints.formal.grammars import referring_rules
 from sglang_lite.constraints.formal.nodes import (
     ANY_CHAR,
     EMPTY,
@@ -44,16 +44,16 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_INLINED = 20_000  # characters and sets in a lexeme
 MAX_HEIGHT = 20  # nesting depth of a lexeme
-MAX_PLACES = 300  # distinct sets of positions
+MAX_POSITIONS = 300  # distinct sets of positions
 MAX_PAIRS = 5_000  # pairs of states of two lexemes
 MAX_WORK = 2_000_000  # total of positions, pairs of symbols, and transitions of automata
 
-_Place = tuple[str, State]
+_Position = tuple[str, State]
 _DIGITS = charsets.singles("0123456789")
-_NUMBER_GOES_ON = charsets.singles("0123456789.eE")
+_NUMBER_CONTINUATIONS = charsets.singles("0123456789.eE")
 
 
-def lexed(language: Language) -> Language:
+def split_into_lexemes(language: Language) -> Language:
     """Language divided into lexemes: each of its rules is a lexeme or consists of references only.
 
     Raises:
@@ -62,30 +62,30 @@ def lexed(language: Language) -> Language:
     if language.start in language.sealed or not language.rules[language.start].refers:
         return language
     try:
-        return _lexed(_inlined(language))
+        return _split(_inlined(language))
     except RecursionError as error:
         raise ConstraintError("the constraint is nested too deeply.") from error
 
 
-def _lexed(language: Language) -> Language:
-    apart: set[Node] = set()
-    left = MAX_WORK
+def _split(language: Language) -> Language:
+    to_split: set[Node] = set()
+    remaining = MAX_WORK
     while True:
-        cut = _Cut(language, apart)
-        larger = {name: node for name, node in cut.nodes.items() if not isinstance(node, CharSet)}
+        lexing = _Lexing(language, to_split)
+        larger = {name: node for name, node in lexing.nodes.items() if not isinstance(node, CharSet)}
         if not larger and not language.sealed:  # lexemes of single characters don't collide
-            return cut.language
-        places = _Places(cut, left)
+            return lexing.language
+        positions = _Positions(lexing, remaining)
         try:
-            collisions = places.collisions() if left else cut.symbols
-            left = places.left
+            collisions = positions.collisions() if remaining else lexing.symbols
+            remaining = positions.remaining
         except _TooMany:
-            collisions, left = cut.symbols, 0
+            collisions, remaining = lexing.symbols, 0
         if not collisions:
-            return cut.language
+            return lexing.language
         together = {larger[name] for name in collisions & larger.keys()}
-        if together and collisions <= cut.nodes.keys():
-            apart |= together
+        if together and collisions <= lexing.nodes.keys():
+            to_split |= together
         else:  # collision with a schema's value, whose lexemes are exact only among themselves
             language = _inlined(Language(language.start, language.rules))
 
@@ -97,25 +97,25 @@ class _TooMany(Exception):  # noqa: N818 # never leaves this module
 def _inlined(language: Language) -> Language:
     """Language with its regular rules inlined, up to the limits of size and depth of a lexeme."""
     uses = {name: references(body) for name, body in language.rules.items()}
-    using = users(language.rules)
+    referring = referring_rules(language.rules)
     inlined: dict[str, Node] = {}
     queue = list(uses)
     for name in queue:
         if name not in inlined and name not in language.sealed and uses[name] <= inlined.keys():
-            node = _put_in(language.rules[name], inlined)
+            node = _substituted(language.rules[name], inlined)
             size, height = _measure(node)
             if size <= MAX_INLINED and height <= MAX_HEIGHT:
                 inlined[name] = node
-                queue += using[name]
-    below = _below(language, language.sealed)
-    rules = {name: body if name in below else _put_in(body, inlined) for name, body in language.rules.items()}
-    kept = _below(Language(language.start, rules), {language.start})
-    return Language(language.start, {name: rules[name] for name in kept}, language.sealed)
+                queue += referring[name]
+    below = _with_dependencies(language, language.sealed)
+    rules = {name: body if name in below else _substituted(body, inlined) for name, body in language.rules.items()}
+    reachable = _with_dependencies(Language(language.start, rules), {language.start})
+    return Language(language.start, {name: rules[name] for name in reachable}, language.sealed)
 
 
-def _put_in(node: Node, rules: Mapping[str, Node]) -> Node:
+def _substituted(node: Node, rules: Mapping[str, Node]) -> Node:
     """Node with references replaced by the bodies of rules."""
-    return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_put_in, rules=rules))
+    return rules.get(node.name, node) if isinstance(node, Ref) else mapped(node, partial(_substituted, rules=rules))
 
 
 def _measure(node: Node) -> tuple[int, int]:
@@ -126,7 +126,7 @@ def _measure(node: Node) -> tuple[int, int]:
     return 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
 
 
-def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
+def _with_dependencies(language: Language, names: Iterable[str]) -> dict[str, None]:
     """Names of some rules and of all rules that they need, in order (a dict used as an ordered set)."""
     found = dict.fromkeys(names)
     for name in (queue := list(found)):
@@ -137,12 +137,12 @@ def _below(language: Language, names: Iterable[str]) -> dict[str, None]:
     return found
 
 
-class _Cut:
+class _Lexing:
     """Language divided into lexemes.
 
     Args:
         language: language whose regular rules are inlined.
-        apart: lexemes to split into their parts.
+        to_split: lexemes to split into their parts.
 
     Attributes:
         language: language whose rules, except the sealed ones and those below them, are lexemes or consist of
@@ -153,11 +153,11 @@ class _Cut:
         sealed_rules: names of the sealed rules and of all rules below them.
     """
 
-    def __init__(self, language: Language, apart: set[Node]) -> None:
-        self._apart = apart
+    def __init__(self, language: Language, to_split: set[Node]) -> None:
+        self._to_split = to_split
         self._names: dict[Node, str] = {}
         self._rules: dict[str, Node] = {}
-        below = _below(language, language.sealed)
+        below = _with_dependencies(language, language.sealed)
         for name, body in language.rules.items():
             self._rules[name] = body if name in below else self._structure(body)
         self.nodes = {name: node for node, name in self._names.items()}
@@ -190,7 +190,7 @@ class _Cut:
         """Reference to the lexeme of a regular part, or the structure of its parts if it is to be split."""
         if node in (EMPTY, NOTHING):
             return node
-        if node in self._apart:
+        if node in self._to_split:
             return self._parts(node)
         if node not in self._names:
             self._names[node] = f"lexeme {len(self._names)}"
@@ -215,7 +215,8 @@ class _Cut:
         states = found.useful(found.start)
         for state, after in states.items():
             steps = (
-                concat(self._lexeme(found.characters(symbol)), Ref(f"{prefix}{to}")) for symbol, to in after.items()
+                concat(self._lexeme(found.class_characters(symbol)), Ref(f"{prefix}{to}"))
+                for symbol, to in after.items()
             )
             self._rules[f"{prefix}{state}"] = alternation([*steps, *([EMPTY] if found.accepting(state) else [])])
         return Ref(f"{prefix}{found.start}") if found.start in states else NOTHING
@@ -233,38 +234,40 @@ def _not_empty(node: Node) -> Node:
     return intersection(node, Repeat(ANY_CHAR, 1, None)) if accepts(node, "") else node
 
 
-class _Places:
+class _Positions:
     """Positions of a divided language, and the symbols that may follow each.
 
     Args:
-        cut: divided language.
-        left: maximum amount of work.
+        lexing: divided language.
+        remaining: maximum amount of work.
 
     Attributes:
-        left: remaining amount of work.
+        remaining: remaining amount of work.
     """
 
-    def __init__(self, cut: _Cut, left: int) -> None:
-        self._cut, self.left = cut, left
-        self._rules = [name for name in cut.language.rules if name not in cut.lexemes and name not in cut.sealed_rules]
-        self._automaton = Automaton(*(cut.language.rules[name] for name in self._rules))
+    def __init__(self, lexing: _Lexing, remaining: int) -> None:
+        self._lexing, self.remaining = lexing, remaining
+        self._rules = [
+            name for name in lexing.language.rules if name not in lexing.lexemes and name not in lexing.sealed_rules
+        ]
+        self._automaton = Automaton(*(lexing.language.rules[name] for name in self._rules))
         self._starts = dict(zip(self._rules, self._automaton.starts))
         self._empty = self._rules_that_may_be_empty()
-        self._returns = self._places_after_rules()
-        self._firsts = {name: self._first(name) for name in cut.symbols}
+        self._returns = self._positions_after_rules()
+        self._firsts = {name: self._first(name) for name in lexing.symbols}
         self._overlaps: dict[tuple[str, str], bool] = {}
-        self._moves: dict[_Place, set[_Place]] = {}
+        self._moves: dict[_Position, set[_Position]] = {}
 
     def collisions(self) -> set[str]:
         """Names of the symbols that greedy reading would get wrong."""
-        start = self._closed({(self._cut.language.start, self._starts[self._cut.language.start])})
+        start = self._closed({(self._lexing.language.start, self._starts[self._lexing.language.start])})
         seen = {start}
         found: set[str] = set()
         checked: set[tuple[str, str, Ranges]] = set()
-        for places in (queue := [start]):
-            if len(seen) > MAX_PLACES:
+        for positions in (queue := [start]):
+            if len(seen) > MAX_POSITIONS:
                 raise _TooMany
-            after = {name: self._closed(reached) for name, reached in self._after(places).items()}
+            after = {name: self._closed(reached) for name, reached in self._after(positions).items()}
             self._spend(len(after) ** 2)
             following = {name: self._next_characters(reached) for name, reached in after.items()}
             for name, other in product(after, after):
@@ -281,65 +284,65 @@ class _Places:
                     queue.append(together)
         return found
 
-    # ---------------------------------------------------------------------------------------------- places
+    # ---------------------------------------------------------------------------------------------- positions
 
-    def _closed(self, places: Iterable[_Place]) -> frozenset[_Place]:
+    def _closed(self, positions: Iterable[_Position]) -> frozenset[_Position]:
         """Closure of positions under moves that read nothing."""
-        found = set(places)
+        found = set(positions)
         queue = list(found)
-        for place in queue:
-            more = self._without_reading(place) - found
+        for position in queue:
+            more = self._without_reading(position) - found
             found |= more
             queue += more
         self._spend(len(found))
         return frozenset(found)
 
     def _spend(self, work: int) -> None:
-        self.left -= work
-        if self.left < 0:
+        self.remaining -= work
+        if self.remaining < 0:
             raise _TooMany
 
-    def _without_reading(self, place: _Place) -> set[_Place]:
+    def _without_reading(self, position: _Position) -> set[_Position]:
         """Positions reachable without reading: into rules, past rules that may be empty, and back from a rule that may
         end.
         """
-        if place not in self._moves:
-            rule, state = place
+        if position not in self._moves:
+            rule, state = position
             moves = set(self._returns[rule]) if self._automaton.accepting(state) else set()
             for name in self._automaton.references(state) & self._starts.keys():
                 moves.add((name, self._starts[name]))
                 if name in self._empty:
                     moves.add((rule, self._automaton.step(state, name)))
-            self._moves[place] = moves
-        return self._moves[place]
+            self._moves[position] = moves
+        return self._moves[position]
 
-    def _symbols(self, places: Iterable[_Place]) -> list[str]:
-        names = set().union(*(self._automaton.references(state) for _, state in places))
-        return sorted(names & self._cut.symbols)
+    def _symbols(self, positions: Iterable[_Position]) -> list[str]:
+        names = set().union(*(self._automaton.references(state) for _, state in positions))
+        return sorted(names & self._lexing.symbols)
 
-    def _after(self, places: Iterable[_Place]) -> dict[str, set[_Place]]:
+    def _after(self, positions: Iterable[_Position]) -> dict[str, set[_Position]]:
         """Positions after each symbol that may come next."""
-        found: dict[str, set[_Place]] = {name: set() for name in self._symbols(places)}
-        for rule, state in places:
+        found: dict[str, set[_Position]] = {name: set() for name in self._symbols(positions)}
+        for rule, state in positions:
             for name in self._automaton.references(state) & found.keys():
                 if (after := self._automaton.step(state, name)) != DEAD:
                     found[name].add((rule, after))
         return found
 
-    def _next_characters(self, places: Iterable[_Place]) -> Ranges:
-        return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(places)))
+    def _next_characters(self, positions: Iterable[_Position]) -> Ranges:
+        return charsets.union(chain.from_iterable(self._firsts[name] for name in self._symbols(positions)))
 
     def _rules_that_may_be_empty(self) -> set[str]:
-        users: dict[str, list[str]] = {name: [] for name in self._rules}
+        referring: dict[str, list[str]] = {name: [] for name in self._rules}
         for rule in self._rules:
-            for name in references(self._cut.language.rules[rule]) & users.keys():
-                users[name].append(rule)
+            for name in references(self._lexing.language.rules[rule]) & referring.keys():
+                referring[name].append(rule)
         empty: set[str] = set()
         queue = self._rules[::-1]
         for name in queue:
             if name not in empty and self._may_end(self._starts[name], empty):
                 empty.add(name)
-                queue += users[name]
+                queue += referring[name]
         return empty
 
     def _may_end(self, state: State, empty: set[str]) -> bool:
@@ -351,8 +354,8 @@ class _Places:
             seen += [step for step in dict.fromkeys(steps) if step not in seen]
         return False
 
-    def _places_after_rules(self) -> dict[str, list[_Place]]:
-        returns: dict[str, list[_Place]] = {name: [] for name in self._rules}
+    def _positions_after_rules(self) -> dict[str, list[_Position]]:
+        returns: dict[str, list[_Position]] = {name: [] for name in self._rules}
         for rule in self._rules:
             seen = {self._starts[rule]: None}
             for state in (queue := list(seen)):
@@ -369,13 +372,13 @@ class _Places:
 
     def _first(self, symbol: str) -> Ranges:
         """Characters that a symbol's texts may begin with."""
-        rules = self._cut.language.rules
+        rules = self._lexing.language.rules
         found: list[tuple[int, int]] = []
         for name in (queue := [symbol]):
             automaton = Automaton(rules[name])
             for each in automaton.classes:
                 if automaton.step(automaton.start, each) != DEAD:
-                    found += automaton.characters(each).ranges
+                    found += automaton.class_characters(each).ranges
             queue += sorted(automaton.references(automaton.start) - set(queue))
         return charsets.union(found)
 
@@ -383,7 +386,7 @@ class _Places:
         """Returns True if two symbols may share a text."""
         key = min(name, other), max(name, other)
         if key not in self._overlaps:
-            lexemes = self._cut.lexemes
+            lexemes = self._lexing.lexemes
             if name == other or not charsets.intersection(self._firsts[name], self._firsts[other]):
                 self._overlaps[key] = name == other
             elif name in lexemes and other in lexemes:
@@ -398,7 +401,7 @@ class _Places:
         """Chooses which of two colliding lexemes to split: the larger one, because most collisions come from a lexeme
         that is too large, with the other as a part of it.
         """
-        nodes = self._cut.nodes
+        nodes = self._lexing.nodes
         if name not in nodes or other not in nodes:
             return {name, other}
         sizes = {each: _measure(nodes[each])[0] for each in (name, other)}
@@ -406,33 +409,33 @@ class _Places:
 
     def _collide(self, name: str, other: str, following: Ranges) -> bool:
         """Returns True if `other` can continue after a text of `name` with a character that may follow `name`."""
-        lexemes = self._cut.lexemes
+        lexemes = self._lexing.lexemes
         if name not in lexemes and other not in lexemes:
             return bool(charsets.intersection(self._firsts[name], _DIGITS)) and bool(
-                charsets.intersection(following, _NUMBER_GOES_ON)
+                charsets.intersection(following, _NUMBER_CONTINUATIONS)
             )
         if not charsets.intersection(self._firsts[name], self._firsts[other]):
             return False
         if name not in lexemes or other not in lexemes:
             return True
-        goes_on, work = _goes_on(lexemes[name], lexemes[other], following)
+        continues, work = _can_continue(lexemes[name], lexemes[other], following)
         self._spend(work)
-        return goes_on
+        return continues
 
 
 @memoized  # most pairs are checked again after a few lexemes have been split
-def _goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
+def _can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     """Returns True if `other` can continue with a character of `following` after a text of `lexeme`, and the work spent
     on the decision.
     """
     if not following:
         return False, 1
     wide, other_wide = _widened(lexeme), _widened(other)  # fewer states; a negative answer for these suffices
-    goes_on, work = _pair_goes_on(wide, other_wide, following)
-    if not goes_on or (wide, other_wide) == (lexeme, other):
-        return goes_on, work
-    goes_on, more = _pair_goes_on(lexeme, other, following)
-    return goes_on, work + more
+    continues, work = _pair_can_continue(wide, other_wide, following)
+    if not continues or (wide, other_wide) == (lexeme, other):
+        return continues, work
+    continues, more = _pair_can_continue(lexeme, other, following)
+    return continues, work + more
 
 
 def _widened(node: Node) -> Node:
@@ -446,7 +449,7 @@ def _widened(node: Node) -> Node:
     return mapped(node, _widened)
 
 
-def _pair_goes_on(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
+def _pair_can_continue(lexeme: Node, other: Node, following: Ranges) -> tuple[bool, int]:
     both = Automaton(lexeme, other, CharSet(following))
     first, second, next_one = both.starts
     seen = {(first, second)}

@@ -31,7 +31,7 @@ def to_python(node: Node) -> str:
     return _spell(node, _python_escape)
 
 
-def counts(least: int, most: int | None) -> str:
+def repetition_sign(least: int, most: int | None) -> str:
     """Repetition sign, which is the same in every syntax written here."""
     signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
@@ -78,5 +78,5 @@ def _spell(node: Node, escape: Callable[[int], str]) -> str:
             text = _spell(inner, escape)
             if not isinstance(inner, CharSet):
                 text = f"(?:{text})"
-            return text + counts(least, most)
+            return text + repetition_sign(least, most)
     raise ConstraintError(f"a regular expression can't say {type(node).__name__.lower()}.")

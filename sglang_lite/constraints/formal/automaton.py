@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
     Repeat,
     Text,
     children,
-    texts_of,
+    literal_texts,
 )
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError
@@ -95,7 +95,7 @@ class Automaton:
     def class_of(self, char: str) -> Symbol:
         return self._class_of[bisect_right(self._bounds, ord(char)) - 1]
 
-    def characters(self, symbol: Symbol) -> CharSet:
+    def class_characters(self, symbol: Symbol) -> CharSet:
         """Characters of a class."""
         ends = [*self._bounds[1:], LAST + 1]
         pieces = [(low, end - 1) for low, end, c in zip(self._bounds, ends, self._class_of) if c == symbol]
@@ -106,12 +106,12 @@ class Automaton:
 
     def step(self, state: State, symbol: Symbol) -> State:
         """State after a symbol."""
-        known = self._steps.get((state, symbol))
-        if known is None:
+        after = self._steps.get((state, symbol))
+        if after is None:
             if len(self._steps) >= MAX_TRANSITIONS:
                 raise _too_complex(f"{MAX_TRANSITIONS:,} transitions")
-            known = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
-        return known
+            after = self._steps[state, symbol] = DEAD if symbol == _NO_CLASS else self._derive(state, symbol)
+        return after
 
     def run(self, state: State, text: str) -> State:
         """State after a text."""
@@ -139,14 +139,14 @@ class Automaton:
         for each, after in found.items():
             for to in after.values():
                 before[to].append(each)
-        kept = {each for each in found if self._nullable[each]}
-        for each in (queue := list(kept)):
-            queue += (earlier := [e for e in before[each] if e not in kept])
-            kept.update(earlier)
+        useful = {each for each in found if self._nullable[each]}
+        for each in (queue := list(useful)):
+            queue += (earlier := [e for e in before[each] if e not in useful])
+            useful.update(earlier)
         return {
-            each: {symbol: to for symbol, to in after.items() if to in kept}
+            each: {symbol: to for symbol, to in after.items() if to in useful}
             for each, after in found.items()
-            if each in kept
+            if each in useful
         }
 
     def nonempty(self, state: State) -> bool:
@@ -168,7 +168,7 @@ class Automaton:
                 self._nonempty |= dict.fromkeys(seen, False)
         return self._nonempty[state]
 
-    def way_out(self, state: State) -> list[int]:
+    def shortest_accepted(self, state: State) -> list[int]:
         """Character classes of a shortest accepted text from a state; the state must accept some text."""
         ways: dict[State, list[int]] = {state: []}
         for each in (queue := [state]):
@@ -234,23 +234,23 @@ class Automaton:
                 return self._complement(self._state(inner))
 
     def _term(self, *term: Any, nullable: bool) -> State:
-        known = self._ids.get(term)
-        return self._added(term, nullable) if known is None else known
+        state = self._ids.get(term)
+        return self._added(term, nullable) if state is None else state
 
     def _added(self, term: tuple[Any, ...], nullable: bool) -> State:
         """State of a term. The entry in `_ids` is written last, because other threads may look the term up
         at any time.
         """
         with _ADDING:
-            known = self._ids.get(term)
-            if known is None:
+            state = self._ids.get(term)
+            if state is None:
                 if len(self._terms) >= self._limit:
                     raise _too_complex(f"{self._limit:,} states")
-                known = len(self._terms)
+                state = len(self._terms)
                 self._terms.append(term)
                 self._nullable.append(nullable)
-                self._ids[term] = known
-        return known
+                self._ids[term] = state
+        return state
 
     def _set(self, mask: int) -> State:
         return self._term("set", mask, nullable=False) if mask else DEAD
@@ -343,8 +343,8 @@ class Automaton:
                 return self._complement(self.step(rest[0], symbol))
             case "{":
                 inner, least, most = rest
-                left = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
-                return self._concat(self.step(inner, symbol), left)
+                further = self._repeat(inner, max(least - 1, 0), None if most is None else most - 1)
+                return self._concat(self.step(inner, symbol), further)
         return DEAD
 
 
@@ -418,7 +418,7 @@ def automaton(node: Node) -> Automaton:
 
 @memoized
 def _listed(options: tuple[Node, ...]) -> frozenset[str] | None:
-    texts = texts_of(Alternation(options))
+    texts = literal_texts(Alternation(options))
     return None if texts is None else frozenset(texts)
 
 
@@ -435,7 +435,7 @@ def accepts(node: Node, text: str) -> bool:
 def shortest(node: Node) -> str:
     """Shortest text of a regular language, which must not be empty."""
     found = automaton(node)
-    return "".join(chr(found.characters(symbol).ranges[0][0]) for symbol in found.way_out(found.start))
+    return "".join(chr(found.class_characters(symbol).ranges[0][0]) for symbol in found.shortest_accepted(found.start))
 
 
 def is_empty(node: Node) -> bool:

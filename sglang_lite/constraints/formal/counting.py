@@ -28,11 +28,11 @@ class CountedTexts(Protocol):
     @property
     def size(self) -> int: ...
 
-    def count_behind(self, beginning: str) -> int | None:
+    def count_with_prefix(self, prefix: str) -> int | None:
         """Number of texts with a prefix, or None if infinite."""
         ...
 
-    def counts_along(self, text: str) -> list[int | None]:
+    def prefix_counts(self, text: str) -> list[int | None]:
         """Number of texts with each prefix of `text`, from the empty one to `text` itself; None for infinite."""
         ...
 
@@ -49,13 +49,13 @@ def counted(node: Node) -> CountedTexts:
         ConstraintError: the language's automaton is too large.
     """
     texts = _texts(node)
-    return _ByAutomaton(node) if texts is None else _Listed(sorted(texts))
+    return _AutomatonTexts(node) if texts is None else _ListedTexts(sorted(texts))
 
 
-def any_left(texts: CountedTexts, beginning: str, used: Collection[str]) -> bool:
+def has_unused(texts: CountedTexts, prefix: str, used: Collection[str]) -> bool:
     """Returns True if the language has a text with this prefix that is not in `used`."""
-    count = texts.count_behind(beginning)
-    return count is None or count > sum(text.startswith(beginning) for text in used)
+    count = texts.count_with_prefix(prefix)
+    return count is None or count > sum(text.startswith(prefix) for text in used)
 
 
 def _texts(node: Node) -> Collection[str] | None:
@@ -79,7 +79,7 @@ def _texts(node: Node) -> Collection[str] | None:
     return None
 
 
-class _Listed:
+class _ListedTexts:
     """Sorted list of texts; their automaton would have a state for each character."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -87,20 +87,20 @@ class _Listed:
         self.count = len(texts)
         self.size = size_of(texts)
 
-    def count_behind(self, beginning: str) -> int:
-        length = len(beginning)
-        first = bisect_left(self._texts, beginning)
-        return bisect_right(self._texts, beginning, lo=first, key=lambda text: text[:length]) - first
+    def count_with_prefix(self, prefix: str) -> int:
+        length = len(prefix)
+        first = bisect_left(self._texts, prefix)
+        return bisect_right(self._texts, prefix, lo=first, key=lambda text: text[:length]) - first
 
-    def counts_along(self, text: str) -> list[int | None]:
-        return [self.count_behind(text[:end]) for end in range(len(text) + 1)]
+    def prefix_counts(self, text: str) -> list[int | None]:
+        return [self.count_with_prefix(text[:end]) for end in range(len(text) + 1)]
 
     def has(self, text: str) -> bool:
         at = bisect_left(self._texts, text)
         return at < len(self._texts) and self._texts[at] == text
 
 
-class _ByAutomaton:
+class _AutomatonTexts:
     def __init__(self, node: Node) -> None:
         self._machine = Automaton(node)
         self._counts = _counts(self._machine)
@@ -110,10 +110,10 @@ class _ByAutomaton:
     def size(self) -> int:
         return self._machine.size + 100 * len(self._counts)
 
-    def count_behind(self, beginning: str) -> int | None:
-        return self._counts.get(self._machine.run(self._machine.start, beginning), 0)
+    def count_with_prefix(self, prefix: str) -> int | None:
+        return self._counts.get(self._machine.run(self._machine.start, prefix), 0)
 
-    def counts_along(self, text: str) -> list[int | None]:
+    def prefix_counts(self, text: str) -> list[int | None]:
         states = accumulate(text, lambda state, char: self._machine.run(state, char), initial=self._machine.start)
         return [self._counts.get(state, 0) for state in states]
 
@@ -141,4 +141,4 @@ def _counts(machine: Automaton) -> dict[State, int | None]:
 
 
 def _size(machine: Automaton, symbol: int | str) -> int:
-    return sum(high - low + 1 for low, high in machine.characters(symbol).ranges)
+    return sum(high - low + 1 for low, high in machine.class_characters(symbol).ranges)

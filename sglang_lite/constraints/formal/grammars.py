@@ -36,13 +36,13 @@ def pruned(language: Language) -> Language:
     rules = dict(language.rules)
     if len(productive) < len(rules):
         rules = {name: _without_dead(rules[name], productive) for name in rules if name in productive}
-    kept = {language.start: rules[language.start]}
+    reachable = {language.start: rules[language.start]}
     for name in (queue := [language.start]):
         for each in sorted(references(rules[name])):
-            if each not in kept:
-                kept[each] = rules[each]
+            if each not in reachable:
+                reachable[each] = rules[each]
                 queue.append(each)
-    return Language(language.start, kept, language.sealed & kept.keys())
+    return Language(language.start, reachable, language.sealed & reachable.keys())
 
 
 def contradiction(language: Language) -> list[str]:
@@ -64,16 +64,16 @@ MAX_REGULAR = 20_000  # characters and sets of the result
 
 def regular(language: Language) -> Node | None:
     """Language as one node without rules, or None if a rule is recursive or the node would exceed `MAX_REGULAR`."""
-    known: dict[str, tuple[Node, int]] = {}
+    bodies: dict[str, tuple[Node, int]] = {}
 
     def body(name: str, open_rules: frozenset[str]) -> tuple[Node, int]:
-        if name not in known:
+        if name not in bodies:
             if name in open_rules:
                 raise _NotRegular
-            known[name] = put_in(language.rules[name], open_rules | {name})
-        return known[name]
+            bodies[name] = substituted(language.rules[name], open_rules | {name})
+        return bodies[name]
 
-    def put_in(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
+    def substituted(node: Node, open_rules: frozenset[str]) -> tuple[Node, int]:
         size = 1
         found = node
         match node:
@@ -82,12 +82,12 @@ def regular(language: Language) -> Node | None:
             case Text(text):
                 size = len(text)
             case Concat(parts) | Alternation(parts):
-                done = [put_in(part, open_rules) for part in parts]
-                size += sum(each for _, each in done)
-                nodes = [part for part, _ in done]
+                substituted_parts = [substituted(part, open_rules) for part in parts]
+                size += sum(each for _, each in substituted_parts)
+                nodes = [part for part, _ in substituted_parts]
                 found = concat(*nodes) if isinstance(node, Concat) else alternation(nodes)
             case Repeat(inner, least, most):
-                within, more = put_in(inner, open_rules)
+                within, more = substituted(inner, open_rules)
                 found, size = Repeat(within, least, most), 1 + more
         if size > MAX_REGULAR:
             raise _NotRegular
@@ -113,7 +113,7 @@ def renamed(language: Language, prefix: str) -> Language:
     return Language(prefix + language.start, rules, frozenset(prefix + old for old in language.sealed))
 
 
-def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
+def referring_rules(rules: Mapping[str, Node]) -> dict[str, list[str]]:
     """Names of the rules that refer to each rule, by the name of the rule referred to."""
     found: dict[str, list[str]] = {name: [] for name in rules}
     for name, body in rules.items():
@@ -124,13 +124,13 @@ def users(rules: Mapping[str, Node]) -> dict[str, list[str]]:
 
 def _productive(rules: Mapping[str, Node]) -> set[str]:
     """Names of the rules that match some text. Intersections and complements are assumed to be non-empty."""
-    using = users(rules)
+    referring = referring_rules(rules)
     productive: set[str] = set()
     queue = list(rules)[::-1]
     for name in queue:
         if name not in productive and _makes(rules[name], productive):
             productive.add(name)
-            queue += using[name]
+            queue += referring[name]
     return productive
 
 
@@ -154,6 +154,6 @@ def _without_dead(node: Node, productive: set[str]) -> Node:
         case Ref(name):
             return node if name in productive else NOTHING
         case Repeat(inner, least, most):
-            kept = _without_dead(inner, productive)
-            return Repeat(kept, least, most) if kept != NOTHING else NOTHING if least else EMPTY
+            reduced = _without_dead(inner, productive)
+            return Repeat(reduced, least, most) if reduced != NOTHING else NOTHING if least else EMPTY
     return mapped(node, partial(_without_dead, productive=productive))

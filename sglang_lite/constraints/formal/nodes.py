@@ -25,7 +25,7 @@ class Facts(NamedTuple):
     size: int
 
 
-class _Known:
+class _CachedFacts:
     """Node whose facts are computed once and kept: large nodes are used as keys many times."""
 
     __slots__ = ("facts",)
@@ -35,23 +35,23 @@ class _Known:
         try:
             return self.facts.hash
         except AttributeError:
-            return self._worked_out().hash
+            return self._compute_facts().hash
 
     @property
     def refers(self) -> bool:
         try:
             return self.facts.refers
         except AttributeError:
-            return self._worked_out().refers
+            return self._compute_facts().refers
 
     @property
     def size(self) -> int:
         try:
             return self.facts.size
         except AttributeError:
-            return self._worked_out().size
+            return self._compute_facts().size
 
-    def _worked_out(self) -> Facts:
+    def _compute_facts(self) -> Facts:
         """Computes the facts of a node after those of its descendants, without recursion, so that depth is
         not limited.
         """
@@ -59,7 +59,7 @@ class _Known:
         while stack:
             each = stack[-1]
             below = children(each)
-            missing = [child for child in below if isinstance(child, _Known) and not hasattr(child, "facts")]
+            missing = [child for child in below if isinstance(child, _CachedFacts) and not hasattr(child, "facts")]
             if missing:
                 stack += missing
                 continue
@@ -74,11 +74,11 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class CharSet(_Known):
+class CharSet(_CachedFacts):
     """Any single character of `ranges`; without ranges, nothing matches."""
 
     ranges: Ranges
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,45 +94,45 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Concat(_Known):
+class Concat(_CachedFacts):
     """One text of each part, in order."""
 
     parts: tuple[Node, ...]
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Alternation(_Known):
+class Alternation(_CachedFacts):
     """Texts of any of the options."""
 
     options: tuple[Node, ...]
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat(_Known):
+class Repeat(_CachedFacts):
     """`least` to `most` texts of `node` in a row; without an upper limit if `most` is None."""
 
     node: Node
     least: int
     most: int | None
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Intersection(_Known):
+class Intersection(_CachedFacts):
     """Texts that are in all parts, which are regular."""
 
     parts: tuple[Node, ...]
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
-class Complement(_Known):
+class Complement(_CachedFacts):
     """Texts that are not in `node`, which is regular."""
 
     node: Node
-    __hash__ = _Known.__hash__
+    __hash__ = _CachedFacts.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,24 +186,24 @@ def concat(*parts: Node) -> Node:
     """Concatenation of `parts`, simplified: empty parts are dropped, and a part without texts makes the
     result NOTHING.
     """
-    kept = []
+    nonempty = []
     for part in parts:
         if isinstance(part, CharSet) and not part.ranges:
             return NOTHING
         if not isinstance(part, Concat) or part.parts:
-            kept.append(part)
-    return kept[0] if len(kept) == 1 else Concat(tuple(kept))
+            nonempty.append(part)
+    return nonempty[0] if len(nonempty) == 1 else Concat(tuple(nonempty))
 
 
 def alternation(options: Iterable[Node]) -> Node:
     """Alternation of `options` without duplicates, or NOTHING if no option is left."""
-    kept = [option for option in options if not isinstance(option, CharSet) or option.ranges]
-    if len(kept) < 2:
-        return kept[0] if kept else NOTHING
-    for option in kept:
+    nonempty = [option for option in options if not isinstance(option, CharSet) or option.ranges]
+    if len(nonempty) < 2:
+        return nonempty[0] if nonempty else NOTHING
+    for option in nonempty:
         if isinstance(option, Repeat) and option == ANY_TEXT:
             return ANY_TEXT
-    different = tuple(dict.fromkeys(kept))
+    different = tuple(dict.fromkeys(nonempty))
     return different[0] if len(different) == 1 else Alternation(different)
 
 
@@ -246,7 +246,7 @@ def complement(node: Node) -> Node:
     return node.node if isinstance(node, Complement) else Complement(node)
 
 
-def text_of(node: Node) -> str | None:
+def literal_text(node: Node) -> str | None:
     """Text of a node that matches exactly one literal, or None for any other node."""
     match node:
         case Text(text):
@@ -256,18 +256,18 @@ def text_of(node: Node) -> str | None:
         case Concat(parts):
             texts = []
             for part in parts:
-                if (found := text_of(part)) is None:
+                if (found := literal_text(part)) is None:
                     return None
                 texts.append(found)
             return "".join(texts)
     return None
 
 
-def texts_of(node: Node) -> tuple[str, ...] | None:
+def literal_texts(node: Node) -> tuple[str, ...] | None:
     """Texts of a literal or an alternation of literals, or None for any other node."""
     if node == NOTHING:
         return ()
-    texts = [text_of(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
+    texts = [literal_text(option) for option in (node.options if isinstance(node, Alternation) else (node,))]
     return None if None in texts else tuple(text for text in texts if text is not None)
 
 

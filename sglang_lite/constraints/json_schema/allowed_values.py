@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.formal.nodes import NOTHING, texts_of
+from sglang_lite.constraints.formal.nodes import NOTHING, literal_texts
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, any_of
 from sglang_lite.constraints.json_schema.normal_form import document_of
-from sglang_lite.constraints.json_schema.numbers import exact, is_finite
+from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ValueSet
-from sglang_lite.constraints.json_schema.wellformed import no_number
+from sglang_lite.constraints.json_schema.wellformed import refuse_non_finite
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -41,8 +41,8 @@ class AllowedValues:
 
     def member(self, name: str) -> AllowedValues:
         shapes = [shape.listed() for shape in self._values.objects]
-        known = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
-        return AllowedValues(self.schema, any_of(*(each.formula for each in known)) or True)
+        members = ({each.name: each for each in shape.members}.get(name) or shape.unlisted(name) for shape in shapes)
+        return AllowedValues(self.schema, any_of(*(each.formula for each in members)) or True)
 
     def item(self, index: int) -> AllowedValues:
         return AllowedValues(self.schema, any_of(*(shape.item(index) for shape in self._values.arrays)) or True)
@@ -62,7 +62,7 @@ class AllowedValues:
     @property
     def choices(self) -> bool:
         """True if the strings are a finite list."""
-        return texts_of(self._values.strings) is not None
+        return literal_texts(self._values.strings) is not None
 
     @property
     def only_strings(self) -> bool:
@@ -75,17 +75,17 @@ class AllowedValues:
             return '""'
         return "[]" if self.arrays else "{}" if self.containers else '""'
 
-    def json(self, text: str, *, bare: bool) -> str:
+    def json(self, text: str, *, unquoted: bool) -> str:
         """JSON text of the value that a text spells; a text that is not JSON is a string.
 
         Args:
             text: text to read.
-            bare: whether strings are written without quotes. JSON of a value that is not allowed is then read as a
+            unquoted: whether strings are written without quotes. JSON of a value that is not allowed is then read as a
                 string, if strings are allowed.
         """
         try:
-            value = json.loads(text, parse_constant=no_number)
-            if not (bare and self.strings) or self._has(value):
+            value = json.loads(text, parse_constant=refuse_non_finite)
+            if not (unquoted and self.strings) or self._has(value):
                 return text.strip()
         except (ValueError, RecursionError):
             pass
@@ -104,7 +104,7 @@ class AllowedValues:
             case bool():
                 return value in values.booleans
             case int() | float():
-                return is_finite(value) and any(exact(value) in piece for piece in values.numbers)
+                return is_finite(value) and any(to_fraction(value) in piece for piece in values.numbers)
             case list():
                 return bool(values.arrays)
             case dict():

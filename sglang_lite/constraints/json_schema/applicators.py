@@ -19,21 +19,31 @@ from sglang_lite.protocol import ConstraintError
 MAX_TOGETHER = 6  # maximum number of branches of an anyOf whose evaluated members are distinguished
 
 
-def _ref(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    return context.algebra.intersect(values, context.values(ValidAt(context.document.follow(place, keyword)), seen))
+def _ref(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
+    return context.algebra.intersect(
+        values, context.values(ValidAt(context.document.follow(place, keyword)), track_evaluated)
+    )
 
 
-def _branches(context: Context, schema: Schema, place: Place, keyword: str, seen: bool) -> list[ValueSet]:
-    return [context.values(context.below(place, keyword, i), seen) for i in range(len(schema[keyword]))]
+def _branches(context: Context, schema: Schema, place: Place, keyword: str, track_evaluated: bool) -> list[ValueSet]:
+    return [context.values(context.below(place, keyword, i), track_evaluated) for i in range(len(schema[keyword]))]
 
 
-def _all_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, seen), values)
+def _all_of(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
+    return reduce(context.algebra.intersect, _branches(context, schema, place, keyword, track_evaluated), values)
 
 
-def _any_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
-    if not seen:
+def _any_of(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
+    branches = [
+        context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
+    ]
+    if not track_evaluated:
         return context.algebra.unite(branches)
     if len(branches) > MAX_TOGETHER:
         raise ConstraintError(f"json_schema: more than {MAX_TOGETHER} branches under unevaluatedProperties or -Items.")
@@ -43,8 +53,12 @@ def _any_of(context: Context, values: ValueSet, schema: Schema, place: Place, ke
     return context.algebra.unite(together)
 
 
-def _one_of(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    branches = [context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, seen)]
+def _one_of(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
+    branches = [
+        context.algebra.intersect(values, each) for each in _branches(context, schema, place, keyword, track_evaluated)
+    ]
     if (
         context.pointer_unless_ignored(place, keyword) is None
     ):  # ignored: at least one branch has to fit, others may as well
@@ -59,28 +73,37 @@ def _one_of(context: Context, values: ValueSet, schema: Schema, place: Place, ke
     return context.algebra.unite(alone)
 
 
-def _not(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
+def _not(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
     return context.algebra.without(values, context.values(context.below(place, keyword)))
 
 
-def _if(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
+def _if(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
     condition = context.below(place, "if")
     then, otherwise = (
-        context.values(context.below(place, word), seen) if word in schema else ANY_VALUE for word in ("then", "else")
+        context.values(context.below(place, word), track_evaluated) if word in schema else ANY_VALUE
+        for word in ("then", "else")
     )
-    met = context.algebra.intersect(values, context.values(condition, seen))
+    met = context.algebra.intersect(values, context.values(condition, track_evaluated))
     unmet = context.algebra.without(values, context.values(condition))
     return context.algebra.unite([context.algebra.intersect(met, then), context.algebra.intersect(unmet, otherwise)])
 
 
-def _dependent(context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, seen: bool) -> ValueSet:
-    for name, wanted in schema[keyword].items():
-        if isinstance(wanted, list):
-            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((name, *wanted))))
+def _dependent(
+    context: Context, values: ValueSet, schema: Schema, place: Place, keyword: str, track_evaluated: bool
+) -> ValueSet:
+    for name, requirement in schema[keyword].items():
+        if isinstance(requirement, list):
+            needed = ObjectShape(tuple(Member(each, True, True) for each in dict.fromkeys((name, *requirement))))
             present = replace(NO_VALUE, objects=(needed,))
         else:
             present = replace(NO_VALUE, objects=(ObjectShape((Member(name, True, True),)),))
-            present = context.algebra.intersect(present, context.values(context.below(place, keyword, name), seen))
+            present = context.algebra.intersect(
+                present, context.values(context.below(place, keyword, name), track_evaluated)
+            )
         absent = replace(ANY_VALUE, objects=(ObjectShape((Member(name, False, False),)),))
         values = context.algebra.unite(context.algebra.intersect(values, each) for each in (absent, present))
     return values

@@ -13,10 +13,10 @@ from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
 _NAMING = ("properties", "patternProperties")
-_SAYING = ("additionalProperties", "unevaluatedProperties")
+_OTHERS_KEYWORDS = ("additionalProperties", "unevaluatedProperties")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = ("allOf", *_ALTERNATIVES, "then", "else", "dependentSchemas", "dependencies")
-_BELOW = (*_NAMING, *_SAYING, "items", "prefixItems", "additionalItems", "unevaluatedItems")
+_BELOW = (*_NAMING, *_OTHERS_KEYWORDS, "items", "prefixItems", "additionalItems", "unevaluatedItems")
 
 
 def closed(schema: object) -> Json:
@@ -45,9 +45,9 @@ def closed(schema: object) -> Json:
         written.at(pointer)[keyword] = False
         if keyword not in written.schema(Place(pointer)):
             raise ConstraintError(
-                "json_schema: closed: what is put together here can't be closed in this draft.",
+                "json_schema: closed: an object composed of several schemas can't be closed in this draft.",
                 pointer=pointer,
-                hint="Leave $schema out, or say additionalProperties.",
+                hint="Leave $schema out, or set additionalProperties.",
             )
     return result
 
@@ -65,7 +65,7 @@ class _Closer:
     """
 
     def __init__(self, document: Document, parts: frozenset[str]) -> None:
-        self._document, self._known_parts = document, parts
+        self._document, self._parts_before = document, parts
         self.parts = parts
         self.closings: dict[str, str] = {}  # keyword by pointer
         self._seen: set[tuple[str, bool]] = set()
@@ -83,11 +83,16 @@ class _Closer:
         here = [self._document.follow(place, keyword) for keyword in REFERENCES if keyword in schema]
         here += self._children(place, schema, _IN_PLACE)
         names = any(keyword in schema for keyword in _NAMING)
-        says = any(keyword in schema for keyword in _SAYING)
+        has_others_keyword = any(keyword in schema for keyword in _OTHERS_KEYWORDS)
         kinds = [keyword for keyword in (*REFERENCES, *_IN_PLACE) if keyword in schema]
-        together = names or says or len(kinds) > 1 or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
-        together = together or any(each.pointer in self._known_parts for each in here)
-        if not part and not says and together and (names or any(self._names(each, set()) for each in here)):
+        together = names or has_others_keyword or len(kinds) > 1 or (len(here) > 1 and kinds[0] not in _ALTERNATIVES)
+        together = together or any(each.pointer in self._parts_before for each in here)
+        if (
+            not part
+            and not has_others_keyword
+            and together
+            and (names or any(self._names(each, set()) for each in here))
+        ):
             self.closings[place.pointer] = "unevaluatedProperties" if here else "additionalProperties"
         for each in here:
             self.visit(each, part=part or together)

@@ -35,7 +35,7 @@ _SINCE_2019 = frozenset({
 })  # fmt: skip
 _SINCE_2020 = frozenset({"$dynamicRef", "prefixItems"})
 _SINCE_7 = _SINCE_2020 | _SINCE_2019 | {"if"}
-_OTHERS = {
+_KEYWORDS_UNKNOWN_TO = {
     "draft-04": _SINCE_7 | {"const", "contains", "propertyNames"},
     "draft-06": _SINCE_7,
     "draft-07": _SINCE_7 - {"if"},
@@ -57,7 +57,7 @@ class Place:
     scope: tuple[str, ...] = ()
 
     def child(self, *steps: str | int) -> Place:
-        return Place(self.pointer + "".join(f"/{escaped(str(step))}" for step in steps), self.scope)
+        return Place(self.pointer + "".join(f"/{pointer_token(str(step))}" for step in steps), self.scope)
 
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -81,7 +81,7 @@ def _joined(base: str, reference: str, pointer: str) -> str:
         raise ConstraintError(f"json_schema: {reference!r} is no reference: {error}.", pointer=pointer) from error
 
 
-def escaped(step: str) -> str:
+def pointer_token(step: str) -> str:
     """Name as a step of a JSON Pointer."""
     return step.replace("~", "~0").replace("/", "~1")
 
@@ -96,7 +96,7 @@ class Document:
     Attributes:
         root: the schema.
         draft: name of the draft, as in the URI of `$schema`.
-        old: True if `$ref` hides the keywords next to it in this draft.
+        ref_hides_siblings: True if `$ref` hides the keywords next to it in this draft.
         roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into them.
         start: place of the whole schema.
     """
@@ -104,10 +104,10 @@ class Document:
     def __init__(self, root: object) -> None:
         self.root = root
         self.roots: dict[str, Any] = {"": root}
-        said = str(root.get("$schema")) if isinstance(root, dict) else ""
-        self.draft = next((name for name in _OTHERS if name in said), "2020-12")
-        self._unknown = _OTHERS.get(self.draft, frozenset[str]())
-        self.old = "$defs" in self._unknown
+        schema_uri = str(root.get("$schema")) if isinstance(root, dict) else ""
+        self.draft = next((name for name in _KEYWORDS_UNKNOWN_TO if name in schema_uri), "2020-12")
+        self._unknown = _KEYWORDS_UNKNOWN_TO.get(self.draft, frozenset[str]())
+        self.ref_hides_siblings = "$defs" in self._unknown
         self._bases: dict[str, tuple[str, str]] = {}  # base URI and pointer of the resource, by a schema's pointer
         self._schemas: dict[str, Any] = {}  # schemas by pointer
         self._resources: dict[str, str] = {"": ""}
@@ -156,7 +156,7 @@ class Document:
         found = self.at(place.pointer)
         if not isinstance(found, dict) or not self._unknown:
             return found
-        if self.old and "$ref" in found:
+        if self.ref_hides_siblings and "$ref" in found:
             return {"$ref": found["$ref"]}
         return {keyword: value for keyword, value in found.items() if keyword not in self._unknown}
 
@@ -250,10 +250,10 @@ class Document:
 
     def _named(self, schema: dict[str, Any], pointer: str, base: str, resource: str) -> tuple[str, str]:
         """Base URI and resource of a schema, which may start a new resource."""
-        name = schema.get("$id", schema.get("id") if self.old else None)
-        if not isinstance(name, str) or (self.old and "$ref" in schema):
+        name = schema.get("$id", schema.get("id") if self.ref_hides_siblings else None)
+        if not isinstance(name, str) or (self.ref_hides_siblings and "$ref" in schema):
             return base, resource
-        if self.old and name.startswith("#"):
+        if self.ref_hides_siblings and name.startswith("#"):
             self._anchors[resource, name[1:]] = pointer
             return base, resource
         base = _joined(base, name, f"{pointer}/$id").partition("#")[0]
@@ -278,7 +278,7 @@ def subschemas(schema: dict[str, Json]) -> Iterator[tuple[str, Json]]:
     """Yields the direct subschemas of a schema, each as (JSON Pointer steps, subschema)."""
     for keyword, value in schema.items():
         if isinstance(value, dict) and keyword in NAMED:
-            named = ((f"/{keyword}/{escaped(name)}", each) for name, each in value.items())
+            named = ((f"/{keyword}/{pointer_token(name)}", each) for name, each in value.items())
             yield from (each for each in named if keyword != "dependencies" or not isinstance(each[1], list))
         elif isinstance(value, list) and keyword in (*LISTS, "items"):
             yield from ((f"/{keyword}/{i}", each) for i, each in enumerate(value))

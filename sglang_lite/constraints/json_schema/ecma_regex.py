@@ -47,13 +47,13 @@ class _Reader:
         self._text, self._at, self._depth = text, 0, 0
         self._groups = 0
         self._names: set[str] = set()
-        self._asked: list[int | str] = []  # numbers or names of groups that are referred to
+        self._referenced: list[int | str] = []  # numbers or names of groups that are referred to
 
     def read(self) -> None:
         self._disjunction()
         if self._at < len(self._text):
             self._fail()
-        for group in self._asked:
+        for group in self._referenced:
             if group not in self._names if isinstance(group, str) else group > self._groups:
                 self._fail()
 
@@ -125,9 +125,9 @@ class _Reader:
     def _escape(self) -> None:
         """Reads an escape outside of character classes, after its backslash."""
         if found := self._match(_BACK_REFERENCE):
-            self._asked.append(int(found[1]))
+            self._referenced.append(int(found[1]))
         elif self._take("k"):
-            self._asked.append(self._name())
+            self._referenced.append(self._name())
         else:
             self._character("/")
 

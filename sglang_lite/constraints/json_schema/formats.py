@@ -151,8 +151,8 @@ def is_valid(name: str, text: str) -> bool:
             return idn.is_hostname(text)
         case "idn-email":
             local, _, domain = text.rpartition("@")
-            known = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
-            return known and accepts(parse(_IDN_LOCAL), local)
+            valid_domain = idn.is_hostname(domain) or accepts(parse(_LITERAL), domain)
+            return valid_domain and accepts(parse(_IDN_LOCAL), local)
         case "regex":
             return ecma_regex.is_pattern(text)
     return accepts(language_of(name), text)

@@ -43,18 +43,22 @@ Formula: TypeAlias = "bool | ValidAt | Const | AllOf | AnyOf"
 
 def all_of(*parts: Formula) -> Formula:
     flat = [each for part in parts for each in (part.parts if isinstance(part, AllOf) else (part,))]
-    kept = tuple(dict.fromkeys(each for each in flat if each is not True))
-    if False in kept or any(isinstance(each, ValidAt | Const) and each.negated and not_(each) in kept for each in kept):
+    distinct = tuple(dict.fromkeys(each for each in flat if each is not True))
+    if False in distinct or any(
+        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct for each in distinct
+    ):
         return False
-    return True if not kept else kept[0] if len(kept) == 1 else AllOf(kept)
+    return True if not distinct else distinct[0] if len(distinct) == 1 else AllOf(distinct)
 
 
 def any_of(*parts: Formula) -> Formula:
     flat = [each for part in parts for each in (part.parts if isinstance(part, AnyOf) else (part,))]
-    kept = tuple(dict.fromkeys(each for each in flat if each is not False))
-    if True in kept or any(isinstance(each, ValidAt | Const) and each.negated and not_(each) in kept for each in kept):
+    distinct = tuple(dict.fromkeys(each for each in flat if each is not False))
+    if True in distinct or any(
+        isinstance(each, ValidAt | Const) and each.negated and not_(each) in distinct for each in distinct
+    ):
         return True
-    return False if not kept else kept[0] if len(kept) == 1 else AnyOf(kept)
+    return False if not distinct else distinct[0] if len(distinct) == 1 else AnyOf(distinct)
 
 
 def not_(formula: Formula) -> Formula:

@@ -21,7 +21,7 @@ from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt, point
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ObjectShape, ValueSet
-from sglang_lite.constraints.json_schema.watched import Watched, Watches
+from sglang_lite.constraints.json_schema.watched import WatchedPlace, WatchedShapes
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import quoted
@@ -39,14 +39,14 @@ class _Rules:
         names: names of the rules by key.
         numbers: numbers of shapes, for use in keys.
         to_do: rules whose bodies have not been computed, as (name, function that returns the body).
-        open_at: JSON Pointers of objects with unlisted names (a dict used as an ordered set).
+        unlisted_names_at: JSON Pointers of objects with unlisted names (a dict used as an ordered set).
         scalars: texts of sets of scalars, which many places share.
     """
 
     names: dict[tuple[bool, Hashable], str] = field(default_factory=dict)
     numbers: dict[ArrayShape | ObjectShape, int] = field(default_factory=dict)
     to_do: deque[tuple[str, Callable[[], Node]]] = field(default_factory=deque)
-    open_at: dict[str, None] = field(default_factory=dict)
+    unlisted_names_at: dict[str, None] = field(default_factory=dict)
     scalars: dict[Hashable, Node] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class GrammarWriter:
     Args:
         reader: reader of the schema.
         style: style of the text.
-        watches: receives the rules that masks enforce; None if no masks do.
+        watched_shapes: receives the rules that masks enforce; None if no masks do.
         plain: whether each number has exactly one spelling.
         rules: rules of another writer, to which new rules are added.
 
@@ -69,21 +69,21 @@ class GrammarWriter:
         reader: SchemaReader,
         style: Style,
         *,
-        watches: Watches | None = None,
+        watched_shapes: WatchedShapes | None = None,
         plain: bool = False,
         rules: _Rules | None = None,
     ) -> None:
         self.reader = reader
         self.comma, self.any_order = style.comma, style.any_order
         self.opening, self.closing = concat(literal("["), style.gap), concat(style.gap, literal("]"))
-        self.watches, self.plain = watches, plain
+        self.watched_shapes, self.plain = watched_shapes, plain
         self.contradicts = False
         self._style, self._rules = style, rules or _Rules()
 
     @property
-    def open_at(self) -> Iterable[str]:
+    def unlisted_names_at(self) -> Iterable[str]:
         """JSON Pointers of objects with unlisted names."""
-        return self._rules.open_at
+        return self._rules.unlisted_names_at
 
     def language(self, formula: Formula) -> Language:
         """Language of the texts of a formula's values.
@@ -116,7 +116,7 @@ class GrammarWriter:
         except ConstraintError as error:
             self.contradicts = True
             place = self._place(contradiction(language))
-            hint = _blamed(self.reader.document.schema(place))
+            hint = _contradiction_hint(self.reader.document.schema(place))
             raise ConstraintError(error.message, pointer=place.pointer, hint=hint) from None
 
     def _place(self, names: Iterable[str]) -> Place:
@@ -144,23 +144,27 @@ class GrammarWriter:
     def item(self, formula: Formula) -> Node:
         return self.value(formula)
 
-    def different_item(self, formula: Formula) -> Node:
-        if replace(self.reader.values(formula), loose=False) != ANY_VALUE:
-            plain = GrammarWriter(self.reader, self._style, watches=self.watches, plain=True, rules=self._rules)
+    def unique_item(self, formula: Formula) -> Node:
+        if replace(self.reader.values(formula), inexact=False) != ANY_VALUE:
+            plain = GrammarWriter(
+                self.reader, self._style, watched_shapes=self.watched_shapes, plain=True, rules=self._rules
+            )
             return plain.value(formula)
         return self.rule(("different", formula), lambda: self._texts(ANY_VALUE, plain=True))
 
     def listed_texts(self, formula: Formula) -> Node:
         if self.any_order or self._style.gap != EMPTY:
-            raise ConstraintError("json_schema: their members or blanks may be written in several ways.")
+            raise ConstraintError("json_schema: members in any order or free whitespace give one value several texts.")
         if self.reader.empty(formula):
             return NOTHING
         writer = GrammarWriter(self.reader, self._style, plain=True)
         node = regular(writer.language(formula))
-        if writer.open_at:
-            raise ConstraintError("json_schema: they have members that are not listed.")
+        if writer.unlisted_names_at:
+            raise ConstraintError(
+                "json_schema: objects may have members that are not listed (set additionalProperties: false)."
+            )
         if node is None:
-            raise ConstraintError("json_schema: they nest without end, or are too large.")
+            raise ConstraintError("json_schema: they nest without a limit, or have too many texts.")
         return node
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
@@ -173,10 +177,10 @@ class GrammarWriter:
         return concat(*([literal("{")] if empty else []), self._style.gap, literal("}"))
 
     def _body(self, formula: Formula) -> Node:
-        with blame_formula(formula):
+        with errors_at_formula(formula):
             values = self.reader.values(formula)
             if any(shape.listed().free_others() for shape in values.objects):
-                self._rules.open_at[pointer_of(formula)] = None
+                self._rules.unlisted_names_at[pointer_of(formula)] = None
             return self._texts(values, plain=self.plain)
 
     def _texts(self, values: ValueSet, *, plain: bool) -> Node:
@@ -184,10 +188,10 @@ class GrammarWriter:
 
     def _scalars(self, values: ValueSet, *, plain: bool = False) -> Node:
         key = plain, values.null, values.booleans, values.numbers, values.strings
-        known = self._rules.scalars
-        if key not in known:
-            known[key] = self._scalar_texts(values, plain=plain)
-        return known[key]
+        cache = self._rules.scalars
+        if key not in cache:
+            cache[key] = self._scalar_texts(values, plain=plain)
+        return cache[key]
 
     def _scalar_texts(self, values: ValueSet, *, plain: bool) -> Node:
         options: list[Node] = [literal("null")] if values.null else []
@@ -197,9 +201,9 @@ class GrammarWriter:
             options += [booleans(values), write_numbers.texts(values.numbers, decimals=self._style.decimals)]
         return alternation([*options, quoted(values.strings)] if values.strings != NOTHING else options)
 
-    def places(self, formula: Formula) -> tuple[Watched, ...]:
+    def places(self, formula: Formula) -> tuple[WatchedPlace, ...]:
         """Places with rules that masks enforce. The language must have been written before."""
-        return () if self.watches is None else self.watches.places(self.reader, formula, self._scalars)
+        return () if self.watched_shapes is None else self.watched_shapes.places(self.reader, formula, self._scalars)
 
     def containers(self, values: ValueSet) -> list[Node]:
         """Texts of the arrays and objects of a set."""
@@ -208,21 +212,21 @@ class GrammarWriter:
         return arrays + [object_text(self, shape, alone=alone) for shape in values.objects]
 
 
-def _blamed(schema: Json) -> str:
+def _contradiction_hint(schema: Json) -> str:
     """Hint that lists the keywords of a schema that no value satisfies together."""
     if not isinstance(schema, dict):
         return "The schema false allows no value."
-    said = (
+    keywords = (
         f"{name}: {json.dumps(value, ensure_ascii=False):.60}" for name, value in schema.items() if name not in _NOTES
     )
-    return f"No value meets all of {'; '.join(said)}. Change one."
+    return f"No value meets all of {'; '.join(keywords)}. Change one."
 
 
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 
 
 @contextmanager
-def blame_formula(formula: Formula) -> Iterator[None]:
+def errors_at_formula(formula: Formula) -> Iterator[None]:
     """Attributes errors raised inside to the schema at the formula's place, unless they already have a pointer."""
     try:
         yield

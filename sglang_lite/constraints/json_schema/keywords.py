@@ -27,7 +27,7 @@ from sglang_lite.constraints.formal.nodes import (
 from sglang_lite.constraints.json_schema import formats, numbers, write_numbers
 from sglang_lite.constraints.json_schema.document import Document, Place
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of
-from sglang_lite.constraints.json_schema.numbers import NumberRange, exact, is_finite
+from sglang_lite.constraints.json_schema.numbers import NumberRange, is_finite, to_fraction
 from sglang_lite.constraints.json_schema.values import (
     ANY_VALUE,
     Algebra,
@@ -38,14 +38,14 @@ from sglang_lite.constraints.json_schema.values import (
     ValueSet,
     both_strings,
 )
-from sglang_lite.constraints.syntax.regex import in_a_line, parse_schema_pattern
+from sglang_lite.constraints.syntax.regex import one_line_message, parse_schema_pattern
 from sglang_lite.protocol import ConstraintError
 
 MAX_CELLS = 1_000  # maximum number of languages that patterns divide names into
 MAX_LENGTH = 2**20  # more than is ever generated: a greater maxLength or maxItems counts as no limit
 
 # If the first keyword is ignored, the second must be, too: it would apply to more than it should.
-ABOUT_OTHERS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
+DEPENDENT_KEYWORDS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 
 _TYPES = {
     "null": ValueSet(null=True),
@@ -76,25 +76,25 @@ class Context(Protocol):
     assert_format: bool
     sets: frozenset[str]
 
-    def values(self, formula: Formula, seen: bool = False) -> ValueSet: ...
+    def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet: ...
     def below(self, place: Place, *steps: str | int) -> Formula: ...
     def pointer_unless_ignored(self, place: Place, keyword: str) -> str | None: ...
 
 
 @contextmanager
-def blame(place: Place, keyword: str) -> Iterator[None]:
+def errors_at(place: Place, keyword: str) -> Iterator[None]:
     """Attributes errors raised inside to a keyword, unless they already have a pointer."""
     try:
         yield
     except ConstraintError as error:
         if error.pointer is not None:
             raise
-        message = in_a_line(error.message)
+        message = one_line_message(error.message)
         message = message if message.startswith("json_schema") else f"json_schema: {message}"
         raise ConstraintError(message, pointer=place.child(keyword).pointer, hint=error.hint) from error
 
 
-def just(value: Any) -> ValueSet:  # any JSON value
+def singleton(value: Any) -> ValueSet:  # any JSON value
     """Set of a single JSON value."""
     match value:
         case None:
@@ -104,41 +104,37 @@ def just(value: Any) -> ValueSet:  # any JSON value
         case int() | float():
             if not is_finite(value):
                 raise ConstraintError(f"json_schema: {value} is no JSON number.")
-            return ValueSet(numbers=numbers.just(exact(value)))
+            return ValueSet(numbers=numbers.singleton(to_fraction(value)))
         case str():
             if len(value) > MAX_LEAST:
-                raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are asked for.")
+                raise ConstraintError(f"json_schema: texts of more than {MAX_LEAST:,} characters are required.")
             return ValueSet(strings=literal(value))
         case list():
-            return ValueSet(arrays=(ArrayShape(tuple(map(_just, value)), False, len(value), len(value)),))
-    members = tuple(Member(name, _just(each), True) for name, each in value.items())
+            return ValueSet(arrays=(ArrayShape(tuple(map(_singleton_formula, value)), False, len(value), len(value)),))
+    members = tuple(Member(name, _singleton_formula(each), True) for name, each in value.items())
     return ValueSet(objects=(ObjectShape(members, ()),))
 
 
-def _just(value: Any) -> Formula:
+def _singleton_formula(value: Any) -> Formula:
     return Const(json.dumps(value, ensure_ascii=False))
 
 
-def _enum(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
-    return context.algebra.unite(map(just, schema["enum"]))
+def _enum(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+    return context.algebra.unite(map(singleton, schema["enum"]))
 
 
-def _const(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
-    return just(schema["const"])
+def _const(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
+    return singleton(schema["const"])
 
 
-def _type(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
+def _type(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
     names = schema["type"]
-    named = [names] if isinstance(names, str) else names
-    for name in named:  # a schema that only a reference leads to may not have been checked
-        if name not in _TYPES:
-            raise ConstraintError(f"json_schema: there is no type {name!r}.")
     if isinstance(names, str):
         return _TYPES[names]
     return context.algebra.unite(_TYPES[name] for name in names)
 
 
-def _number(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
+def _number(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
     piece = numbers.EVERY
     for keyword, is_low in (
         ("minimum", True),
@@ -150,16 +146,20 @@ def _number(context: Context, schema: Schema, place: Place, seen: bool) -> Value
         if limit is None or isinstance(limit, bool):
             continue
         is_open = keyword.startswith("ex") or schema.get(f"exclusive{keyword.capitalize()}") is True  # draft 4
-        end = NumberRange(exact(limit), None, is_open) if is_low else NumberRange(None, exact(limit), False, is_open)
+        end = (
+            NumberRange(to_fraction(limit), None, is_open)
+            if is_low
+            else NumberRange(None, to_fraction(limit), False, is_open)
+        )
         piece = numbers.intersect(piece, (end,))
     if "multipleOf" in schema:
-        with blame(place, "multipleOf"):
-            piece = numbers.intersect(piece, (NumberRange(step=exact(schema["multipleOf"])),))
+        with errors_at(place, "multipleOf"):
+            piece = numbers.intersect(piece, (NumberRange(step=to_fraction(schema["multipleOf"])),))
             write_numbers.texts(piece)  # refuses multiples that no small automaton recognises
     return replace(ANY_VALUE, numbers=piece)
 
 
-def _string(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
+def _string(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
     strings: Node = ANY_TEXT
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
     if least > MAX_LEAST:
@@ -171,15 +171,15 @@ def _string(context: Context, schema: Schema, place: Place, seen: bool) -> Value
     if most is not None and most < least:
         strings = NOTHING
     if "pattern" in schema:
-        with blame(place, "pattern"):
+        with errors_at(place, "pattern"):
             strings = both_strings(strings, parse_schema_pattern(schema["pattern"]))
     if context.assert_format and schema.get("format") in formats.ASSERTED:
-        with blame(place, "format"):
+        with errors_at(place, "format"):
             strings = both_strings(strings, formats.language_of(schema["format"]))
     return replace(ANY_VALUE, strings=strings)
 
 
-def _array(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
+def _array(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
     prefix, rest = "prefixItems", "items"
     if isinstance(schema.get("items"), list):
         prefix, rest = "items", "additionalItems"
@@ -201,36 +201,36 @@ def _array(context: Context, schema: Schema, place: Place, seen: bool) -> ValueS
         most,
         contains,
         place.child("uniqueItems").pointer if schema.get("uniqueItems") is True else None,
-        (None if rest in schema else len(first), also) if seen else (0, ()),
+        (None if rest in schema else len(first), also) if track_evaluated else (0, ()),
         place.pointer if place.pointer in context.sets else None,
     )
     return replace(ANY_VALUE, arrays=(shape,))
 
 
-def _object(context: Context, schema: Schema, place: Place, seen: bool) -> ValueSet:
+def _object(context: Context, schema: Schema, place: Place, track_evaluated: bool) -> ValueSet:
     properties, required = schema.get("properties", {}), schema.get("required", ())
     required = dict.fromkeys(() if isinstance(required, bool) else required)  # a boolean in draft 3, on the member
-    with blame(place, "patternProperties"):
+    with errors_at(place, "patternProperties"):
         patterns = [
             (parse_schema_pattern(pattern), context.below(place, "patternProperties", pattern))
             for pattern in schema.get("patternProperties", {})
         ]
     additional = context.below(place, "additionalProperties") if "additionalProperties" in schema else True
-    loose = False
+    inexact = False
     names: Node = ANY_TEXT
     if "propertyNames" in schema:
         allowed = context.values(context.below(place, "propertyNames"))
-        loose, names = allowed.loose, allowed.strings
+        inexact, names = allowed.inexact, allowed.strings
 
     members = []
     for name in dict.fromkeys((*properties, *required)):
-        said = [context.below(place, "properties", name)] if name in properties else []
-        said += [formula for pattern, formula in patterns if accepts(pattern, name)]
-        formula = all_of(*said) if said else additional
+        formulas = [context.below(place, "properties", name)] if name in properties else []
+        formulas += [formula for pattern, formula in patterns if accepts(pattern, name)]
+        formula = all_of(*formulas) if formulas else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
-    with blame(place, "patternProperties"):
+    with errors_at(place, "patternProperties"):
         others = tuple(_others(context, patterns, additional, names))
-    seen_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
+    evaluated_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
     counting = "minProperties" if "minProperties" in schema else "maxProperties"
     shape = ObjectShape(
@@ -238,10 +238,14 @@ def _object(context: Context, schema: Schema, place: Place, seen: bool) -> Value
         others,
         int(schema.get("minProperties", 0)),
         None if most is None else int(most),
-        seen=NOTHING if not seen else ANY_TEXT if "additionalProperties" in schema else alternation(seen_names),
-        counted_at=context.pointer_unless_ignored(place, counting),
+        evaluated=NOTHING
+        if not track_evaluated
+        else ANY_TEXT
+        if "additionalProperties" in schema
+        else alternation(evaluated_names),
+        count_pointer=context.pointer_unless_ignored(place, counting),
     )
-    return replace(ANY_VALUE, objects=(shape,), loose=loose)
+    return replace(ANY_VALUE, objects=(shape,), inexact=inexact)
 
 
 def _others(
@@ -251,26 +255,26 @@ def _others(
     cells: list[tuple[Node, tuple[Formula, ...]]] = [(names, ())] if names != NOTHING else []
     for pattern, formula in patterns:
         cut = []
-        for cell, said in cells:
+        for cell, formulas in cells:
             inside, outside = (context.algebra.both_strings(cell, each) for each in (pattern, complement(pattern)))
-            cut += [(inside, (*said, formula)), (outside, said)]
-        cells = [(cell, said) for cell, said in cut if cell != NOTHING]
+            cut += [(inside, (*formulas, formula)), (outside, formulas)]
+        cells = [(cell, formulas) for cell, formulas in cut if cell != NOTHING]
         if len(cells) > MAX_CELLS:
             raise ConstraintError("json_schema: too many overlapping patterns.")
-    for cell, said in cells:
-        formula = all_of(*said) if said else additional
+    for cell, formulas in cells:
+        formula = all_of(*formulas) if formulas else additional
         if formula is not False:
             yield cell, formula
 
 
-_Read = Callable[[Context, Schema, Place, bool], ValueSet]
+_KeywordReader = Callable[[Context, Schema, Place, bool], ValueSet]
 
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
             "propertyNames")  # fmt: skip
 _ITEMS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems")
 _LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
-GROUPS: dict[str, _Read] = {
+READERS: dict[str, _KeywordReader] = {
     "type": _type,
     "enum": _enum,
     "const": _const,

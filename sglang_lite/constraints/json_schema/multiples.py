@@ -62,7 +62,7 @@ def multiples(step: Fraction, most: int | None) -> Node:
         bounded = most if length * _size_of_bounded(unit, length) <= MAX_BOUNDED else 0
     if not endless and not bounded:
         raise ConstraintError(
-            f"multiples of {float(step):g} can't be told by a small automaton.",
+            f"multiples of {float(step):g} can't be enforced: their automaton would be too large.",
             hint="Supported: products of 2 and 5 up to 64 over any power of ten, these times 3, 7 or 21, and others "
             "between a minimum and a maximum of a few digits.",
         )
@@ -132,11 +132,11 @@ def _by_remainder(number: int) -> Node:
         for after in range(number):
             codes = tuple((48 + d, 48 + d) for d in range(10) if (10 * state + d) % number == after)
             edges[state, after] = concat(CharSet(codes), optional(_POINT))
-    for gone in range(number - 1, -1, -1):
-        loop = repeat(edges.get((gone, gone), NOTHING), 0, None)
-        for a in (start, *range(gone)):
-            for b in (*range(gone), end):
-                round_about = concat(edges.get((a, gone), NOTHING), loop, edges.get((gone, b), NOTHING))
+    for eliminated in range(number - 1, -1, -1):
+        loop = repeat(edges.get((eliminated, eliminated), NOTHING), 0, None)
+        for a in (start, *range(eliminated)):
+            for b in (*range(eliminated), end):
+                round_about = concat(edges.get((a, eliminated), NOTHING), loop, edges.get((eliminated, b), NOTHING))
                 edges[a, b] = alternation([edges.get((a, b), NOTHING), round_about])
     return edges[start, end]
 

@@ -12,7 +12,7 @@ from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import style_of
 from sglang_lite.constraints.json_schema.values import MAX_WORK
-from sglang_lite.constraints.json_schema.watched import Watched, Watches
+from sglang_lite.constraints.json_schema.watched import WatchedPlace, WatchedShapes
 from sglang_lite.constraints.json_schema.wellformed import check_text
 from sglang_lite.constraints.json_schema.write_tagged import TaggedWriter
 from sglang_lite.constraints.limits import within_limits
@@ -30,14 +30,14 @@ class NormalForm:
     Attributes:
         language: texts of valid values in the style that is generated; a superset if `checked` is not empty.
         checked: keywords that are not enforced but checked in finished values, as (JSON Pointer, reason).
-        open_at: JSON Pointers of objects with unlisted names, whose repetition no grammar prevents.
+        unlisted_names_at: JSON Pointers of objects with unlisted names, whose repetition no grammar prevents.
         watched: places with rules that masks enforce (watched.py), the start first.
     """
 
     language: Language
     checked: tuple[tuple[str, str], ...] = ()
-    open_at: tuple[str, ...] = ()
-    watched: tuple[Watched, ...] = ()
+    unlisted_names_at: tuple[str, ...] = ()
+    watched: tuple[WatchedPlace, ...] = ()
 
 
 def document_of(constraint: JsonSchema) -> Document:
@@ -90,12 +90,12 @@ def _normal_form(constraint: JsonSchema, watched: bool) -> NormalForm:
             ignored=frozenset(checked),
             sets=frozenset(constraint.sets),
         )
-        writer = GrammarWriter(reader, style, watches=Watches() if watched else None)
+        writer = GrammarWriter(reader, style, watched_shapes=WatchedShapes() if watched else None)
         try:
             with within_limits("json_schema"):
                 language = writer.language(ValidAt(document.start))
                 places = writer.places(ValidAt(document.start))
-            return NormalForm(language, tuple(checked.items()), tuple(writer.open_at), places)
+            return NormalForm(language, tuple(checked.items()), tuple(writer.unlisted_names_at), places)
         except ConstraintError as error:
             pointer = error.pointer
             work += reader.algebra.work

@@ -47,18 +47,18 @@ class NumberRange:
             return False
         return (self.step is None or not value % self.step) and all(value % each for each in self.avoid)
 
-    def members(self, most: int = MAX_COUNTED) -> list[Fraction] | None:
+    def members(self, limit: int = MAX_COUNTED) -> list[Fraction] | None:
         """List of the numbers, or None if the range is not finite or has too many to list.
 
         Args:
-            most: maximum number of multiples of the step that are examined.
+            limit: maximum number of multiples of the step that are examined.
         """
         if self.low is not None and self.low == self.high:
             return [self.low] if self.low in self else []
         if self.step is None or self.low is None or self.high is None:
             return None
         first, last = math.ceil(self.low / self.step), math.floor(self.high / self.step)
-        if last - first > most:
+        if last - first > limit:
             return None
         return [value for i in range(first, last + 1) if (value := i * self.step) in self]
 
@@ -85,12 +85,12 @@ def is_finite(value: float) -> bool:
     return isinstance(value, int) or math.isfinite(value)
 
 
-def exact(value: float) -> Fraction:
+def to_fraction(value: float) -> Fraction:
     """Exact value of a number of a schema or document, as written in decimal."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
-def just(value: Fraction) -> Numbers:
+def singleton(value: Fraction) -> Numbers:
     return (NumberRange(value, value),)
 
 
@@ -99,23 +99,26 @@ def intersect(a: Numbers, b: Numbers) -> Numbers:
         return b
     if b == EVERY:
         return a
-    return _kept(_both(p, q) for p in a for q in b)
+    return _nonempty(_both(p, q) for p in a for q in b)
 
 
 def unite(*sets: Numbers) -> Numbers:
-    return EVERY if EVERY in sets else _kept(chain.from_iterable(sets))
+    return EVERY if EVERY in sets else _nonempty(chain.from_iterable(sets))
 
 
 def negate(numbers: Numbers) -> Numbers:
     if len(numbers) > MAX_NEGATED:
-        raise ConstraintError(f"what is none of more than {MAX_NEGATED} numbers or ranges can't be enforced.")
+        raise ConstraintError(
+            f"the negation (by not, oneOf or if) of more than {MAX_NEGATED} numbers or ranges can't be enforced.",
+            hint="Shorten the enum, or set enforce='best_effort'.",
+        )
     result = EVERY
     for piece in numbers:
         result = intersect(result, _outside(piece))
     return result
 
 
-def _kept(pieces: Iterable[NumberRange]) -> Numbers:
+def _nonempty(pieces: Iterable[NumberRange]) -> Numbers:
     return tuple(dict.fromkeys(piece for piece in pieces if not piece.empty()))
 
 
@@ -148,4 +151,4 @@ def _outside(piece: NumberRange) -> Numbers:
     if piece.step is not None:
         found.append(replace(inside, avoid=(piece.step,)))
     found += [replace(inside, step=each) for each in piece.avoid]
-    return _kept(found)
+    return _nonempty(found)

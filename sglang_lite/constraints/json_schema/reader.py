@@ -28,7 +28,7 @@ from sglang_lite.constraints.json_schema.values import (
 from sglang_lite.protocol import ConstraintError
 
 # Keywords that keep a weaker demand when they are ignored: some branch fits, the object has enough members.
-_KEPT = ("oneOf", "minProperties", "maxProperties")
+_WEAKENED_IF_IGNORED = ("oneOf", "minProperties", "maxProperties")
 
 # Keywords that negate a schema come last, when the values have been narrowed most.
 _ORDER = {keyword: 1 + (keyword in ("if", "not", "oneOf")) for keyword in APPLICATORS}
@@ -44,7 +44,7 @@ class SchemaReader:
     Args:
         document: schema document.
         assert_format: whether `format` is an assertion, not an annotation.
-        ignored: JSON Pointers of keywords to ignore; sets that they would have narrowed are `loose`.
+        ignored: JSON Pointers of keywords to ignore; sets that they would have narrowed are `inexact`.
         sets: JSON Pointers of arrays that spell sets.
 
     Attributes:
@@ -61,31 +61,36 @@ class SchemaReader:
     ) -> None:
         self.document, self.assert_format, self._ignored, self.sets = document, assert_format, ignored, sets
         self.algebra = Algebra(self.empty)
-        self._known: dict[tuple[Formula, bool], ValueSet] = {}
+        self._values: dict[tuple[Formula, bool], ValueSet] = {}
         self._empty: dict[Formula | frozenset[Formula], bool] = {}
         self._open: set[tuple[Formula, bool]] = set()
 
-    def values(self, formula: Formula, seen: bool = False) -> ValueSet:
-        """Set of the values of a formula. If `seen`, its shapes also record which members and items count as evaluated.
+    def values(self, formula: Formula, track_evaluated: bool = False) -> ValueSet:
+        """Set of the values of a formula. If `track_evaluated`, its shapes also record which members and items count as
+        evaluated.
 
         Raises:
             ConstraintError: a keyword can't be enforced; the error has the keyword's JSON Pointer.
         """
-        key = formula, seen
-        if key in self._known:
-            return self._known[key]
+        key = formula, track_evaluated
+        if key in self._values:
+            return self._values[key]
         if key in self._open:
             raise _Circle(formula)
         self._open.add(key)
         try:
-            values = self._known[key] = self._work_out(formula, seen)
+            values = self._values[key] = self._evaluate(formula, track_evaluated)
             return values
         except _Circle as circle:
             if len(self._open) > 1:
                 raise
             again = circle.args[0]
             pointer = again.place.pointer if isinstance(again, ValidAt) else None
-            raise ConstraintError("json_schema: it refers to itself without an end.", pointer=pointer) from None
+            raise ConstraintError(
+                "json_schema: the schema refers to itself without an end.",
+                pointer=pointer,
+                hint="Refer to it from properties, items or another keyword for parts of the value.",
+            ) from None
         finally:
             self._open.discard(key)
 
@@ -115,53 +120,55 @@ class SchemaReader:
         pointer = place.child(keyword).pointer
         return None if pointer in self._ignored else pointer
 
-    def _work_out(self, formula: Formula, seen: bool) -> ValueSet:
+    def _evaluate(self, formula: Formula, track_evaluated: bool) -> ValueSet:
         match formula:
             case Const(text, negated):
-                values = keywords.just(json.loads(text))
+                values = keywords.singleton(json.loads(text))
                 return self.algebra.negate(values) if negated else values
             case ValidAt(place, negated):
-                return self.algebra.negate(self.values(not_(formula))) if negated else self._schema(place, seen)
+                return (
+                    self.algebra.negate(self.values(not_(formula))) if negated else self._schema(place, track_evaluated)
+                )
             case AllOf(parts):
-                return reduce(self.algebra.intersect, (self.values(part, seen) for part in parts))
+                return reduce(self.algebra.intersect, (self.values(part, track_evaluated) for part in parts))
             case AnyOf(parts):
-                return self.algebra.unite(self.values(part, seen) for part in parts)
+                return self.algebra.unite(self.values(part, track_evaluated) for part in parts)
         return ANY_VALUE if formula else NO_VALUE
 
     # ------------------------------------------------------------------------------------------ one schema
 
-    def _schema(self, place: Place, seen: bool) -> ValueSet:
+    def _schema(self, place: Place, track_evaluated: bool) -> ValueSet:
         schema = self.document.schema(place)
         if isinstance(schema, bool):
             return ANY_VALUE if schema else NO_VALUE
         if not isinstance(schema, dict):
-            raise ConstraintError("json_schema: a schema is an object or a boolean.", pointer=place.pointer)
+            raise ConstraintError("json_schema: a schema must be an object or a boolean.", pointer=place.pointer)
         ignored = {key for key in schema if self._ignored and place.child(key).pointer in self._ignored}
         if ignored:
-            ignored |= {keywords.ABOUT_OTHERS[key] for key in ignored if key in keywords.ABOUT_OTHERS}
-            schema = {key: value for key, value in schema.items() if key not in ignored or key in _KEPT}
-        inner = seen or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
+            ignored |= {keywords.DEPENDENT_KEYWORDS[key] for key in ignored if key in keywords.DEPENDENT_KEYWORDS}
+            schema = {key: value for key, value in schema.items() if key not in ignored or key in _WEAKENED_IF_IGNORED}
+        inner = track_evaluated or "unevaluatedProperties" in schema or "unevaluatedItems" in schema
         values = ANY_VALUE
         done: set[Callable[..., ValueSet]] = set()
         # The order of evaluation is the order in which members are written: the schema's own, then those of applied
         # schemas.
         for keyword in sorted(schema, key=lambda keyword: _ORDER.get(keyword, 0)):
-            with keywords.blame(place, keyword):
+            with keywords.errors_at(place, keyword):
                 if keyword in APPLICATORS:
                     values = APPLICATORS[keyword](self, values, schema, place, keyword, inner)
-                elif (read := keywords.GROUPS.get(keyword)) is not None and read not in done:
+                elif (read := keywords.READERS.get(keyword)) is not None and read not in done:
                     done.add(read)
                     values = self.algebra.intersect(values, read(self, schema, place, inner))
         if ignored:
-            values = replace(self._seen(values, all_=True) if inner else values, loose=True)
+            values = replace(self._with_evaluated(values, all_=True) if inner else values, inexact=True)
         if inner:
             values = self._unevaluated(values, schema, place)
-        return values if seen or not inner else self._seen(values, all_=False)
+        return values if track_evaluated or not inner else self._with_evaluated(values, all_=False)
 
-    def _seen(self, values: ValueSet, *, all_: bool) -> ValueSet:
+    def _with_evaluated(self, values: ValueSet, *, all_: bool) -> ValueSet:
         """Marks everything in a set as evaluated if `all_`, else nothing."""
-        arrays = (replace(a, seen=(None, ()) if all_ else (0, ())) for a in values.arrays)
-        objects = (replace(o, seen=ANY_TEXT if all_ else NOTHING) for o in values.objects)
+        arrays = (replace(a, evaluated=(None, ()) if all_ else (0, ())) for a in values.arrays)
+        objects = (replace(o, evaluated=ANY_TEXT if all_ else NOTHING) for o in values.objects)
         return replace(values, arrays=tuple(dict.fromkeys(arrays)), objects=tuple(dict.fromkeys(objects)))
 
     def _unevaluated(self, values: ValueSet, schema: dict[str, Any], place: Place) -> ValueSet:
@@ -169,21 +176,21 @@ class SchemaReader:
             rest = self.below(place, "unevaluatedProperties")
             objects: list[ObjectShape] = []
             for shape in values.objects:
-                others = ((shape.seen, True), (strings_outside(shape.seen), rest))
+                others = ((shape.evaluated, True), (strings_outside(shape.evaluated), rest))
                 limits = replace(NO_VALUE, objects=(ObjectShape(others=tuple(o for o in others if NOTHING not in o)),))
-                alone = replace(NO_VALUE, objects=(replace(shape, seen=ANY_TEXT),))
+                alone = replace(NO_VALUE, objects=(replace(shape, evaluated=ANY_TEXT),))
                 objects += self.algebra.intersect(alone, limits).objects
             values = replace(values, objects=tuple(dict.fromkeys(objects)))
         if "unevaluatedItems" in schema:
             rest = self.below(place, "unevaluatedItems")
             arrays: list[ArrayShape] = []
             for array in values.arrays:
-                count, also = array.seen
+                count, also = array.evaluated
                 if count is None:
                     arrays.append(array)
                     continue
                 limits = replace(NO_VALUE, arrays=(ArrayShape((True,) * count, any_of(rest, *also)),))
-                alone = replace(NO_VALUE, arrays=(replace(array, seen=(None, ())),))
+                alone = replace(NO_VALUE, arrays=(replace(array, evaluated=(None, ())),))
                 arrays += self.algebra.intersect(alone, limits).arrays
             values = replace(values, arrays=tuple(dict.fromkeys(arrays)))
         return values

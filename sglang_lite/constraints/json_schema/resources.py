@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_lite.constraints.json_schema.document import Document, escaped
+from sglang_lite.constraints.json_schema.document import Document, pointer_token
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.protocol.anything import Json
 
@@ -29,13 +29,13 @@ def embedded(schema: object, resources: Mapping[str, Json]) -> object:
     if not isinstance(schema, dict):
         return schema  # true and false have no references
     document = Document(schema)
-    keyword = "definitions" if document.old else "$defs"
+    keyword = "definitions" if document.ref_hides_siblings else "$defs"
     name = "id" if document.draft == "draft-04" else "$id"
     definitions = dict(schema.get(keyword, {}))
     for uri, resource in resources.items():
         if not isinstance(uri, str) or ":" not in uri or uri.partition("#")[2]:
             raise ConstraintError(f"json_schema: resources: {uri!r} is no absolute URI without a fragment.")
-        pointer = f"/{keyword}/{escaped(uri)}"
+        pointer = f"/{keyword}/{pointer_token(uri)}"
         if uri in definitions:
             raise ConstraintError("json_schema: resources: the schema has a definition of this name.", pointer=pointer)
         if isinstance(resource, dict) and "$schema" in resource and Document(resource).draft != document.draft:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sglang_lite.constraints.formal.automaton import accepts, is_empty, shortest
 from sglang_lite.constraints.formal.nodes import EMPTY, Node, complement, concat, intersection, literal
-from sglang_lite.constraints.syntax.regex import in_a_line, parse
+from sglang_lite.constraints.syntax.regex import one_line_message, parse
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
 _BLANKS = r"[ \t\r\n]*"  # RFC 8259, 2
@@ -22,7 +22,7 @@ class Style:
         any_order: True if members may come in any order.
         decimals: True if whole numbers may have a fraction of zeros.
         separators: one fixed text each for comma and colon, used to write a given value.
-        inside: one fixed text for `gap`, likewise.
+        gap_text: one fixed text for `gap`, likewise.
     """
 
     gap: Node
@@ -31,7 +31,7 @@ class Style:
     any_order: bool = False
     decimals: bool = False
     separators: tuple[str, str] = (", ", ": ")
-    inside: str = ""
+    gap_text: str = ""
 
 
 def style_of(constraint: JsonSchema) -> Style:
@@ -46,10 +46,10 @@ def style_of(constraint: JsonSchema) -> Style:
         comma, colon = map(literal, separators)
         return Style(EMPTY, comma, colon, any_order, decimals, separators)
     gap = _blanks(constraint.whitespace)
-    inside = "" if accepts(gap, "") else shortest(gap)
-    after = inside or (" " if accepts(gap, " ") else "")
+    gap_text = "" if accepts(gap, "") else shortest(gap)
+    after = gap_text or (" " if accepts(gap, " ") else "")
     comma, colon = (concat(gap, literal(sign), gap) for sign in ",:")
-    return Style(gap, comma, colon, any_order, decimals, (f"{inside},{after}", f"{inside}:{after}"), inside)
+    return Style(gap, comma, colon, any_order, decimals, (f"{gap_text},{after}", f"{gap_text}:{after}"), gap_text)
 
 
 def _blanks(pattern: str) -> Node:
@@ -58,7 +58,7 @@ def _blanks(pattern: str) -> Node:
     try:
         gap = parse(pattern)
     except ConstraintError as error:
-        raise ConstraintError(f"json_schema: whitespace: {in_a_line(error.message)}", hint=error.hint) from error
+        raise ConstraintError(f"json_schema: whitespace: {one_line_message(error.message)}", hint=error.hint) from error
     if is_empty(gap):
         raise ConstraintError(f"json_schema: whitespace: the pattern {pattern!r} allows no text.")
     if is_empty(intersection(gap, complement(EMPTY))):

@@ -14,7 +14,7 @@ from typing import Any
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema import formats
 from sglang_lite.constraints.json_schema.document import REFERENCES, Document, Place
-from sglang_lite.constraints.json_schema.numbers import exact
+from sglang_lite.constraints.json_schema.numbers import to_fraction
 from sglang_lite.constraints.memo import memoized
 from sglang_lite.constraints.syntax.regex import parse_schema_pattern
 from sglang_lite.protocol import ConstraintError, JsonSchema
@@ -25,19 +25,19 @@ MAX_FOLLOWED = 100_000  # maximum number of references followed for one value
 _OLDER = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
-def faults(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
+def violations(constraint: JsonSchema, value: object) -> Iterator[Foreign]:
     """Violations of a schema in a value, as errors of jsonschema.
 
     Raises:
         ConstraintError: the schema has a reference without a target, or one that refers to itself without end.
         RecursionError: the value or the schema is nested too deeply.
     """
-    validator, way = _validator(constraint)
-    return iter(validator.evolve(format_checker=replace(way, run=_Run())).iter_errors(value))
+    validator, path = _validator(constraint)
+    return iter(validator.evolve(format_checker=replace(path, state=_ValidationState())).iter_errors(value))
 
 
 @memoized
-def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
+def _validator(constraint: JsonSchema) -> tuple[Any, _ReferencePath]:
     from jsonschema import Draft201909Validator, Draft202012Validator, validators
     from referencing.jsonschema import EMPTY_REGISTRY
 
@@ -48,7 +48,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
         "multipleOf": _multiple_of,
-        "format": _format if constraint.format == "assert" else _nothing,
+        "format": _format if constraint.format == "assert" else _no_violations,
     }
     keywords |= {name: partial(_reference, name) for name in REFERENCES if name in draft.VALIDATORS}
     keywords["$recursiveRef"] = partial(_reference, "$recursiveRef")
@@ -64,7 +64,7 @@ def _validator(constraint: JsonSchema) -> tuple[Any, _Way]:
             found.pop("$schema", None)
     extend: Any = validators.extend  # untyped
     kind = extend(draft, keywords)
-    return kind(schema, registry=EMPTY_REGISTRY), _Way(document, _pointers(document.roots), document.start)
+    return kind(schema, registry=EMPTY_REGISTRY), _ReferencePath(document, _pointers(document.roots), document.start)
 
 
 def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
@@ -82,20 +82,20 @@ def _pointers(roots: Mapping[str, Any]) -> dict[int, str]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ValidationState:
     """State of one validation.
 
     Attributes:
-        left: number of references that may still be followed.
-        known: validity by (id of the schema with the reference, id of the value); None while it is being checked.
+        remaining: number of references that may still be followed.
+        results: validity by (id of the schema with the reference, id of the value); None while it is being checked.
     """
 
-    left: int = MAX_FOLLOWED
-    known: dict[tuple[int, int], bool | None] = field(default_factory=dict)
+    remaining: int = MAX_FOLLOWED
+    results: dict[tuple[int, int], bool | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _ReferencePath:
     """Path of a validation through references. It is passed to jsonschema as the format checker, where keyword
     functions find it; formats are checked without one.
 
@@ -103,19 +103,19 @@ class _Way:
         document: schema document.
         pointers: JSON Pointers of the document's dicts, by `id()`.
         entered: target of the last reference.
-        run: state that all paths of one validation share.
+        state: state that all paths of one validation share.
     """
 
     document: Document
     pointers: Mapping[int, str]
     entered: Place
-    run: _Run = field(default_factory=_Run)
+    state: _ValidationState = field(default_factory=_ValidationState)
 
     def follow(self, schema: Any, keyword: str) -> Place:
         """Place of the target of the reference in a schema."""
         return self.document.follow(self.document.below(self.entered, self.pointers[id(schema)]), keyword)
 
-    def known(self, schema: Any) -> Mapping[str, Any]:
+    def keywords_of(self, schema: Any) -> Mapping[str, Any]:
         """Keywords of a schema that exist in its draft."""
         found = self.document.schema(Place(self.pointers[id(schema)]))
         return found if isinstance(found, dict) else {}
@@ -123,43 +123,43 @@ class _Way:
 
 def _followed(validator: Any, schema: Any, keyword: str) -> tuple[Any, Any]:
     """Validator for the target of the reference in a schema, and the schema there."""
-    way: _Way = validator.format_checker
-    way.run.left -= 1
-    if way.run.left < 0:
+    path: _ReferencePath = validator.format_checker
+    path.state.remaining -= 1
+    if path.state.remaining < 0:
         raise ConstraintError(f"json_schema: more than {MAX_FOLLOWED:,} references are followed for a value.")
-    place = way.follow(schema, keyword)
-    return validator.evolve(format_checker=replace(way, entered=place)), way.document.at(place.pointer)
+    place = path.follow(schema, keyword)
+    return validator.evolve(format_checker=replace(path, entered=place)), path.document.at(place.pointer)
 
 
 def _reference(keyword: str, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
     """Checks a reference once for each value: with definitions that each refer twice to the next one, repeated checks
     would take 2^n steps. Dynamic references depend on the path, so their checks are repeated and only counted.
     """
-    way: _Way = validator.format_checker
+    path: _ReferencePath = validator.format_checker
     key = id(schema), id(value)
-    known = way.run.known.get(key, ...)
-    if known is None and not way.entered.scope:
+    result = path.state.results.get(key, ...)
+    if result is None and not path.entered.scope:
         raise ConstraintError(f"json_schema: {keyword} {reference!r} refers to itself without an end.")
-    if isinstance(known, bool) and not way.entered.scope:
-        if not known:
-            yield _fault(f"{str(value)[:60]} is not valid under {reference}")
+    if isinstance(result, bool) and not path.entered.scope:
+        if not result:
+            yield _violation(f"{str(value)[:60]} is not valid under {reference}")
         return
-    way.run.known[key] = None
+    path.state.results[key] = None
     valid = True
     there, target = _followed(validator, schema, keyword)
     try:
-        for fault in there.descend(value, target):
+        for violation in there.descend(value, target):
             valid = False
-            yield fault
-    finally:  # the caller may stop after the first fault
-        way.run.known[key] = valid
+            yield violation
+    finally:  # the caller may stop after the first violation
+        path.state.results[key] = valid
 
 
-def _nothing(validator: Any, said: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _no_violations(validator: Any, keyword_value: Any, value: Any, schema: Any) -> Iterator[Any]:
     return iter(())
 
 
-def _fault(message: str) -> Any:
+def _violation(message: str) -> Any:
     from jsonschema import ValidationError
 
     return ValidationError(message)
@@ -186,17 +186,17 @@ def _finder(pattern: str) -> Callable[[str], object]:
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str) and not _finder(pattern)(value):
-        yield _fault(f"{value!r} does not match {pattern!r}")
+        yield _violation(f"{value!r} does not match {pattern!r}")
 
 
 def _format(validator: Any, name: str, value: Any, schema: Any) -> Iterator[Any]:
     if isinstance(value, str) and name in formats.ASSERTED and not formats.is_valid(name, value):
-        yield _fault(f"{value!r} is not a {name!r}")
+        yield _violation(f"{value!r} is not a {name!r}")
 
 
 def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and exact(value) % exact(step):
-        yield _fault(f"{value!r} is not a multiple of {step!r}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and to_fraction(value) % to_fraction(step):
+        yield _violation(f"{value!r} is not a multiple of {step!r}")
 
 
 # -------------------------------------------------------------------------------------------- objects and arrays
@@ -218,7 +218,7 @@ def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) 
 
 def _further_member(validator: Any, below: Any, name: str, value: Any, kind: str) -> Iterator[Any]:
     if below is False:
-        yield _fault(f"{kind} properties are not allowed: {name!r}")
+        yield _violation(f"{kind} properties are not allowed: {name!r}")
     else:
         yield from validator.descend(value, below, path=name)
 
@@ -259,18 +259,22 @@ def _evaluated(validator: Any, value: Any, schema: Any, but: str = "") -> set[st
     """
     if not isinstance(schema, dict):
         return set()
-    known = {name: said for name, said in validator.format_checker.known(schema).items() if name != but}
-    found = _members(known, value) if isinstance(value, dict) else _indexes(validator, known, value)
-    for keyword in known.keys() & set(REFERENCES):
+    keywords = {
+        name: keyword_value
+        for name, keyword_value in validator.format_checker.keywords_of(schema).items()
+        if name != but
+    }
+    found = _members(keywords, value) if isinstance(value, dict) else _indexes(validator, keywords, value)
+    for keyword in keywords.keys() & set(REFERENCES):
         there, target = _followed(validator, schema, keyword)
         found |= _evaluated(there, value, target)
-    applied = [each for keyword in ("allOf", "anyOf", "oneOf") for each in known.get(keyword, ())]
-    if "if" in known:
-        met = _is_valid(validator, value, known["if"])
-        applied += [known["if"], known.get("then")] if met else [known.get("else")]
+    applied = [each for keyword in ("allOf", "anyOf", "oneOf") for each in keywords.get(keyword, ())]
+    if "if" in keywords:
+        met = _is_valid(validator, value, keywords["if"])
+        applied += [keywords["if"], keywords.get("then")] if met else [keywords.get("else")]
     for keyword in ("dependentSchemas", "dependencies"):
         applied += [
-            below for name, below in known.get(keyword, {}).items() if isinstance(value, dict) and name in value
+            below for name, below in keywords.get(keyword, {}).items() if isinstance(value, dict) and name in value
         ]
     for each in applied:
         if isinstance(each, dict) and _is_valid(validator, value, each):
@@ -282,21 +286,21 @@ def _is_valid(validator: Any, value: Any, schema: Any) -> bool:
     return next(validator.descend(value, schema), None) is None
 
 
-def _members(known: Mapping[str, Any], value: dict[str, Any]) -> set[str | int]:
-    if "additionalProperties" in known or "unevaluatedProperties" in known:
+def _members(keywords: Mapping[str, Any], value: dict[str, Any]) -> set[str | int]:
+    if "additionalProperties" in keywords or "unevaluatedProperties" in keywords:
         return set(value)
-    finders = [_finder(pattern) for pattern in known.get("patternProperties", ())]
-    return {name for name in value if name in known.get("properties", ()) or any(find(name) for find in finders)}
+    finders = [_finder(pattern) for pattern in keywords.get("patternProperties", ())]
+    return {name for name in value if name in keywords.get("properties", ()) or any(find(name) for find in finders)}
 
 
-def _indexes(validator: Any, known: Mapping[str, Any], value: Any) -> set[str | int]:
-    items = known.get("items")
+def _indexes(validator: Any, keywords: Mapping[str, Any], value: Any) -> set[str | int]:
+    items = keywords.get("items")
     rest = "additionalItems" if isinstance(items, list) else "items"
     if not isinstance(value, list):
         return set()
-    if rest in known or "unevaluatedItems" in known:
+    if rest in keywords or "unevaluatedItems" in keywords:
         return set(range(len(value)))
-    found: set[str | int] = set(range(len(items if isinstance(items, list) else known.get("prefixItems", ()))))
-    if "contains" in known:
-        found |= {i for i, each in enumerate(value) if _is_valid(validator, each, known["contains"])}
+    found: set[str | int] = set(range(len(items if isinstance(items, list) else keywords.get("prefixItems", ()))))
+    if "contains" in keywords:
+        found |= {i for i, each in enumerate(value) if _is_valid(validator, each, keywords["contains"])}
     return found

@@ -26,7 +26,7 @@ from sglang_lite.constraints.formal.nodes import (
     complement,
     intersection,
     literal,
-    texts_of,
+    literal_texts,
 )
 from sglang_lite.constraints.json_schema import numbers
 from sglang_lite.constraints.json_schema.formulas import AllOf, Formula, all_of, not_
@@ -56,8 +56,8 @@ class ObjectShape:
         others: all other allowed names, as disjoint languages, each with the formula of the values.
         least, most: minimum and maximum number of members.
         needs: (names, formula) pairs; for each, some member has a name in the language and a value in the formula.
-        seen: names whose members count as evaluated, if that is tracked.
-        counted_at: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
+        evaluated: names whose members count as evaluated, if that is tracked.
+        count_pointer: JSON Pointer of the keyword behind `least`, or None if that keyword is only checked.
     """
 
     members: tuple[Member, ...] = ()
@@ -65,8 +65,8 @@ class ObjectShape:
     least: int = 0
     most: int | None = None
     needs: tuple[tuple[Node, Formula], ...] = ()
-    seen: Node = NOTHING
-    counted_at: str | None = None
+    evaluated: Node = NOTHING
+    count_pointer: str | None = None
 
     def unlisted(self, name: str) -> Member:
         """Member for a name that is not in `members`, according to `others`."""
@@ -75,14 +75,14 @@ class ObjectShape:
 
     def listed(self) -> ObjectShape:
         """Equal shape in which the `others` with finitely many names are moved to the members."""
-        listed = [(names, texts, f) for names, f in self.others if (texts := texts_of(names)) is not None]
-        known = {member.name for member in self.members}
-        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in known]
-        gone = {names for names, _, _ in listed}
-        others = tuple(each for each in self.others if each[0] not in gone)
+        listed = [(names, texts, f) for names, f in self.others if (texts := literal_texts(names)) is not None]
+        listed_names = {member.name for member in self.members}
+        members = [Member(name, f, False) for _, texts, f in listed for name in texts if name not in listed_names]
+        moved = {names for names, _, _ in listed}
+        others = tuple(each for each in self.others if each[0] not in moved)
         return replace(self, members=(*self.members, *members), others=others) if listed else self
 
-    def too_few(self) -> bool:
+    def requires_too_many(self) -> bool:
         """Returns True if more members are required than are possible."""
         least = max(self.least, sum(member.required for member in self.members))
         possible = None if self.others else sum(member.formula is not False for member in self.members)
@@ -119,10 +119,10 @@ class ArrayShape:
         rest: formula of the items after them.
         least, most: minimum and maximum number of items.
         contains: further bounds on the number of items in a formula.
-        unique: JSON Pointer of the keyword that forbids equal items, or None if equal items are allowed.
-        seen: number of leading items that count as evaluated (None for all), and formulas whose items do, too.
-        set_at: JSON Pointer of the array's schema if the array spells a set. Equal items are then valid, but are not
-            generated if the grammar or the masks can prevent them.
+        unique_pointer: JSON Pointer of the keyword that forbids equal items, or None if equal items are allowed.
+        evaluated: number of leading items that count as evaluated (None for all), and formulas whose items do, too.
+        set_pointer: JSON Pointer of the array's schema if the array spells a set. Equal items are then valid, but are
+            not generated if the grammar or the masks can prevent them.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -130,9 +130,9 @@ class ArrayShape:
     least: int = 0
     most: int | None = None
     contains: tuple[Contains, ...] = ()
-    unique: str | None = None
-    seen: tuple[int | None, tuple[Formula, ...]] = (0, ())
-    set_at: str | None = None
+    unique_pointer: str | None = None
+    evaluated: tuple[int | None, tuple[Formula, ...]] = (0, ())
+    set_pointer: str | None = None
 
     def item(self, index: int) -> Formula:
         return self.prefix[index] if index < len(self.prefix) else self.rest
@@ -140,7 +140,7 @@ class ArrayShape:
 
 @dataclass(frozen=True, slots=True)
 class ValueSet:
-    """Set of JSON values. If `loose`, it may contain values that the schema forbids (by keywords that are only
+    """Set of JSON values. If `inexact`, it may contain values that the schema forbids (by keywords that are only
     checked).
     """
 
@@ -150,7 +150,7 @@ class ValueSet:
     strings: Node = NOTHING
     arrays: tuple[ArrayShape, ...] = ()
     objects: tuple[ObjectShape, ...] = ()
-    loose: bool = False
+    inexact: bool = False
 
 
 NO_VALUE = ValueSet()
@@ -200,7 +200,7 @@ class Algebra:
             self.both_strings(a.strings, b.strings),
             self._product(a.arrays, b.arrays, self._both_arrays),
             self._product(a.objects, b.objects, self._both_objects),
-            a.loose or b.loose,
+            a.inexact or b.inexact,
         )
 
     def unite(self, sets: Iterable[ValueSet]) -> ValueSet:
@@ -212,7 +212,7 @@ class Algebra:
             alternation(each.strings for each in sets),
             self._distinct(shape for each in sets for shape in each.arrays),
             self._distinct(shape for each in sets for shape in each.objects),
-            any(each.loose for each in sets),
+            any(each.inexact for each in sets),
         )
 
     def negate(self, values: ValueSet) -> ValueSet:
@@ -220,8 +220,8 @@ class Algebra:
 
     def without(self, a: ValueSet, b: ValueSet) -> ValueSet:
         """Difference of two sets."""
-        if b.loose:  # values of b may be in it wrongly
-            return replace(a, loose=True)
+        if b.inexact:  # values of b may be in it wrongly
+            return replace(a, inexact=True)
         return ValueSet(
             a.null and not b.null,
             a.booleans - b.booleans,
@@ -229,7 +229,7 @@ class Algebra:
             self.both_strings(a.strings, strings_outside(b.strings)),
             self._remaining(a.arrays, b.arrays, self._both_arrays, _other_arrays),
             self._remaining(a.objects, b.objects, self._both_objects, _other_objects),
-            a.loose,
+            a.inexact,
         )
 
     def _remaining(
@@ -240,17 +240,17 @@ class Algebra:
         others: Callable[[_Shape], Iterable[_Shape]],
     ) -> tuple[_Shape, ...]:
         for each in without:
-            kept: list[_Shape] = []
+            remaining: list[_Shape] = []
             outside: list[_Shape] | None = None
             for shape in shapes:
                 common = both(shape, each)
                 if common is None or not self._possible(common):
-                    kept.append(shape)
+                    remaining.append(shape)
                 else:
                     outside = list(others(each)) if outside is None else outside
                     rest = (both(shape, other) for other in outside)
-                    kept += [part for part in rest if part is not None and self._possible(part)]
-            shapes = self._distinct(kept)
+                    remaining += [part for part in rest if part is not None and self._possible(part)]
+            shapes = self._distinct(remaining)
         return shapes
 
     def is_empty(self, values: ValueSet) -> bool:
@@ -262,7 +262,7 @@ class Algebra:
     def _possible(self, shape: ArrayShape | ObjectShape) -> bool:
         if isinstance(shape, ObjectShape):
             required = [member.formula for member in shape.members if member.required]
-            return not shape.too_few() and not any(map(self._empty, required))
+            return not shape.requires_too_many() and not any(map(self._empty, required))
         too_many = shape.most is not None and shape.least > shape.most
         return not too_many and not any(
             self._empty(shape.item(i)) for i in range(min(shape.least, len(shape.prefix) + 1))
@@ -276,16 +276,16 @@ class Algebra:
         return self._distinct(shape for p in a for q in b if (shape := both(p, q)) is not None)
 
     def _distinct(self, shapes: Iterable[_Shape]) -> tuple[_Shape, ...]:
-        kept: dict[_Shape, None] = {}
+        distinct: dict[_Shape, None] = {}
         for shape in shapes:
-            kept[shape] = None
+            distinct[shape] = None
             self._spend(_SHAPE + (len(shape.members) if isinstance(shape, ObjectShape) else len(shape.prefix)))
-            if len(kept) > MAX_SHAPES:
+            if len(distinct) > MAX_SHAPES:
                 raise _too_complex()
         for every in (ArrayShape(), ObjectShape()):
-            if every in kept and all(shape.seen == every.seen for shape in kept):
-                return tuple(shape for shape in kept if shape == every)
-        return tuple(kept)
+            if every in distinct and all(shape.evaluated == every.evaluated for shape in distinct):
+                return tuple(shape for shape in distinct if shape == every)
+        return tuple(distinct)
 
     def _both_objects(self, a: ObjectShape, b: ObjectShape) -> ObjectShape | None:
         if a == ObjectShape():
@@ -313,10 +313,10 @@ class Algebra:
             max(a.least, b.least),
             _smaller(a.most, b.most),
             tuple(dict.fromkeys((*a.needs, *b.needs))),
-            alternation([a.seen, b.seen]),
-            (a if a.least >= b.least else b).counted_at,
+            alternation([a.evaluated, b.evaluated]),
+            (a if a.least >= b.least else b).count_pointer,
         )
-        if shape.too_few() or not all(self._may_meet(shape, need) for need in shape.needs):
+        if shape.requires_too_many() or not all(self._may_meet(shape, need) for need in shape.needs):
             return None
         return shape
 
@@ -347,10 +347,19 @@ class Algebra:
             prefix = prefix[:most]
         if any(isinstance(f, AllOf) and self._empty(f) for f in (*prefix, rest)[:least]):
             return None
-        (m, some), (n, more) = a.seen, b.seen
-        seen = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
+        (m, some), (n, more) = a.evaluated, b.evaluated
+        evaluated = None if m is None or n is None else max(m, n), tuple(dict.fromkeys((*some, *more)))
         contains = tuple(dict.fromkeys((*a.contains, *b.contains)))
-        return ArrayShape(tuple(prefix), rest, least, most, contains, a.unique or b.unique, seen, a.set_at or b.set_at)
+        return ArrayShape(
+            tuple(prefix),
+            rest,
+            least,
+            most,
+            contains,
+            a.unique_pointer or b.unique_pointer,
+            evaluated,
+            a.set_pointer or b.set_pointer,
+        )
 
 
 def _too_complex() -> ConstraintError:
@@ -368,11 +377,11 @@ def both_strings(a: Node, b: Node) -> Node:
 def _both_strings(a: Node, b: Node) -> tuple[Node, int]:
     """Strings in both languages, and the work spent."""
     for finite, other in ((a, b), (b, a)):
-        texts = texts_of(finite)
+        texts = literal_texts(finite)
         if texts is not None:
             options = finite.options if isinstance(finite, Alternation) else (finite,)
-            kept = alternation(option for option, text in zip(options, texts) if accepts(other, text))
-            return kept, sum(map(len, texts))
+            common = alternation(option for option, text in zip(options, texts) if accepts(other, text))
+            return common, sum(map(len, texts))
     for limits, other in ((a, b), (b, a)):
         if isinstance(limits, Repeat) and limits.node == ANY_CHAR:
             shorter = limited(other, limits.least, limits.most)
@@ -385,7 +394,7 @@ def _unless_empty(node: Node) -> tuple[Node, int]:
     """Node, or NOTHING if its language is empty, and the work spent on the decision."""
     if not isinstance(node, Intersection | Complement):
         return node, 1
-    if isinstance(node, Complement) and (texts := texts_of(node.node)) is not None:  # other strings remain
+    if isinstance(node, Complement) and (texts := literal_texts(node.node)) is not None:  # other strings remain
         return node, len(texts)
     empty, work = emptiness(node)
     return NOTHING if empty else node, _STATE * work
@@ -420,7 +429,7 @@ def _other_objects(shape: ObjectShape) -> Iterable[ObjectShape]:
     if shape.least:
         yield ObjectShape(most=shape.least - 1)
     if shape.most is not None:
-        yield ObjectShape(least=shape.most + 1, counted_at=shape.counted_at)
+        yield ObjectShape(least=shape.most + 1, count_pointer=shape.count_pointer)
     for names, formula in shape.needs:
         others = ((names, not_(formula)), (strings_outside(names), True))
         yield ObjectShape(others=tuple(each for each in others if each[0] != NOTHING and each[1] is not False))
@@ -442,9 +451,9 @@ def _other_arrays(shape: ArrayShape) -> Iterable[ArrayShape]:
             yield ArrayShape(contains=(Contains(formula, start, 0, least - 1),))
         if most is not None:
             yield ArrayShape(contains=(Contains(formula, start, most + 1, None),))
-    if shape.unique is not None:
+    if shape.unique_pointer is not None:
         raise ConstraintError(
-            "json_schema: that some items are equal can't be enforced, which the negation of uniqueItems asks.",
-            pointer=shape.unique,
-            hint="Leave it out, or: enforce='best_effort'.",
+            "json_schema: the negation of uniqueItems (by not, oneOf or if) can't be enforced.",
+            pointer=shape.unique_pointer,
+            hint="Leave uniqueItems or the negation out, or set enforce='best_effort'.",
         )

@@ -1,9 +1,9 @@
 """Rules that masks enforce while a value is written, because no grammar of reasonable size expresses them: items are
 distinct, names are unique, and all required names are present.
 
-A place (`Watched`) covers all values that may be written at a position, for all alternatives that the text leaves open.
-Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of arrays
-disagree on the rules, the schema is refused.
+A place (`WatchedPlace`) covers all values that may be written at a position, for all alternatives that the text leaves
+open. Kinds of objects are distinguished by their names and scalar values; if that is not enough, or alternatives of
+arrays disagree on the rules, the schema is refused.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class DistinctNames:
     values: Mapping[str, Values] = field(default_factory=dict)
 
 
-ONCE = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, which are unlimited in number
+UNIQUE_NAMES_ONLY = DistinctNames(quoted(ANY_TEXT), frozenset(), 0)  # any names, which are unlimited in number
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedPlace:
     """Place in a value, with the rules that masks enforce there. Places below are given by index, None if no rule
     applies there.
 
@@ -95,7 +95,7 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Watches:
+class WatchedShapes:
     """Shapes that a writer leaves to the masks.
 
     Attributes:
@@ -106,7 +106,9 @@ class Watches:
     items: dict[ArrayShape, DistinctItems] = field(default_factory=dict)
     names: dict[ObjectShape, tuple[DistinctNames, str | None]] = field(default_factory=dict)  # rule, pointer
 
-    def places(self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]) -> tuple[Watched, ...]:
+    def places(
+        self, reader: SchemaReader, start: Formula, scalars: Callable[[ValueSet], Node]
+    ) -> tuple[WatchedPlace, ...]:
         """Places in the values of a formula, the start first; empty if no shape is watched.
 
         Args:
@@ -121,12 +123,14 @@ class Watches:
 
 
 class _Places:
-    def __init__(self, reader: SchemaReader, watches: Watches, scalars: Callable[[ValueSet], Node]) -> None:
-        self._reader, self._watches, self._scalars = reader, watches, scalars
+    def __init__(
+        self, reader: SchemaReader, watched_shapes: WatchedShapes, scalars: Callable[[ValueSet], Node]
+    ) -> None:
+        self._reader, self._watched_shapes, self._scalars = reader, watched_shapes, scalars
         self._numbers: dict[frozenset[Formula], int] = {}
         self._queue: list[frozenset[Formula]] = []
 
-    def all(self, start: Formula) -> list[Watched]:
+    def all(self, start: Formula) -> list[WatchedPlace]:
         self._number([start])
         found = []
         for formulas in self._queue:
@@ -144,12 +148,12 @@ class _Places:
             self._queue.append(key)
         return self._numbers[key]
 
-    def _place(self, formulas: frozenset[Formula]) -> Watched:
+    def _place(self, formulas: frozenset[Formula]) -> WatchedPlace:
         values = [self._reader.values(formula) for formula in formulas]
         arrays = list(dict.fromkeys(shape for each in values for shape in each.arrays))
         listed = [tuple(dict.fromkeys(shape.listed() for shape in each.objects)) for each in values]
         objects = list(dict.fromkeys(shape for shapes in listed for shape in shapes))
-        found = Watched(
+        found = WatchedPlace(
             self._items(arrays),
             self._names(objects, several=len(set(listed) - {()}) > 1, at=next(map(pointer_of, formulas))),
         )
@@ -167,15 +171,15 @@ class _Places:
         return found
 
     def _items(self, arrays: Collection[ArrayShape]) -> DistinctItems | None:
-        watched = [shape for shape in arrays if shape in self._watches.items]
+        watched = [shape for shape in arrays if shape in self._watched_shapes.items]
         if len(arrays) == 1 and watched:
-            return self._watches.items[watched[0]]
+            return self._watched_shapes.items[watched[0]]
         for shape in watched:
-            if shape.unique is not None:
+            if shape.unique_pointer is not None:
                 raise ConstraintError(
-                    "json_schema: that items are unique can't be enforced where there are alternatives of arrays.",
-                    pointer=shape.unique,
-                    hint="Put uniqueItems beside all of the alternatives, or: enforce='best_effort'.",
+                    "json_schema: uniqueItems can't be enforced in only some of several alternatives of arrays.",
+                    pointer=shape.unique_pointer,
+                    hint="Put uniqueItems next to anyOf or oneOf, for all alternatives, or set enforce='best_effort'.",
                 )
         return None
 
@@ -187,20 +191,19 @@ class _Places:
             several: whether the preceding text restricts which of the kinds are possible.
             at: JSON Pointer of the objects.
         """
-        watched = [shape for shape in objects if shape in self._watches.names]
-        known = [self._watches.names[shape][0] for shape in watched]
-        if len(objects) == 1 or all(each == ONCE for each in known):
-            return tuple(known[:1])
+        watched = [shape for shape in objects if shape in self._watched_shapes.names]
+        rules = [self._watched_shapes.names[shape][0] for shape in watched]
+        if len(objects) == 1 or all(each == UNIQUE_NAMES_ONLY for each in rules):
+            return tuple(rules[:1])
         try:
             if several or any(shape.needs for shape in objects):
                 raise _Different
             return self._kinds(objects)
         except _Different:
             raise ConstraintError(
-                "json_schema: members can't be counted, or come in any order, where there are such alternatives of "
-                "objects.",
-                pointer=self._watches.names[watched[0]][1] or at,
-                hint="Let them differ in names, in what is required and in scalars alone; or order='schema'.",
+                "json_schema: members can't be counted, or be in any order, for these alternatives of objects.",
+                pointer=self._watched_shapes.names[watched[0]][1] or at,
+                hint="Let them differ only in names, required members and scalar values, or set order='schema'.",
             ) from None
 
     def _kinds(self, objects: Sequence[ObjectShape]) -> tuple[DistinctNames, ...]:
@@ -213,34 +216,37 @@ class _Places:
             for (names, formula), (more, other) in product(a.free_others(), b.free_others()):
                 if not self._same(formula, other) and both_strings(names, more) != NOTHING:
                     raise _Different
-        told: dict[str, list[Formula]] = {}  # members whose values differ between the kinds
+        distinguishing: dict[str, list[Formula]] = {}  # members whose values differ between the kinds
         for name in dict.fromkeys(member.name for shape in objects for member in shape.members):
             found = [_member(shape, name).formula for shape in objects]
             possible = [formula for formula in found if formula is not False]
             if not all(self._same(possible[0], other) for other in possible[1:]):
-                told[name] = found
-        values = {name: self._told(formulas) for name, formulas in told.items()}
+                distinguishing[name] = found
+        values = {name: self._member_values(formulas) for name, formulas in distinguishing.items()}
         return tuple(
-            replace(names_of(shape), most=shape.most, values={name: each[i] for name, each in values.items()})
+            replace(name_rule_of(shape), most=shape.most, values={name: each[i] for name, each in values.items()})
             for i, shape in enumerate(objects)
         )
 
     def _same(self, a: Formula, b: Formula) -> bool:
         return a == b or self._reader.values(a) == self._reader.values(b)
 
-    def _told(self, formulas: Sequence[Formula]) -> list[Values]:
+    def _member_values(self, formulas: Sequence[Formula]) -> list[Values]:
         """Values of a member in each kind of objects."""
-        known = [self._reader.values(formula) for formula in formulas]
-        if len({each.arrays for each in known} - {()}) > 1 or len({each.objects for each in known} - {()}) > 1:
+        value_sets = [self._reader.values(formula) for formula in formulas]
+        if (
+            len({each.arrays for each in value_sets} - {()}) > 1
+            or len({each.objects for each in value_sets} - {()}) > 1
+        ):
             raise _Different
-        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in known]
+        return [Values(self._scalars(each), bool(each.arrays), bool(each.objects)) for each in value_sets]
 
 
 class _Different(Exception):  # noqa: N818 # never leaves this module
     """Raised if kinds of objects can't be distinguished."""
 
 
-def names_of(shape: ObjectShape) -> DistinctNames:
+def name_rule_of(shape: ObjectShape) -> DistinctNames:
     """Complete rule for the names of a shape."""
     members = [member for member in shape.members if member.formula is not False]
     names = [literal(member.name) for member in members] + [names for names, _ in shape.free_others()]
@@ -256,29 +262,29 @@ def _members(shape: ObjectShape) -> dict[str, Member]:
     return {member.name: member for member in shape.members}
 
 
-def _pruned(places: list[Watched]) -> tuple[Watched, ...]:
+def _pruned(places: list[WatchedPlace]) -> tuple[WatchedPlace, ...]:
     """Places with references to places below which no rule applies replaced by None."""
     above: list[list[int]] = [[] for _ in places]
     for i, place in enumerate(places):
         for below in place.below():
             if below is not None:
                 above[below].append(i)
-    kept = {i for i, place in enumerate(places) if place.items or place.names}
-    for each in (queue := list(kept)):
-        more = [i for i in above[each] if i not in kept]
-        kept.update(more)
+    needed = {i for i, place in enumerate(places) if place.items or place.names}
+    for each in (queue := list(needed)):
+        more = [i for i in above[each] if i not in needed]
+        needed.update(more)
         queue += more
 
-    def known(number: int | None) -> int | None:
-        return number if number in kept else None
+    def if_needed(number: int | None) -> int | None:
+        return number if number in needed else None
 
     return tuple(
         replace(
             place,
-            prefix=tuple(map(known, place.prefix)),
-            rest=known(place.rest),
-            members={name: known(number) for name, number in place.members.items()},
-            others=known(place.others),
+            prefix=tuple(map(if_needed, place.prefix)),
+            rest=if_needed(place.rest),
+            members={name: if_needed(number) for name, number in place.members.items()},
+            others=if_needed(place.others),
         )
         for place in places
     )

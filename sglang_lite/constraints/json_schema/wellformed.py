@@ -19,7 +19,7 @@ from sglang_lite.constraints.json_schema.document import (
     REFERENCES,
     Document,
     Place,
-    escaped,
+    pointer_token,
     subschemas,
 )
 from sglang_lite.constraints.json_schema.numbers import is_finite
@@ -48,7 +48,7 @@ def check_text(text: str) -> None:
     if len(text) > MAX_SCHEMA_CHARS:
         raise ConstraintError(f"json_schema: {len(text):,} characters long, the limit is {MAX_SCHEMA_CHARS:,}.")
     try:
-        check(json.loads(text, parse_constant=no_number))
+        check(json.loads(text, parse_constant=refuse_non_finite))
     except ConstraintError:
         raise
     except ValueError as error:  # also raised for numbers with more digits than Python reads
@@ -58,12 +58,12 @@ def check_text(text: str) -> None:
         raise ConstraintError("json_schema: nested too deeply.") from error
 
 
-def no_number(text: str) -> NoReturn:
+def refuse_non_finite(text: str) -> NoReturn:
     """Refuses NaN and Infinity; used as `parse_constant` of `json.loads`."""
     raise json.JSONDecodeError(f"{text} is no number", text, 0)
 
 
-def distinct_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def refuse_duplicate_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Refuses objects in which a name is repeated; used as `object_pairs_hook` of `json.loads` (RFC 7493, 2.3)."""
     members = dict(pairs)
     if len(members) < len(pairs):
@@ -99,8 +99,8 @@ def check(schema: object) -> None:
                 document = document or Document(schema)
             except ConstraintError:  # an invalid URI, which is refused when it is resolved
                 return
-            aims = [aim for aim in _aims(document, references.pop()) if aim not in seen]
-            levels.append(zip(aims, map(document.at, aims)))
+            targets = [target for target in _reference_targets(document, references.pop()) if target not in seen]
+            levels.append(zip(targets, map(document.at, targets)))
             continue
         found = next(levels[-1], None)
         if found is None:
@@ -117,13 +117,15 @@ def check(schema: object) -> None:
             continue
         if not isinstance(each, dict):
             raise ConstraintError(
-                f"json_schema: a schema is an object or a boolean, not {type(each).__name__}.", pointer=pointer
+                f"json_schema: a schema must be an object or a boolean, not {str(each)[:60]!r}.", pointer=pointer
             )
         for keyword, value in each.items():
-            known = _KINDS.get(keyword)
-            if known is not None and not known[0](value):
-                where = f"{pointer}/{escaped(keyword)}"
-                raise ConstraintError(f"json_schema: {keyword} is {known[1]}, not {str(value)[:60]!r}.", pointer=where)
+            value_check = _VALUE_CHECKS.get(keyword)
+            if value_check is not None and not value_check[0](value):
+                where = f"{pointer}/{pointer_token(keyword)}"
+                raise ConstraintError(
+                    f"json_schema: {keyword} must be {value_check[1]}, not {str(value)[:60]!r}.", pointer=where
+                )
         if not each.keys().isdisjoint(HOLDERS):
             levels.append(_below(each, pointer))
         if not each.keys().isdisjoint(REFERENCES):
@@ -149,7 +151,7 @@ def _refuse_wrapped(schema: object) -> None:
         if isinstance(inner, dict) and outer <= _BESIDE and ("name" in outer or kind in _WRAPPING):
             place = "".join(f'["{key}"]' for key in path)
             raise ConstraintError(
-                "json_schema: this is what an API takes around a schema, and as a schema would allow anything.",
+                "json_schema: this is a request field that wraps a schema; read as a schema, it would allow anything.",
                 pointer="", hint=f"Pass the schema inside: json_schema=wrapped{place}.",
             )  # fmt: skip
 
@@ -160,16 +162,16 @@ def _below(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
         yield pointer + steps, each
 
 
-def _aims(document: Document, pointer: str) -> Iterator[str]:
+def _reference_targets(document: Document, pointer: str) -> Iterator[str]:
     """Yields the targets of a schema's references in its own document. References without a target are refused when
     they are followed.
     """
     place = Place(pointer)
     for keyword in document.schema(place).keys() & REFERENCES:
         with contextlib.suppress(ConstraintError):
-            aim = document.follow(place, keyword).pointer
-            if aim[:1] in ("", "/"):
-                yield aim
+            target = document.follow(place, keyword).pointer
+            if target[:1] in ("", "/"):
+                yield target
 
 
 def _number(value: Any) -> bool:
@@ -188,12 +190,12 @@ def _type(value: Any) -> bool:
     return value in _TYPES if isinstance(value, str) else bool(value) and _names(value) and _TYPES.issuperset(value)
 
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of schemas")),
-    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "schemas by name")),
+_VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of one or more schemas")),
+    **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "an object whose values are schemas")),
     "dependencies": (
         lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
-        "schemas or names by name",
+        "an object whose values are schemas or lists of names",
     ),
     **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
     **dict.fromkeys(
@@ -209,8 +211,11 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         (lambda v: isinstance(v, str), "a string"),
     ),
     "required": (_names, "a list of names"),
-    "dependentRequired": (lambda v: isinstance(v, dict) and all(map(_names, v.values())), "names by name"),
+    "dependentRequired": (
+        lambda v: isinstance(v, dict) and all(map(_names, v.values())),
+        "an object whose values are lists of names",
+    ),
     "enum": (lambda v: isinstance(v, list), "a list"),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
-    "type": (_type, f"one or some of {', '.join(sorted(_TYPES))}"),
+    "type": (_type, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
 }  # fmt: skip

@@ -20,47 +20,47 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    literal_texts,
     repeat,
-    texts_of,
 )
+from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import Formula, all_of
-from sglang_lite.constraints.json_schema.needs import Met, meeting, subsets, unimplied
-from sglang_lite.constraints.json_schema.notation import Notation
+from sglang_lite.constraints.json_schema.needs import MetNeeds, meeting, subsets, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.watched import ONCE, names_of
+from sglang_lite.constraints.json_schema.watched import UNIQUE_NAMES_ONLY, name_rule_of
 from sglang_lite.protocol import ConstraintError
 
 MAX_ANY_ORDER = 400  # maximum number of named members in any order
 MAX_REMEMBERED = 8  # maximum number of members whose presence a grammar remembers
-ENDLESS = 10**9  # number of names that counts as unlimited
-MAX_NEEDS = 4  # maximum number of needs (members of some pattern that are required)
-_FEW = 4  # required members up to which remembering costs less than watching
+UNLIMITED_NAMES = 10**9  # number of names that counts as unlimited
+MAX_NEEDS = 4  # maximum number of needs (required members whose names match patterns)
+_MAX_REQUIRED_IF_ALONE = 4  # required members up to which remembering costs less than watching
 
 _Other = tuple[Node, Formula]
-_Come = frozenset[int]
+_Written = frozenset[int]
 
 
-def watch(writer: Notation, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False) -> None:
+def watch(writer: ContainerWriter, shape: ObjectShape, others: Sequence[_Other], *, in_any_order: bool = False) -> None:
     """Leaves the names of a shape to the masks: each name comes once and, if `in_any_order`, all required names are
     present.
     """
-    assert writer.watches is not None
-    known = ONCE
+    assert writer.watched_shapes is not None
+    rule = UNIQUE_NAMES_ONLY
     if in_any_order:
-        known = names_of(shape)
-    elif not left_over(others, ENDLESS):
-        known = replace(names_of(shape), required=frozenset(), least=0)
-    writer.watches.names[shape] = known, None if in_any_order else shape.counted_at
+        rule = name_rule_of(shape)
+    elif not has_unlisted_names(others, UNLIMITED_NAMES):
+        rule = replace(name_rule_of(shape), required=frozenset(), least=0)
+    writer.watched_shapes.names[shape] = rule, None if in_any_order else shape.count_pointer
 
 
-def left_over(others: Sequence[_Other], least: int) -> bool:
+def has_unlisted_names(others: Sequence[_Other], least: int) -> bool:
     """Returns True if the languages in `others` contain at least `least` names together."""
     counts = [_count(names) for names, _ in others]
     return None in counts or sum(count or 0 for count in counts) >= least
 
 
 def _count(names: Node) -> int | None:
-    if isinstance(names, Complement) and texts_of(names.node) is not None:  # the usual case of open objects
+    if isinstance(names, Complement) and literal_texts(names.node) is not None:  # the usual case of open objects
         return None
     return counted(names).count
 
@@ -73,7 +73,7 @@ class AnyOrder:
         shape: shape whose finitely many names are listed as members.
     """
 
-    def __init__(self, writer: Notation, shape: ObjectShape) -> None:
+    def __init__(self, writer: ContainerWriter, shape: ObjectShape) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._required = frozenset(i for i, member in enumerate(self._members) if member.required)
@@ -81,7 +81,7 @@ class AnyOrder:
         self._needs = unimplied(shape.needs)
         self._most = shape.most if self._others or (shape.most or 0) < len(self._members) else None
         self._least = shape.least  # minimum that the grammar itself counts
-        self._remembered: _Come = frozenset()
+        self._remembered: _Written = frozenset()
 
     def text(self, *, alone: bool) -> Node:
         """Texts of the objects.
@@ -94,19 +94,20 @@ class AnyOrder:
         """
         shape, count = self._shape, len(self._members)
         if count > MAX_ANY_ORDER:
-            raise _refusal(f"{count} members; up to {MAX_ANY_ORDER} can come in any order")
+            raise _refusal(f"{count} members; at most {MAX_ANY_ORDER} can be in any order")
         if len(self._needs) > MAX_NEEDS:
             raise _refusal(
-                f"{len(self._needs)} members of some pattern have to come; up to {MAX_NEEDS} can in any order"
+                f"{len(self._needs)} members whose names match patterns are required (by negations); at most "
+                f"{MAX_NEEDS} can be in any order"
             )
-        endless = bool(self._others) and left_over(self._others, ENDLESS)
-        few = len(self._required) <= (_FEW if alone else MAX_REMEMBERED)
+        unlimited = bool(self._others) and has_unlisted_names(self._others, UNLIMITED_NAMES)
+        few = len(self._required) <= (_MAX_REQUIRED_IF_ALONE if alone else MAX_REMEMBERED)
         if not self._others and count <= MAX_REMEMBERED:
             self._remembered = frozenset(range(count))
-        elif endless and self._most is None and shape.least <= 1 and few:
+        elif unlimited and self._most is None and shape.least <= 1 and few:
             self._remembered = self._required
             self._check_needs()
-            if self._needs and self._writer.watches is not None:
+            if self._needs and self._writer.watched_shapes is not None:
                 watch(self._writer, shape, self._others)
         else:
             return self._watched()
@@ -116,20 +117,20 @@ class AnyOrder:
         """Refuses needs that the remaining names might not meet, or that a repeated name might break."""
         if not self._needs:
             return
-        if self._writer.watches is None:
+        if self._writer.watched_shapes is None:
             raise _refusal(
-                "inside another constraint members of some pattern that have to come can't come in any order"
+                "inside another constraint, required members whose names match patterns can't be in any order"
             )
         for i in range(len(self._needs)):
-            if not left_over(self._meeting_others(frozenset({i})), ENDLESS):
-                raise _refusal("a member of a pattern that has few names and has to come can't come in any order")
+            if not has_unlisted_names(self._meeting_others(frozenset({i})), UNLIMITED_NAMES):
+                raise _refusal("a required member whose pattern has few names can't be in any order")
 
     def _watched(self) -> Node:
         """Texts in which members may repeat, as far as the grammar is concerned."""
         if self._most is not None and (self._required or self._needs):
-            raise _refusal("members that are required can't be counted up to maxProperties in any order")
-        if self._writer.watches is None:
-            raise _refusal(f"inside another constraint up to {MAX_REMEMBERED} members can come in any order")
+            raise _refusal("maxProperties can't be enforced for required members in any order")
+        if self._writer.watched_shapes is None:
+            raise _refusal(f"inside another constraint, at most {MAX_REMEMBERED} members can be in any order")
         self._check_needs()
         watch(self._writer, self._shape, self._others, in_any_order=True)
         self._least = min(1, self._least)
@@ -142,7 +143,7 @@ class AnyOrder:
 
     # ---------------------------------------------------------------------------------------------- members
 
-    def _any_of(self, met: Met = frozenset(), *, first: bool) -> Node:
+    def _any_of(self, met: MetNeeds = frozenset(), *, first: bool) -> Node:
         """Texts of one member whose presence is not remembered, named or not.
 
         Args:
@@ -157,10 +158,10 @@ class AnyOrder:
 
         return self._writer.rule((self._number, "any", met, first), body)
 
-    def _may_meet(self, name: str, needs: Met) -> bool:
+    def _may_meet(self, name: str, needs: MetNeeds) -> bool:
         return all(accepts(self._needs[i][0], name) for i in needs)
 
-    def _meeting_others(self, needs: Met) -> list[_Other]:
+    def _meeting_others(self, needs: MetNeeds) -> list[_Other]:
         """Unlisted names that meet all of the given needs, each language with the formula of its values."""
         found = []
         for names, formula in self._others:
@@ -170,41 +171,41 @@ class AnyOrder:
                 found.append((names, formula))
         return found
 
-    def _member(self, index: int, met: Met = frozenset(), *, first: bool) -> Node:
+    def _member(self, index: int, met: MetNeeds = frozenset(), *, first: bool) -> Node:
         member = self._members[index]
         formula = all_of(member.formula, *(self._needs[i][1] for i in sorted(met)))
         return self._writer.member(literal(member.name), formula, first=first)
 
     # ----------------------------------------------------------------------------------------------- places
 
-    def _place(self, come: _Come, met: Met, *, empty: bool) -> Ref:
+    def _place(self, written: _Written, met: MetNeeds, *, empty: bool) -> Ref:
         """Rule for the position after some members.
 
         Args:
-            come: remembered members that have been written.
+            written: remembered members that have been written.
             met: needs that have been met.
             empty: whether no member has been written.
         """
         return self._writer.rule(
-            (self._number, "place", come, met, empty), lambda: self._at_place(come, met, empty=empty)
+            (self._number, "place", written, met, empty), lambda: self._at_place(written, met, empty=empty)
         )
 
-    def _at_place(self, come: _Come, met: Met, *, empty: bool) -> Node:
+    def _at_place(self, written: _Written, met: MetNeeds, *, empty: bool) -> Node:
         options: list[Node] = []
         required = self._required & self._remembered
-        if required <= come and len(met) == len(self._needs) and max(len(come), int(not empty)) >= self._least:
+        if required <= written and len(met) == len(self._needs) and max(len(written), int(not empty)) >= self._least:
             options.append(self._writer.end(empty=empty))
-        for i in sorted(self._remembered - come):
-            now = come | {i}
+        for i in sorted(self._remembered - written):
+            now = written | {i}
             if self._most is None or len(now) + len(required - now) <= self._most:
                 for formula, now_met in meeting(self._members[i], self._needs, met):
                     member = self._writer.member(literal(self._members[i].name), formula, first=empty)
                     options.append(concat(member, self._place(now, now_met, empty=False)))
         if self._others or len(self._remembered) < len(self._members):
-            left = [i for i in range(len(self._needs)) if i not in met]
+            unmet = [i for i in range(len(self._needs)) if i not in met]
             options += (
-                concat(self._any_of(more, first=empty), self._place(come, met | more, empty=False))
-                for more in subsets(left)
+                concat(self._any_of(more, first=empty), self._place(written, met | more, empty=False))
+                for more in subsets(unmet)
             )
         return alternation(options)
 
@@ -212,5 +213,5 @@ class AnyOrder:
 def _refusal(problem: str) -> ConstraintError:
     return ConstraintError(
         f"json_schema: {problem}.",
-        hint="Use order='schema', with the members in the order that is meant.",
+        hint="Use order='schema', and list the members in the wanted order.",
     )

@@ -22,14 +22,14 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    literal_texts,
     optional,
     repeat,
-    texts_of,
 )
 from sglang_lite.constraints.json_schema import write_numbers
+from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.document import REFERENCES
 from sglang_lite.constraints.json_schema.formulas import Const, Formula, all_of, not_
-from sglang_lite.constraints.json_schema.notation import Notation
 from sglang_lite.constraints.json_schema.values import ANY_VALUE, ArrayShape, ValueSet
 from sglang_lite.constraints.json_schema.watched import DistinctItems
 from sglang_lite.constraints.json_schema.write_strings import quoted
@@ -39,11 +39,11 @@ MAX_SUBSETS = 500  # maximum number of sets of used values
 MAX_COMPARED = 12  # maximum number of items that are compared pairwise
 MAX_DISTINCT = 1_000  # maximum number of required different items, or of listed values
 
-_NOT_HERE = "json_schema: inside another constraint only a handful of scalars can be unique items."
-_ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or: enforce='best_effort'."
+_NOT_HERE = "json_schema: inside another constraint, uniqueItems can only be enforced for a few listed scalars."
+_ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or set enforce='best_effort'."
 
 
-def array_text(writer: Notation, shape: ArrayShape) -> Node:
+def array_text(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Texts of the arrays of a shape.
 
     Raises:
@@ -52,44 +52,44 @@ def array_text(writer: Notation, shape: ArrayShape) -> Node:
     if shape.most is not None and shape.least > shape.most:
         return NOTHING
     opening = EMPTY if writer.opening == EMPTY else writer.rule("[", lambda: writer.opening)
-    if shape.unique is not None:
-        return concat(opening, _different_items(writer, shape))
-    if shape.set_at is not None:
+    if shape.unique_pointer is not None:
+        return concat(opening, _unique_items(writer, shape))
+    if shape.set_pointer is not None:
         try:
-            return concat(opening, _different_items(writer, shape))
+            return concat(opening, _unique_items(writer, shape))
         except ConstraintError:  # a set is refused only if it needs too many items
             if writer.plain or shape.least > MAX_DISTINCT:
                 raise
     return concat(opening, _any_items(writer, shape))
 
 
-def _any_items(writer: Notation, shape: ArrayShape) -> Node:
+def _any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Texts of items that need not differ, and the closing bracket."""
     if shape.contains:
         return _ArrayWriter(writer, shape, unique=False).place(0, (0,) * len(shape.contains), frozenset())
     return concat(_items(writer, shape), writer.closing)
 
 
-def _different_items(writer: Notation, shape: ArrayShape) -> Node:
+def _unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
     """Texts of items that differ, ensured by the grammar or the masks, and the closing bracket.
 
     Raises:
         ConstraintError: the masks could not detect early enough that no unused value remains.
     """
-    if _different(writer, shape):
+    if _always_differ(writer, shape):
         return _any_items(writer, shape)
     places = [shape.item(i) for i in range(len(shape.prefix))] + ([] if shape.rest is False else [shape.rest])
     if not places or _few_values(writer, shape) is not None:
         return _ArrayWriter(writer, shape, unique=True).place(0, (0,) * len(shape.contains), frozenset())
-    with _blame(shape):
-        if writer.watches is None:
+    with _errors_at_unique(shape):
+        if writer.watched_shapes is None:
             raise ConstraintError(_NOT_HERE, hint=_ADVICE)
         if shape.contains:
-            raise ConstraintError("json_schema: items that are unique and counted by contains can't be enforced.")
+            raise ConstraintError("json_schema: uniqueItems and contains can't be enforced together.")
         if shape.least > MAX_DISTINCT:
             raise ConstraintError(
-                f"json_schema: more than {MAX_DISTINCT:,} different items are asked for.",
-                hint="Ask for fewer: minItems of an array or set.",
+                f"json_schema: more than {MAX_DISTINCT:,} different items are required.",
+                hint="Lower minItems, or the minimum length of the set.",
             )
         texts = tuple(_item_texts(writer, formula) for formula in places)
         if not _enough(writer, shape, places, texts):
@@ -97,11 +97,11 @@ def _different_items(writer: Notation, shape: ArrayShape) -> Node:
         for node in texts:
             if node != NOTHING:
                 counted(node)  # refuses languages that are too large for the masks to count
-    writer.watches.items[shape] = DistinctItems(texts)
-    return concat(_items(writer, shape, writer.different_item), writer.closing)
+    writer.watched_shapes.items[shape] = DistinctItems(texts)
+    return concat(_items(writer, shape, writer.unique_item), writer.closing)
 
 
-def _enough(writer: Notation, shape: ArrayShape, places: list[Formula], texts: tuple[Node, ...]) -> bool:
+def _enough(writer: ContainerWriter, shape: ArrayShape, places: list[Formula], texts: tuple[Node, ...]) -> bool:
     """Returns True if the items have enough different values for the required number of items.
 
     Raises:
@@ -113,16 +113,19 @@ def _enough(writer: Notation, shape: ArrayShape, places: list[Formula], texts: t
         if count is None or count > last or _is_anything(writer.reader.values(places[i])):
             continue
         if shape.prefix:
-            raise ConstraintError("json_schema: that the first items are unique can't be enforced.", hint=_ADVICE)
+            raise ConstraintError(
+                "json_schema: uniqueItems can't be enforced: the first items may use up the values of later ones.",
+                hint=_ADVICE,
+            )
         return False
     return True
 
 
 def _is_anything(values: ValueSet) -> bool:
-    return replace(values, loose=False) == ANY_VALUE
+    return replace(values, inexact=False) == ANY_VALUE
 
 
-def _item_texts(writer: Notation, formula: Formula) -> Node:
+def _item_texts(writer: ContainerWriter, formula: Formula) -> Node:
     """Texts of items with one spelling for each value; for items that may be any value, the texts of scalars only.
 
     Raises:
@@ -138,15 +141,17 @@ def _item_texts(writer: Notation, formula: Formula) -> Node:
             raise
         why = error.message.removeprefix("json_schema: ").removesuffix(f" (at {error.pointer or '/'})")
         raise ConstraintError(
-            f"json_schema: that items are unique can't be enforced for such objects and arrays: {why}", hint=_ADVICE
+            f"json_schema: uniqueItems can't be enforced for these objects and arrays: {why}", hint=_ADVICE
         ) from error
 
 
 def _scalars(values: ValueSet) -> Node:
     """Texts of the scalars of a set, with one spelling for each value."""
-    listed = texts_of(values.strings)
+    listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
-        raise ConstraintError(f"json_schema: more than {MAX_DISTINCT:,} values of unique items.", hint=_ADVICE)
+        raise ConstraintError(
+            f"json_schema: uniqueItems can't be enforced for more than {MAX_DISTINCT:,} values in a list.", hint=_ADVICE
+        )
     return alternation([
         *([literal("null")] if values.null else []),
         *(literal(text) for value, text in ((True, "true"), (False, "false")) if value in values.booleans),
@@ -156,17 +161,19 @@ def _scalars(values: ValueSet) -> Node:
 
 
 @contextmanager
-def _blame(shape: ArrayShape) -> Iterator[None]:
+def _errors_at_unique(shape: ArrayShape) -> Iterator[None]:
     """Attributes errors raised inside to the keyword that forbids equal items."""
     try:
         yield
     except ConstraintError as error:
         if error.pointer is not None:
             raise
-        raise ConstraintError(error.message, pointer=shape.unique or shape.set_at, hint=error.hint) from error
+        raise ConstraintError(
+            error.message, pointer=shape.unique_pointer or shape.set_pointer, hint=error.hint
+        ) from error
 
 
-def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
+def _items(writer: ContainerWriter, shape: ArrayShape, item_text: Callable[[Formula], Node] | None = None) -> Node:
     least, most, first = shape.least, shape.most, shape.prefix
     comma, item_text = writer.comma, item_text or writer.item
 
@@ -191,7 +198,7 @@ def _items(writer: Notation, shape: ArrayShape, item_text: Callable[[Formula], N
     return text
 
 
-def _different(writer: Notation, shape: ArrayShape) -> bool:
+def _always_differ(writer: ContainerWriter, shape: ArrayShape) -> bool:
     """Returns True if any two items differ, whatever their values."""
     if shape.most is None and shape.rest is not False:
         return False
@@ -201,9 +208,9 @@ def _different(writer: Notation, shape: ArrayShape) -> bool:
     return all(writer.reader.empty(all_of(shape.item(i), shape.item(j))) for i, j in combinations(range(most), 2))
 
 
-def _all_of_them(values: ValueSet) -> list[Formula] | None:
+def _scalar_values(values: ValueSet) -> list[Formula] | None:
     """Values of a set, each as a formula, or None if they are not just a few scalars."""
-    strings = texts_of(values.strings)
+    strings = literal_texts(values.strings)
     if values.arrays or values.objects or strings is None or len(strings) + len(values.numbers) >= MAX_SUBSETS:
         return None
     counted = [piece.members() for piece in values.numbers]
@@ -215,7 +222,7 @@ def _all_of_them(values: ValueSet) -> list[Formula] | None:
     return [Const(text) for text in (*texts, *(json.dumps(text, ensure_ascii=False) for text in strings))]
 
 
-def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
+def _few_values(writer: ContainerWriter, shape: ArrayShape) -> list[Formula] | None:
     """Possible values of unique items, each as a formula, or None if they are too many for a grammar to remember which
     were used.
     """
@@ -223,7 +230,7 @@ def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
         return []
     found: dict[Formula, None] = {}
     for formula in (*shape.prefix, shape.rest):
-        values = _all_of_them(writer.reader.values(formula))
+        values = _scalar_values(writer.reader.values(formula))
         if values is None:
             return None
         found |= dict.fromkeys(values)
@@ -234,7 +241,7 @@ def _few_values(writer: Notation, shape: ArrayShape) -> list[Formula] | None:
 
 
 class _ArrayWriter:
-    def __init__(self, writer: Notation, shape: ArrayShape, *, unique: bool) -> None:
+    def __init__(self, writer: ContainerWriter, shape: ArrayShape, *, unique: bool) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._values = _few_values(writer, shape) if unique else None
         # From this index on all items have the same rules, so that later positions need not be distinguished.

@@ -16,9 +16,9 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     intersection,
     literal,
+    literal_texts,
     optional,
     repeat,
-    texts_of,
 )
 from sglang_lite.constraints.json_schema.multiples import multiples
 from sglang_lite.constraints.json_schema.numbers import EVERY, MAX_COUNTED, NONE, NumberRange, Numbers
@@ -65,7 +65,7 @@ def plain_texts(numbers: Numbers) -> Node:
     if numbers == EVERY:
         return _PLAIN
     return alternation(
-        node if texts_of(node) is not None else intersection(node, _PLAIN) for node in map(_piece, numbers)
+        node if literal_texts(node) is not None else intersection(node, _PLAIN) for node in map(_piece, numbers)
     )
 
 

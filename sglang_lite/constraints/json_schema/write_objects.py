@@ -22,17 +22,17 @@ from sglang_lite.constraints.formal.nodes import (
     optional,
     repeat,
 )
+from sglang_lite.constraints.json_schema.container_writer import ContainerWriter
 from sglang_lite.constraints.json_schema.formulas import all_of
-from sglang_lite.constraints.json_schema.needs import Met, Need, meeting, unimplied
-from sglang_lite.constraints.json_schema.notation import Notation
+from sglang_lite.constraints.json_schema.needs import MetNeeds, Need, meeting, unimplied
 from sglang_lite.constraints.json_schema.values import ObjectShape, both_strings
-from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, left_over, watch
+from sglang_lite.constraints.json_schema.write_any_order import AnyOrder, has_unlisted_names, watch
 from sglang_lite.protocol import ConstraintError
 
 MAX_COUNTED = 300  # maximum number of named members if members are counted
 
 
-def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> Node:
+def object_text(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = True) -> Node:
     """Texts of the objects of a shape.
 
     Args:
@@ -41,7 +41,7 @@ def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> 
     Raises:
         ConstraintError: the shape has too many members to count or to write in any order.
     """
-    if shape.too_few() or any(member.required and member.formula is False for member in shape.members):
+    if shape.requires_too_many() or any(member.required and member.formula is False for member in shape.members):
         return NOTHING
     if writer.any_order:
         return AnyOrder(writer, shape.listed()).text(alone=alone)
@@ -50,7 +50,7 @@ def object_text(writer: Notation, shape: ObjectShape, *, alone: bool = True) -> 
 
 
 class _ObjectWriter:
-    def __init__(self, writer: Notation, shape: ObjectShape) -> None:
+    def __init__(self, writer: ContainerWriter, shape: ObjectShape) -> None:
         self._writer, self._shape, self._number = writer, shape, writer.number(shape)
         self._members = [member for member in shape.members if member.formula is not False]
         self._others = shape.free_others()
@@ -69,22 +69,26 @@ class _ObjectWriter:
         The grammar can't exclude repeated names, and a JSON parser keeps only the last value of a name. Raises
         ConstraintError if no masks watch the names.
         """
-        counting = self._shape.least - required > 1 and self._shape.counted_at is not None
-        if counting and self._writer.watches is not None and left_over(self._others, self._shape.least):
+        counting = self._shape.least - required > 1 and self._shape.count_pointer is not None
+        if counting and self._writer.watched_shapes is not None and has_unlisted_names(self._others, self._shape.least):
             watch(self._writer, self._shape, self._others)
         elif counting:
             raise ConstraintError(
-                "json_schema: that there are several members with different names can't be enforced.",
-                pointer=self._shape.counted_at,
-                hint="List the names in properties or propertyNames, or: enforce='best_effort'.",
+                "json_schema: the number of members can't be enforced: unlisted names may repeat.",
+                pointer=self._shape.count_pointer,
+                hint="List the names in properties or propertyNames, or set enforce='best_effort'.",
             )
         needs = [both_strings(names, self._shape.free_names) for names, _ in self._needs]
         if not any(both_strings(a, b) != NOTHING for a, b in combinations(needs, 2)):
             return
-        if self._writer.watches is not None and all(counted(names).count is None for names in needs):
+        if self._writer.watched_shapes is not None and all(counted(names).count is None for names in needs):
             watch(self._writer, self._shape, self._others)
         else:
-            raise ConstraintError("json_schema: that several members with different names fit can't be enforced.")
+            raise ConstraintError(
+                "json_schema: several members whose names match patterns are required (by negations), and nothing "
+                "keeps their names different.",
+                hint="List the possible names in properties.",
+            )
 
     # ------------------------------------------------------------------------------- named members by halves
 
@@ -121,7 +125,7 @@ class _ObjectWriter:
         key = self._number, "more", start, end
         return self._writer.rule(key, lambda: concat(self._more(start, middle), self._more(middle, end)))
 
-    def _rest(self, count: int, met: Met = frozenset()) -> Node:
+    def _rest(self, count: int, met: MetNeeds = frozenset()) -> Node:
         """Unnamed members, after `count` others, and the end of the object. Members that meet needs come last, so that
         no later member can repeat their names.
         """
@@ -154,11 +158,11 @@ class _ObjectWriter:
             raise ConstraintError(f"json_schema: more than {MAX_COUNTED} properties can't be counted.")
         return self._place(0, 0, frozenset())
 
-    def _place(self, index: int, count: int, met: Met) -> Ref:
+    def _place(self, index: int, count: int, met: MetNeeds) -> Ref:
         """Rule for the position where the named members from `index` on may follow."""
         return self._writer.rule((self._number, index, count, met), lambda: self._at_place(index, count, met))
 
-    def _at_place(self, index: int, count: int, met: Met) -> Node:
+    def _at_place(self, index: int, count: int, met: MetNeeds) -> Node:
         if index == len(self._members):
             return self._rest(count, met)
         member = self._members[index]

@@ -23,8 +23,8 @@ from sglang_lite.constraints.formal.nodes import (
     alternation,
     concat,
     literal,
+    literal_text,
     mapped,
-    text_of,
 )
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -54,7 +54,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
     outside = [part.node for part in parts if isinstance(part, Complement)]
 
-    edges = text_of(before), text_of(after)
+    edges = literal_text(before), literal_text(after)
     before, after = (node if text is None else literal(text) for node, text in zip((before, after), edges))
 
     def whole(node: Node) -> Node:

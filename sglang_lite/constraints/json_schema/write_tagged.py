@@ -26,16 +26,16 @@ from sglang_lite.constraints.formal.nodes import (
     concat,
     intersection,
     literal,
-    text_of,
-    texts_of,
+    literal_text,
+    literal_texts,
 )
 from sglang_lite.constraints.json_schema import write_numbers
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
-from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, blame_formula, booleans
+from sglang_lite.constraints.json_schema.grammar_writer import GrammarWriter, booleans, errors_at_formula
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style
 from sglang_lite.constraints.json_schema.values import NO_VALUE, ArrayShape, ObjectShape, ValueSet, both_strings
-from sglang_lite.constraints.json_schema.watched import Watches
+from sglang_lite.constraints.json_schema.watched import WatchedShapes
 from sglang_lite.constraints.json_schema.write_arrays import array_text
 from sglang_lite.constraints.json_schema.write_objects import object_text
 from sglang_lite.constraints.json_schema.write_strings import between
@@ -70,7 +70,7 @@ class TaggedWriter:
     closing: Node = EMPTY
     comma: Node = EMPTY
     any_order = plain = False
-    watches: Watches | None = None
+    watched_shapes: WatchedShapes | None = None
 
     def __init__(self, reader: SchemaReader, style: Style, tags: Tags) -> None:
         self.reader, self._tags = reader, tags
@@ -97,7 +97,7 @@ class TaggedWriter:
         before, after = self._tags.item
         return self.rule(("item", formula), lambda: self._between(before, EMPTY, after, formula))
 
-    def different_item(self, formula: Formula) -> Node:
+    def unique_item(self, formula: Formula) -> Node:
         raise AssertionError("nobody watches what is between tags")
 
     def listed_texts(self, formula: Formula) -> Node:
@@ -114,34 +114,37 @@ class TaggedWriter:
 
     def _between(self, before: str, names: Node, after: str, formula: Formula) -> Node:
         """Texts of a value with its tags, for one name or a language of names."""
-        with blame_formula(formula):
-            name = text_of(names)
+        with errors_at_formula(formula):
+            name = literal_text(names)
             if names != EMPTY and both_strings(names, _names()) != names and name is not None:
                 raise ConstraintError(f"json_schema: the name {name!r} can't stand in a tag.", hint="Rename it.")
             lead: Node = EMPTY
             if name is None:
-                left, before = before.split("{name}")
-                lead = concat(literal(left), names)
+                prefix, before = before.split("{name}")
+                lead = concat(literal(prefix), names)
             else:
                 before, after = before.replace("{name}", name), after.replace("{name}", name)
             values = self.reader.values(formula)
             types = dict.fromkeys(self._tags.types)
-            texts = [self._texts(before.replace("{type}", said), said, after, formula, values) for said in types]
+            texts = [
+                self._texts(before.replace("{type}", type_name), type_name, after, formula, values)
+                for type_name in types
+            ]
             found = alternation(texts)
             if found == NOTHING and values.strings != NOTHING:
                 raise ConstraintError(f"json_schema: no string is possible without {self._tags.mark!r} in it.")
             return concat(lead, found)
 
-    def _texts(self, before: str, said: str, after: str, formula: Formula, values: ValueSet) -> Node:
+    def _texts(self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet) -> Node:
         """Texts of the values of one type, as named in the tags, with their tags."""
-        null, boolean, number, string, array, object_ = (said == each for each in self._tags.types)
+        null, boolean, number, string, array, object_ = (type_name == each for each in self._tags.types)
         scalars: list[Node] = [literal("null")] if null and values.null else []
         scalars += [booleans(values)] if boolean else []
         scalars += [write_numbers.texts(values.numbers)] if number else []
         containers = replace(NO_VALUE, arrays=values.arrays if array else (), objects=values.objects if object_ else ())
         options = [
             concat(literal(before), texts, literal(after))
-            for texts in (alternation(scalars), self._container(said, formula, containers))
+            for texts in (alternation(scalars), self._container(type_name, formula, containers))
             if texts != NOTHING
         ]
         if string and values.strings != NOTHING:
@@ -157,7 +160,7 @@ class TaggedWriter:
         without = both_strings(strings, complement(concat(ANY_TEXT, mark, ANY_TEXT)))
         if without == NOTHING:
             return NOTHING
-        if texts_of(without) is not None:
+        if literal_texts(without) is not None:
             return between(literal(before), without, literal(after), lambda node: node)
         # The exclusion covers the whole text, so that an automaton sees that nothing can follow the tag: the mark must
         # not be followed by more characters than in the tag.
@@ -165,12 +168,12 @@ class TaggedWriter:
         again = concat(literal(before), ANY_TEXT, mark, Repeat(ANY_CHAR, more, None))
         return intersection(between(literal(before), strings, literal(after), lambda node: node), complement(again))
 
-    def _container(self, said: str, formula: Formula, values: ValueSet) -> Node:
+    def _container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
         """Texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
         if self._tags.item is None:
-            found = self._json.rule((said, formula), lambda: alternation(self._json.containers(values)))
+            found = self._json.rule((type_name, formula), lambda: alternation(self._json.containers(values)))
             self._sealed.add(found.name)
             return found
         options: list[Node] = []
@@ -189,7 +192,7 @@ class TaggedWriter:
         """
 
         def body() -> Node:
-            with blame_formula(formula):
+            with errors_at_formula(formula):
                 shapes = self.reader.values(formula).objects
                 if no_items and any(member.name == "item" for shape in shapes for member in shape.listed().members):
                     raise ConstraintError(

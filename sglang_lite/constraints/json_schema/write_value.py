@@ -11,7 +11,7 @@ from typing import Any
 from sglang_lite.constraints.formal.automaton import accepts
 from sglang_lite.constraints.json_schema.formulas import Formula, ValidAt
 from sglang_lite.constraints.json_schema.normal_form import document_of, normalise
-from sglang_lite.constraints.json_schema.numbers import exact, is_finite
+from sglang_lite.constraints.json_schema.numbers import is_finite, to_fraction
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.style import Style, style_of
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
@@ -30,12 +30,12 @@ def value_text(constraint: JsonSchema, value: object) -> str | None:
     checked = frozenset(pointer for pointer, _ in normalise(constraint).checked)
     reader = SchemaReader(document, assert_format=constraint.format == "assert", ignored=checked)
     with within_limits("the value"):
-        return _Styler(reader, style_of(constraint)).text(ValidAt(document.start), value)
+        return _ValueWriter(reader, style_of(constraint)).text(ValidAt(document.start), value)
 
 
-class _Styler:
+class _ValueWriter:
     def __init__(self, reader: SchemaReader, style: Style) -> None:
-        self._reader, self._inside = reader, style.inside
+        self._reader, self._gap_text = reader, style.gap_text
         self._comma, self._colon = style.separators
 
     def text(self, formula: Formula, value: Any) -> str | None:
@@ -46,9 +46,9 @@ class _Styler:
             case bool():
                 return json.dumps(value) if value in values.booleans else None
             case int() | float():
-                if not is_finite(value) or not any(exact(value) in piece for piece in values.numbers):
+                if not is_finite(value) or not any(to_fraction(value) in piece for piece in values.numbers):
                     return None
-                return decimal_text(exact(value))
+                return decimal_text(to_fraction(value))
             case str():
                 return _quoted(value) if accepts(values.strings, value) else None
             case list():
@@ -63,11 +63,11 @@ class _Styler:
             count = sum(self.text(formula, item) is not None for item in items[start:])
             if count < least or (most is not None and count > most):
                 return
-        if shape.unique is not None and any(_same(a, b) for i, a in enumerate(items) for b in items[:i]):
+        if shape.unique_pointer is not None and any(_same(a, b) for i, a in enumerate(items) for b in items[:i]):
             return
         texts = [self.text(shape.item(i), item) for i, item in enumerate(items)]
         if None not in texts:
-            yield f"[{self._inside}{self._comma.join(map(str, texts))}{self._inside}]"
+            yield f"[{self._gap_text}{self._comma.join(map(str, texts))}{self._gap_text}]"
 
     def _object(self, shape: ObjectShape, members: dict[str, Any]) -> Iterator[str]:
         """Yields the text if the object is of the shape."""
@@ -88,7 +88,7 @@ class _Styler:
         texts = [self.text((listed.get(n) or shape.unlisted(n)).formula, members[n]) for n in order]
         if None not in texts:
             pairs = (f"{_quoted(name)}{self._colon}{text}" for name, text in zip(order, texts))
-            yield "{" + self._inside + self._comma.join(pairs) + (self._inside if texts else "") + "}"
+            yield "{" + self._gap_text + self._comma.join(pairs) + (self._gap_text if texts else "") + "}"
 
 
 def _quoted(text: str) -> str:

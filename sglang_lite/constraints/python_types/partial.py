@@ -72,13 +72,13 @@ class _Partial:
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}  # names of the classes visited so far
-        self._made: dict[str, Any] = {}  # partial models by name
+        self._models: dict[str, Any] = {}  # partial models by name
         self._done: dict[Any, Any] = {}  # partial types of classes
 
     def of(self, annotation: Any) -> Any:
         found = self._typed(annotation)
-        for model in self._made.values():
-            model.model_rebuild(_types_namespace=self._made, force=True)
+        for model in self._models.values():
+            model.model_rebuild(_types_namespace=self._models, force=True)
         return found
 
     def _typed(self, annotation: Any) -> Any:
@@ -96,9 +96,9 @@ class _Partial:
         return self._class(annotation) if isinstance(annotation, type) and origin is None else annotation
 
     def _container(self, origin: Any, arguments: tuple[Any, ...]) -> Any:
-        before = len(self._made)
+        before = len(self._models)
         inner = tuple(a if a is ... else self._typed(a) for a in arguments)
-        unhashable = issubclass(origin, abc.Set) and len(self._made) > before
+        unhashable = issubclass(origin, abc.Set) and len(self._models) > before
         lazy = origin in (abc.Iterable, abc.Iterator, abc.Generator)
         return list[inner[0]] if unhashable or lazy else origin[inner]  # type: ignore[valid-type] # built at run time
 
@@ -111,10 +111,10 @@ class _Partial:
         """
         from pydantic import WrapValidator
 
-        def read(given: Any, whole: Callable[[Any], Any]) -> Any:
-            if not isinstance(given, list):
-                raise ValueError("no list")
-            return make(whole([*given, *[None] * (len(items) - len(given))])[: len(given)])
+        def read(values: Any, handler: Callable[[Any], Any]) -> Any:
+            if not isinstance(values, list):
+                raise ValueError("not a list")
+            return make(handler([*values, *[None] * (len(items) - len(values))])[: len(values)])
 
         kinds = [Union[self._typed(item), None] for item in items]  # noqa: UP007 # X | None fails for a ForwardRef
         return typing.Annotated[tuple[tuple(kinds)], WrapValidator(read)]  # type: ignore[misc] # built at run time
@@ -133,15 +133,17 @@ class _Partial:
         while name in self._names.values():
             name += "_"
         self._names[annotation] = name
-        self._done[annotation] = made = self._model(annotation, name) if model else self._record(annotation, name)
-        return made
+        self._done[annotation] = partial_type = (
+            self._model(annotation, name) if model else self._record(annotation, name)
+        )
+        return partial_type
 
     def _model(self, annotation: Any, name: str) -> Any:
         from pydantic import ConfigDict, Field, RootModel, create_model
 
         if issubclass(annotation, RootModel):
             root = self._typed(annotation.model_fields["root"].annotation)
-            made: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
+            created: Any = create_model(name, __base__=RootModel[root])  # type: ignore[valid-type] # built at run time
         else:
             extra: Literal["allow", "ignore"] = "allow" if annotation.model_config.get("extra") == "allow" else "ignore"
             fields: dict[str, Any] = {
@@ -149,9 +151,9 @@ class _Partial:
                 for each, f in annotation.model_fields.items()
             }
             config = ConfigDict(populate_by_name=True, extra=extra, arbitrary_types_allowed=True)
-            made = create_model(name, __config__=config, **fields)
-        self._made[name] = made
-        return made
+            created = create_model(name, __config__=config, **fields)
+        self._models[name] = created
+        return created
 
     def _record(self, annotation: Any, name: str) -> Any:
         from pydantic import create_model
@@ -160,16 +162,16 @@ class _Partial:
         if typing.is_typeddict(annotation):
             members = {each: self._typed(hint) for each, hint in hints.items()}
             return TypedDict(annotation.__name__, members, total=False)  # type: ignore[operator] # built at run time
-        given = [each.name for each in dataclasses.fields(annotation) if each.init]
+        names = [each.name for each in dataclasses.fields(annotation) if each.init]
         fields: dict[str, Any] = {
             each: (Union[self._typed(hints[each]), None], None)  # noqa: UP007 # X | None fails for a ForwardRef
-            for each in given
+            for each in names
         }
-        self._made[name] = made = create_model(name, **fields)
-        return made
+        self._models[name] = created = create_model(name, **fields)
+        return created
 
     def _named_tuple(self, annotation: Any) -> Any:
         hints = typing.get_type_hints(annotation)
         kinds = [hints.get(name, Any) for name in annotation._fields]  # noqa: SLF001 # public API of NamedTuple
         missing = [None] * len(kinds)
-        return self._tuple(kinds, lambda given: annotation(*given, *missing[len(given) :]))
+        return self._tuple(kinds, lambda values: annotation(*values, *missing[len(values) :]))

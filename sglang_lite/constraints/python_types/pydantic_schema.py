@@ -27,8 +27,8 @@ from sglang_lite.protocol.anything import UserValue
 Json = dict[str, Any]
 CoreNode: TypeAlias = Any  # one of about fifty TypedDicts of pydantic, distinguished by "type"
 
-# Marks inside generated schemas, removed again by _marks_taken, which collects their pointers.
-_UNSAID = "x-checked-when-read"
+# Marks inside generated schemas, removed again by _without_marks, which collects their pointers.
+_NOT_EXPRESSED = "x-checked-when-read"
 _SET = "x-set"
 _ASCII_ONLY = r"^[\u0000-\u007F]*$"
 _STRIPPED = r"^(?:[^\s\u0085]|[^\s\u0085][\s\S]*[^\s\u0085])?$"
@@ -57,12 +57,12 @@ class SchemaOfType:
 
     Attributes:
         schema: JSON schema as a dict.
-        unsaid: requirements that the schema does not express, as (JSON Pointer into it, reason).
+        not_expressed: requirements that the schema does not express, as (JSON Pointer into it, reason).
         sets: JSON Pointers of arrays that spell sets, whose items a grammar need not keep distinct.
     """
 
     schema: Json
-    unsaid: tuple[tuple[str, str], ...]
+    not_expressed: tuple[tuple[str, str], ...]
     sets: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ def schema_of(adapter: TypeAdapter[UserValue], name: str) -> SchemaOfType:
             f"type: {name} has no JSON schema: {error.message}.",
             hint="Use a type that JSON has values of, or say what they look like with pydantic's WithJsonSchema.",
         ) from error
-    return _marks_taken(schema)
+    return _without_marks(schema)
 
 
 def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[dict[str, Json], Json]:
@@ -103,30 +103,32 @@ def schemas_of(adapters: Sequence[tuple[str, TypeAdapter[UserValue]]]) -> tuple[
         found, shared = TypeAdapter.json_schemas(inputs, schema_generator=TypeSchema)  # type: ignore[arg-type] # a list's type is invariant
     except PydanticUserError as error:
         raise ConstraintError(f"type: no JSON schema: {error.message}.") from error
-    by_name = {name: _marks_taken(schema).schema for (name, _), schema in found.items()}
-    return {str(name): schema for name, schema in by_name.items()}, _marks_taken(shared).schema
+    by_name = {name: _without_marks(schema).schema for (name, _), schema in found.items()}
+    return {str(name): schema for name, schema in by_name.items()}, _without_marks(shared).schema
 
 
-def _marks_taken(schema: Json) -> SchemaOfType:
+def _without_marks(schema: Json) -> SchemaOfType:
     """Schema without the internal marks, and the pointers of the marks."""
-    unsaid: list[tuple[str, str]] = []
+    not_expressed: list[tuple[str, str]] = []
     sets: list[str] = []
     queue = [("", schema)]
     for pointer, each in queue:
         if isinstance(each, dict):
-            if _UNSAID in each:
-                unsaid.append((pointer, each.pop(_UNSAID)))
+            if _NOT_EXPRESSED in each:
+                not_expressed.append((pointer, each.pop(_NOT_EXPRESSED)))
                 if len(each.get("allOf", ())) == 1 and not each["allOf"][0].keys() & each.keys():
                     each.update(each.pop("allOf")[0])  # undo the wrapper that _marked puts around alternatives
             if each.pop(_SET, False):
                 sets.append(pointer)
             queue += [(pointer + steps, below) for steps, below in subschemas(each)]
     reference = schema.get("$ref", "")
-    if unsaid and unsaid[0][0] == "" and schema.keys() == {"$ref", "$defs"}:  # a $ref to the marked definition
+    if (
+        not_expressed and not_expressed[0][0] == "" and schema.keys() == {"$ref", "$defs"}
+    ):  # a $ref to the marked definition
         name = reference.removeprefix("#/$defs/")
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
         sets += [each.removeprefix(f"/$defs/{name}") for each in sets if each.startswith(f"/$defs/{name}/")]
-    return SchemaOfType(schema, tuple(unsaid), tuple(sets))
+    return SchemaOfType(schema, tuple(not_expressed), tuple(sets))
 
 
 class TypeSchema(GenerateJsonSchema):
@@ -185,22 +187,22 @@ class TypeSchema(GenerateJsonSchema):
     def str_schema(self, schema: CoreNode) -> Json:
         found: Json = super().str_schema(schema)
         config = self._config
-        for keyword, said in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
-            if said:
-                found.setdefault(keyword, said)
+        for keyword, limit in (("minLength", config.str_min_length), ("maxLength", config.str_max_length)):
+            if limit:
+                found.setdefault(keyword, limit)
         more = [_STRIPPED] if schema.get("strip_whitespace", config.str_strip_whitespace) else []
         more += [_ASCII_ONLY] if schema.get("ascii_only") else []
         return _all_patterns(found, more)
 
     def bytes_schema(self, schema: CoreNode) -> Json:
         limits = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
-        said = {keyword: value for keyword, value in limits.items() if value is not None}
+        given_limits = {keyword: value for keyword, value in limits.items() if value is not None}
         coded = getattr(self._config, "val_json_bytes", "utf8")
         if coded == "utf8":  # lengths count bytes: each ASCII character is one byte
-            return {"type": "string", **said, **({"pattern": _ASCII_ONLY} if said else {})}
+            return {"type": "string", **given_limits, **({"pattern": _ASCII_ONLY} if given_limits else {})}
         pattern = patterns.FORMATS["base64url"] if coded == "base64" else "(?:[0-9a-f]{2})*"
         found: Json = {"type": "string", "pattern": f"^{pattern}$"}
-        return _marked(found, "the length of the decoded bytes") if said else found
+        return _marked(found, "the length of the decoded bytes") if given_limits else found
 
     def uuid_schema(self, schema: CoreNode) -> Json:
         version = schema.get("version")
@@ -298,12 +300,12 @@ class TypeSchema(GenerateJsonSchema):
         found: Json = {"type": "array", "items": items}
         found |= {"minItems": least} if least else {}
         found |= {"maxItems": most} if most is not None else {}
-        known = self.resolve_ref_schema(items)
-        if not known:
+        item_schema = self.resolve_ref_schema(items)
+        if not item_schema:
             found["items"] = {"type": _SCALARS}
-        elif known.get("type") in ("array", "object"):
+        elif item_schema.get("type") in ("array", "object"):
             found = _marked(found, "that items are hashable")
-        if known.get("type") == "boolean" or len(known.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
+        if item_schema.get("type") == "boolean" or len(item_schema.get("enum", range(_HANDFUL + 1))) <= _HANDFUL:
             found["uniqueItems"] = True
             return found
         if least > 1:
@@ -335,31 +337,31 @@ class TypeSchema(GenerateJsonSchema):
 
     def _names(self, keys: Json) -> Json:
         """Schema of the member names that are read as keys."""
-        known = self.resolve_ref_schema(keys)
-        if known.keys() & {"anyOf", "allOf"}:
-            word = "anyOf" if "anyOf" in known else "allOf"
-            options = [self._names(each) for each in known[word] if each.get("type") != "null"]
-            return {**known, word: options}
-        if "enum" in known or "const" in known:
-            values = known.get("enum", [known.get("const")])
-            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, known)]
-            if texts == values and "enum" in known:
+        resolved = self.resolve_ref_schema(keys)
+        if resolved.keys() & {"anyOf", "allOf"}:
+            word = "anyOf" if "anyOf" in resolved else "allOf"
+            options = [self._names(each) for each in resolved[word] if each.get("type") != "null"]
+            return {**resolved, word: options}
+        if "enum" in resolved or "const" in resolved:
+            values = resolved.get("enum", [resolved.get("const")])
+            texts = [each if isinstance(each, str) else json.dumps(each) for each in values if _is_name(each, resolved)]
+            if texts == values and "enum" in resolved:
                 return keys
             return {"enum": texts} if texts else self.handle_invalid_for_json_schema({"type": "any"}, "such keys")
-        match known.get("type"):
+        match resolved.get("type"):
             case "string" | None:
                 return keys
             case "integer":
                 found: Json = {"type": "string", "pattern": "^(?:0|-?[1-9][0-9]{0,18})$"}
-                usual = known == {"type": "integer"}
+                usual = resolved == {"type": "integer"}
                 return found if usual else _marked(found, "the limits of names that are numbers")
             case "number":
                 found = {"type": "string", "pattern": f"^{patterns.FLOAT}$"}
-                usual = known == {"type": "number"}
+                usual = resolved == {"type": "number"}
                 return found if usual else _marked(found, "the limits of names that are numbers")
             case "boolean":
                 return {"enum": ["true", "false"]}
-        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {known}")
+        return self.handle_invalid_for_json_schema({"type": "any"}, f"keys that are no scalars: {resolved}")
 
     def tagged_union_schema(self, schema: CoreNode) -> Json:
         found: Json = super().tagged_union_schema(schema)
@@ -380,11 +382,11 @@ class TypeSchema(GenerateJsonSchema):
 
     def model_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().model_schema(schema))
-        begun = getattr(schema["cls"], schema.get("post_init") or "", None)
+        post_init = getattr(schema["cls"], schema.get("post_init") or "", None)
         if schema.get("custom_init"):
             return _marked(found, f"by {schema['cls'].__name__}.__init__")
-        own = begun is not None and not begun.__module__.startswith("pydantic.")
-        return _marked(found, f"by {_name_of(begun)}") if own else found
+        own = post_init is not None and not post_init.__module__.startswith("pydantic.")
+        return _marked(found, f"by {_name_of(post_init)}") if own else found
 
     def dataclass_schema(self, schema: CoreNode) -> Json:
         found = self._closed(super().dataclass_schema(schema))
@@ -442,20 +444,20 @@ def _nested(members: dict[Any, Any]) -> Json:
     Args:
         members: for each name or index, a (schema, required) pair or nested members.
     """
-    said = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
+    entries = {step: each if isinstance(each, tuple) else (_nested(each), True) for step, each in members.items()}
     if members and all(isinstance(step, int) for step in members):
-        items = [said.get(i, ({"type": "null"}, False)) for i in range(max(said) + 1)]
+        items = [entries.get(i, ({"type": "null"}, False)) for i in range(max(entries) + 1)]
         least = max((i + 1 for i, (_, required) in enumerate(items) if required), default=0)
         return {"type": "array", "prefixItems": [each for each, _ in items], "items": False, "minItems": least}
-    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in said.items()}}
-    required = [str(name) for name, (_, needed) in said.items() if needed]
+    found: Json = {"type": "object", "properties": {str(name): each for name, (each, _) in entries.items()}}
+    required = [str(name) for name, (_, needed) in entries.items() if needed]
     return {**found, **({"required": required} if required else {}), "additionalProperties": False}
 
 
 def _marked(found: Json, why: str) -> Json:
-    if _UNSAID in found:
-        return {**found, _UNSAID: f"{found[_UNSAID]}; {why}"}
-    return {"allOf": [found], _UNSAID: why} if "anyOf" in found else {**found, _UNSAID: why}
+    if _NOT_EXPRESSED in found:
+        return {**found, _NOT_EXPRESSED: f"{found[_NOT_EXPRESSED]}; {why}"}
+    return {"allOf": [found], _NOT_EXPRESSED: why} if "anyOf" in found else {**found, _NOT_EXPRESSED: why}
 
 
 def _all_patterns(found: Json, more: list[str]) -> Json:
@@ -477,8 +479,8 @@ def _name_of(function: Any) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def _is_name(value: Any, known: Json) -> bool:
-    return isinstance(value, str) or ("const" not in known and known.get("type") == "integer")
+def _is_name(value: Any, resolved: Json) -> bool:
+    return isinstance(value, str) or ("const" not in resolved and resolved.get("type") == "integer")
 
 
 def _tighter(closed: Any, open_: Any, tighter: Callable[[Any, Any], Any]) -> tuple[Any, bool]:

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import msgspec
 from typing_extensions import TypedDict
 
-from sglang_lite.constraints.free_numbers import ENDS, PATTERNS
+from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS
 from sglang_lite.constraints.json_schema.formats import DATE
-from sglang_lite.constraints.json_schema.wellformed import distinct_names
+from sglang_lite.constraints.json_schema.wellformed import refuse_duplicate_names
 from sglang_lite.constraints.python_types.patterns import MAX_INT, TIME, ZONE
 from sglang_lite.constraints.schema import json_schema
 from sglang_lite.protocol import Choices, Constraint, ConstraintError, Number, Regex, ValueValidationError
@@ -94,7 +94,7 @@ def _value_type(annotation: Any, today: datetime.date) -> ValueType:
         if "exclusiveMaximum" not in schema:
             schema.setdefault("maximum", MAX_INT)
     constraint = msgspec.structs.replace(json_schema(schema), sets=found.sets)
-    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.unsaid)
+    return ValueType(annotation, constraint, _reader(annotation, _load), checked=found.not_expressed)
 
 
 def number_text(number: Number) -> ValueType:
@@ -103,14 +103,14 @@ def number_text(number: Number) -> ValueType:
 
 
 def _plain(text: str) -> str:
-    return text.rstrip(ENDS).replace(",", "")
+    return text.rstrip(TERMINATORS).replace(",", "")
 
 
 def _number_reader(annotation: type) -> Callable[[str], Any]:
     read = _reader(annotation, str)
 
     def number(text: str) -> Any:
-        if re.fullmatch(PATTERNS["float"], text.rstrip(ENDS)) is None:
+        if re.fullmatch(PATTERNS["float"], text.rstrip(TERMINATORS)) is None:
             raise ValueValidationError(f"{text!r} is no number.", text=text)
         return read(_plain(text))
 
@@ -160,7 +160,7 @@ def _adapter(annotation: Any) -> Any:
         return TypeAdapter(for_pydantic(annotation))
     except (PydanticSchemaGenerationError, PydanticUserError, SchemaError, NameError) as error:
         raise ConstraintError(
-            f"type: {annotation!r} is no type that can be generated: {str(error).partition('. Set ')[0]}"
+            f"type: values of {annotation!r} can't be generated: {str(error).partition('. Set ')[0]}"
         ) from error
     except ImportError as error:  # pydantic's optional dependencies, such as email-validator
         raise ConstraintError(f"type: {annotation!r} needs a package: {error}.") from error
@@ -187,7 +187,7 @@ def for_pydantic(annotation: Any) -> Any:  # any annotation
     return annotation
 
 
-_load = partial(json.loads, object_pairs_hook=distinct_names)
+_load = partial(json.loads, object_pairs_hook=refuse_duplicate_names)
 
 
 def _reader(annotation: Any, load: Callable[[str], Any]) -> Callable[[str], Any]:

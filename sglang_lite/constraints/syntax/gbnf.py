@@ -18,7 +18,7 @@ from sglang_lite.constraints.formal.nodes import (
     literal,
     repeat,
 )
-from sglang_lite.constraints.syntax.scanner import Scanner, complete, marked
+from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, special_token
 
 _BLANK = r"(?:[ \t\r\n]|#[^\n]*)*"
 _NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
@@ -43,17 +43,17 @@ class _Parser:
         scanner = self._scanner
         rules: dict[str, Node] = {}
         scanner.skip()
-        while scanner.left:
+        while scanner.has_more:
             start = scanner.at
-            name = scanner.demand(_NAME, "the name of a rule")[0]
-            scanner.demand("::=", "::=")
+            name = scanner.expect(_NAME, "the name of a rule")[0]
+            scanner.expect("::=", "::=")
             if name in rules:
-                scanner.fail(f"the rule {name!r} is there twice", start)
+                scanner.fail(f"the rule {name!r} is defined twice", start)
             rules[name] = self._alternation()
         if not rules:
             scanner.fail("there is no rule")
         start_rule = "root" if "root" in rules else next(iter(rules))
-        return complete(Language(start_rule, rules), scanner, self._uses)
+        return checked_references(Language(start_rule, rules), scanner, self._uses)
 
     def _alternation(self) -> Node:
         options = [self._sequence()]
@@ -83,14 +83,14 @@ class _Parser:
         if scanner.take(r"\."):
             return ANY_CHAR
         if scanner.take(r"\("):
-            scanner.deeper()
+            scanner.enter_group()
             node = self._alternation()
-            scanner.shallower()
-            scanner.demand(r"\)", "a closing parenthesis")
+            scanner.leave_group()
+            scanner.expect(r"\)", "a closing parenthesis")
             return node
         if scanner.peek("!?<"):
-            return marked(scanner)
-        if scanner.left and not scanner.peek(r"[|)]"):
+            return special_token(scanner)
+        if scanner.has_more and not scanner.peek(r"[|)]"):
             scanner.fail("a name, a literal, a character class or a group expected")
         return None
 
@@ -100,7 +100,7 @@ class _Parser:
         scanner.at += 1
         text = ""
         while not scanner.peek('"'):
-            if not scanner.left or scanner.peek("\n"):
+            if not scanner.has_more or scanner.peek("\n"):
                 scanner.fail("the literal has no end", start)
             text += self._character()
         scanner.take('"')
@@ -114,7 +114,7 @@ class _Parser:
         scanner.at += negated
         ranges: list[tuple[int, int]] = []
         while not scanner.peek(r"\]"):
-            if not scanner.left:
+            if not scanner.has_more:
                 scanner.fail("the character class has no end", start)
             low = high = ord(self._character())
             if scanner.peek(r"-[^\]]"):

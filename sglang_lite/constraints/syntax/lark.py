@@ -38,7 +38,7 @@ from sglang_lite.constraints.formal.nodes import (
     repeat,
 )
 from sglang_lite.constraints.syntax import regex
-from sglang_lite.constraints.syntax.scanner import Scanner, complete, marked
+from sglang_lite.constraints.syntax.scanner import Scanner, checked_references, special_token
 from sglang_lite.constraints.syntax.templates import Templates
 from sglang_lite.protocol import ConstraintError, JsonSchema
 
@@ -52,7 +52,7 @@ _INSTEAD = {  # hints for attributes of rules that only llguidance supports
     "temperature": "Use gen(temperature=…) inside of s.grammar(…).",
 }  # fmt: skip
 _PIECES = "%piece "  # prefix of rule names for substrings, which terminals may refer to
-_MOST_CHUNKS = 1_000  # maximum number of pieces of a %regex text
+_MAX_CHUNKS = 1_000  # maximum number of pieces of a %regex text
 _STRING = r'"((?:\\.|[^"\\\n])*)"(i?)'
 _REGEX = r"/((?:\\.|[^/\\\n])+)/([imslux]*)"
 _ATTRIBUTES = rf"\[(?:{_STRING}|{_REGEX}|[^\]\n\"/])*\]"
@@ -95,7 +95,7 @@ class _Parser:
     def grammar(self) -> tuple[Language, dict[str, JsonSchema]]:
         scanner = self._scanner
         scanner.skip()
-        while scanner.left:
+        while scanner.has_more:
             if scanner.peek("%"):
                 self._directive()
             else:
@@ -106,7 +106,7 @@ class _Parser:
             scanner.fail(f"{name} is declared: it comes from a postlexer, and no text is known of it", self._uses[name])
         self._rules |= self._templates.instances(self._rules)
         names = {**self._rules, **dict.fromkeys(self._schemas, ANY_TEXT)}
-        complete(Language("start", names), scanner, self._uses)
+        checked_references(Language("start", names), scanner, self._uses)
         between = repeat(alternation(self._resolved(name) for name in self._ignored), 0, None)
         rules = {
             name: self._with_terminals(body, between) for name, body in self._rules.items() if not _is_terminal(name)
@@ -117,16 +117,16 @@ class _Parser:
         scanner = self._scanner
         start = scanner.at
         scanner.take(r"[?!]+")
-        name = scanner.demand(_NAME, "a name")[0]
+        name = scanner.expect(_NAME, "a name")[0]
         parameters = scanner.take(r"\{([^}\n]*)\}")
         scanner.take(r"\.-?[0-9]+")
         at = scanner.at
         suffix = self._attributes() if scanner.take(r"\[") else None
         if suffix is not None and (parameters or _is_terminal(name)):
             scanner.fail("only a rule of terminals has attributes, no terminal and no template", at)
-        scanner.demand(":", "a colon")
+        scanner.expect(":", "a colon")
         if name in self._rules or name in self._templates:
-            scanner.fail(f"{name!r} is there twice", start)
+            scanner.fail(f"{name!r} is defined twice", start)
         body = self._alternation()
         if suffix is not None:
             body = self._terminal(_shortest(concat(body, suffix)))
@@ -141,17 +141,19 @@ class _Parser:
         suffix: Node = EMPTY
         while True:
             at = scanner.at
-            name = scanner.demand(r"\w+", "an attribute")[0]
+            name = scanner.expect(r"\w+", "an attribute")[0]
             if name == "suffix":
-                scanner.demand("=", "=")
+                scanner.expect("=", "=")
                 item = self._item()
                 suffix = scanner.fail("the end of the text expected", at) if item is None else item
             elif name != "lazy":
-                known = f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
-                scanner.fail(f"the attribute {name!r} is not supported{known}", at, hint=_INSTEAD.get(name, ""))
+                explanation = (
+                    f": a grammar says what a text is, and {name!r} how it is generated" if name in _INSTEAD else ""
+                )
+                scanner.fail(f"the attribute {name!r} is not supported{explanation}", at, hint=_INSTEAD.get(name, ""))
             if not scanner.take(","):
                 break
-        scanner.demand(r"\]", "a closing ]")
+        scanner.expect(r"\]", "a closing ]")
         return suffix
 
     def _directive(self) -> None:
@@ -160,7 +162,7 @@ class _Parser:
         if scanner.take("%ignore"):
             self._ignored.append(self._terminal(self._alternation()).name)
         elif scanner.take("%import"):
-            match = scanner.demand(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
+            match = scanner.expect(r"common\.(\w+|\([\w\s,]+\))(?:\s*->\s*(\w+))?|common\s*\(([\w\s,]+)\)", "common.…")
             for name in re.findall(r"\w+", match[1] or match[3]):
                 if name not in _COMMON:
                     scanner.fail(f"common has no {name}", start)
@@ -169,13 +171,13 @@ class _Parser:
             while name := scanner.take(rf"(?!{_DEFINITION}){_TERMINAL}"):
                 self._declared.add(name[0])
         elif directive := scanner.take("%(extend|override)"):
-            name = scanner.demand(_NAME, "a name")
-            scanner.demand(":", "a colon")
+            name = scanner.expect(_NAME, "a name")
+            scanner.expect(":", "a colon")
             if name[0] not in self._rules:
                 scanner.fail(f"there is no {name[0]!r} to {directive[1]}", start, hint="Define or import it above.")
             body = self._alternation()
-            known = self._rules[name[0]]
-            self._rules[name[0]] = alternation((known, body)) if directive[1] == "extend" else body
+            old_body = self._rules[name[0]]
+            self._rules[name[0]] = alternation((old_body, body)) if directive[1] == "extend" else body
         else:
             scanner.fail("only %ignore, %import, %declare, %extend and %override are supported")
 
@@ -205,16 +207,16 @@ class _Parser:
     def _item(self) -> Node | None:
         scanner = self._scanner
         at = scanner.at
-        if not scanner.left or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
+        if not scanner.has_more or scanner.peek(_DEFINITION) or scanner.peek(r"[|&)\]},]|->|%(?!json|regex)"):
             return None
         if scanner.take("~"):
             inner = self._item()
-            return Complement(scanner.fail("what is not to be expected", at) if inner is None else inner)
+            return Complement(scanner.fail("an expression after ~ expected", at) if inner is None else inner)
         if name := scanner.take(_NAME):
             self._uses.setdefault(name[0], at)
             return self._template(name[0], at) if scanner.take(r"\{(?!\s*,?\s*[0-9])") else Ref(name[0])
         if scanner.peek("<"):
-            return self._terminal(marked(scanner))
+            return self._terminal(special_token(scanner))
         if match := scanner.take(_STRING):
             return self._terminal(self._string(match, at))
         if match := scanner.take(_REGEX):
@@ -227,10 +229,10 @@ class _Parser:
             return self._terminal(self._substrings(at))
         for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
             if scanner.take(opening):
-                scanner.deeper()
+                scanner.enter_group()
                 node = self._alternation()
-                scanner.shallower()
-                scanner.demand(closing, f"a closing {closing[1]}")
+                scanner.leave_group()
+                scanner.expect(closing, f"a closing {closing[1]}")
                 return Repeat(node, 0, 1) if closing == r"\]" else node
         return scanner.fail("a name, a string, a regular expression or a group expected", at)
 
@@ -238,7 +240,7 @@ class _Parser:
         scanner = self._scanner
         text = self._unescaped(match[1], at)
         if scanner.take(r"\.\."):
-            end = scanner.demand(_STRING, "the last character of the range")
+            end = scanner.expect(_STRING, "the last character of the range")
             last = self._unescaped(end[1], at)
             if len(text) != 1 or len(last) != 1 or last < text:
                 scanner.fail("a range goes from one character to a later one", at)
@@ -250,23 +252,23 @@ class _Parser:
         try:
             return str(json.loads(f'"{text}"', strict=False))
         except ValueError:
-            self._scanner.fail("a string with an escape that is none", at)
+            self._scanner.fail("the string has an invalid escape", at, hint="Use the escapes of JSON.")
 
     def _parsed(self, pattern: str, at: int) -> Node:
         try:
-            return regex.parse_part(pattern)
+            return regex.parse_inside_grammar(pattern)
         except ConstraintError as error:
             self._scanner.fail(error.message.removeprefix("regex: "), at, hint=error.hint)
 
     def _template(self, name: str, at: int) -> Node:
         """Parses the arguments of a template and returns a reference to its instance."""
         scanner = self._scanner
-        given: list[Node] = []
-        while not given or scanner.take(","):
+        arguments: list[Node] = []
+        while not arguments or scanner.take(","):
             item = self._item()
-            given.append(scanner.fail("an argument of the template expected") if item is None else item)
-        scanner.demand(r"\}", "a closing }")
-        return self._templates.use(name, given, at)
+            arguments.append(scanner.fail("an argument of the template expected") if item is None else item)
+        scanner.expect(r"\}", "a closing }")
+        return self._templates.use(name, arguments, at)
 
     def _read_json(self, directive: str, at: int) -> Any:
         scanner = self._scanner
@@ -279,8 +281,8 @@ class _Parser:
 
     def _substrings(self, at: int) -> Node:
         """Substrings of a text, cut by characters, words or given pieces; the empty substring is included."""
-        given = self._read_json("%regex", at)
-        kind, value = next(iter(given.items())) if isinstance(given, dict) and len(given) == 1 else ("", None)
+        options = self._read_json("%regex", at)
+        kind, value = next(iter(options.items())) if isinstance(options, dict) and len(options) == 1 else ("", None)
         pieces: Any = None
         if kind == "substring_chunks" and isinstance(value, list) and all(isinstance(each, str) for each in value):
             pieces = value
@@ -289,9 +291,9 @@ class _Parser:
         if pieces is None:
             self._scanner.fail("%regex has substring_chars, substring_words or substring_chunks", at)
         if any(charsets.has_surrogates(piece) for piece in pieces):
-            self._scanner.fail("half a character, which no text has", at)
-        if len(pieces) > _MOST_CHUNKS:
-            self._scanner.fail(f"{len(pieces):,} pieces, the limit is {_MOST_CHUNKS:,}", at)
+            self._scanner.fail("a lone surrogate is no character", at)
+        if len(pieces) > _MAX_CHUNKS:
+            self._scanner.fail(f"{len(pieces):,} pieces, the limit is {_MAX_CHUNKS:,}", at)
         first = f"{_PIECES}{len(self._rules)}-"
         for i, piece in enumerate([*pieces, ""]):
             rest = (literal(piece), Ref(f"{first}{i + 1}")) if piece or i < len(pieces) else ()

@@ -59,7 +59,7 @@ def parse(pattern: str) -> Node:
     return parser.language(EMPTY, parser.parse(), EMPTY, EMPTY, EMPTY)
 
 
-def in_a_line(message: str) -> str:
+def one_line_message(message: str) -> str:
     """Converts the message of a refused pattern to one line: the excerpt with the caret is replaced by the text after
     the fault.
     """
@@ -71,7 +71,7 @@ def in_a_line(message: str) -> str:
     return f"{problem}, {f'before {rest!r}' if rest else 'at the end of the pattern'}"
 
 
-def parse_part(pattern: str) -> Node:
+def parse_inside_grammar(pattern: str) -> Node:
     """Node of a pattern that is matched within other text, where lookahead and word boundaries would depend on that
     text.
 
@@ -155,10 +155,10 @@ class _Parser:
             self.at = match.end()
 
     def set_flags(self, on: str, off: str, at: int) -> None:
-        known = "isu" if self.ecma else "isum"
+        supported = "isu" if self.ecma else "isum"
         for flag in on + off:
-            if flag not in known:
-                self.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(known)}.")
+            if flag not in supported:
+                self.fail(f"flag {flag!r} is not supported", at, hint=f"Supported: {', '.join(supported)}.")
         if set(on) & set(off) or "u" in off:
             self.fail("flags that are turned on can't be turned off", at)
         # `m` only changes the meaning of ^ and $ inside the text, where anchors are refused anyway; `u` is the default.
@@ -203,7 +203,7 @@ class _Parser:
         if not match or match[0] == "{}":
             return None  # other braces are literal, as in Python
         if self.ecma and not match[1]:
-            self.fail("a repeat without a least count is no repeat in a schema's pattern", hint="Write {0,…}.")
+            self.fail("a repeat in a schema's pattern needs a minimum count", hint="Write {0,…}.")
         if max(len(match[1]), len(match[3])) > 100 or max(int(match[1] or 0), int(match[3] or 0)) > MAX_REPEAT:
             self.fail(f"repeat counts go up to {MAX_REPEAT:,}")
         least = int(match[1] or 0)

@@ -10,7 +10,8 @@ from sglang_lite.protocol import ConstraintError
 
 MAX_GRAMMAR_CHARS = 500_000
 MAX_NESTING = 100
-_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # every tokenizer has these as text or can spell them
+# Special tokens that every tokenizer has as text or can spell.
+_SPECIAL_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 class Scanner:
@@ -33,7 +34,7 @@ class Scanner:
         self._depth = 0
 
     @property
-    def left(self) -> bool:
+    def has_more(self) -> bool:
         return self.at < len(self.text)
 
     def fail(self, problem: str, at: int | None = None, hint: str = "") -> NoReturn:
@@ -63,15 +64,15 @@ class Scanner:
             self.skip()
         return match
 
-    def demand(self, pattern: str, what: str) -> re.Match[str]:
+    def expect(self, pattern: str, what: str) -> re.Match[str]:
         return self.take(pattern) or self.fail(f"{what} expected")
 
-    def deeper(self) -> None:
+    def enter_group(self) -> None:
         self._depth += 1
         if self._depth > MAX_NESTING:
             self.fail(f"groups nest deeper than {MAX_NESTING}")
 
-    def shallower(self) -> None:
+    def leave_group(self) -> None:
         self._depth -= 1
 
     def counts(self) -> tuple[int, int | None] | None:
@@ -92,22 +93,23 @@ class Scanner:
         return least, most
 
 
-def marked(scanner: Scanner) -> Node:
+def special_token(scanner: Scanner) -> Node:
     """Literal node of a special token, such as `<think>`, that grammars may use as text.
 
     Raises:
         ConstraintError: the special token is not one of the supported ones.
     """
     found = scanner.take(r"<\[?[^<>\s]*>")
-    if found is None or found[0] not in _MARKS:
+    if found is None or found[0] not in _SPECIAL_TOKENS:
         scanner.fail(
-            "of special tokens only " + ", ".join(_MARKS) + " are supported", None if found is None else found.start(),
-            hint="What ends a text is said by the model; write other tokens as text.",
+            "the only supported special tokens are " + ", ".join(_SPECIAL_TOKENS),
+            None if found is None else found.start(),
+            hint="Leave out tokens that end the text: the model writes them itself. Quote other tokens as text.",
         )  # fmt: skip
     return literal(found[0])
 
 
-def complete(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
+def checked_references(language: Language, scanner: Scanner, uses: dict[str, int]) -> Language:
     """Returns a language unchanged after checking that every rule it uses is defined.
 
     Args:

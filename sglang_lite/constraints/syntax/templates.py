@@ -8,7 +8,7 @@ from functools import partial
 from sglang_lite.constraints.formal.nodes import Node, Ref, mapped
 from sglang_lite.constraints.syntax.scanner import Scanner
 
-_MOST = 1_000  # maximum number of template instances
+_MAX_INSTANCES = 1_000  # maximum number of template instances
 
 
 class Templates:
@@ -29,15 +29,15 @@ class Templates:
         """Adds a template. Raises ConstraintError if its parameters are not distinct names."""
         names = tuple(each.strip() for each in parameters.split(","))
         if len(set(names)) < len(names) or not all(each.replace("-", "_").isidentifier() for each in names):
-            self._scanner.fail(f"the parameters of {name} are not names, each another one", at)
+            self._scanner.fail(f"the parameters of {name} must be distinct names", at)
         self._bodies[name] = names, body
 
-    def use(self, name: str, given: Sequence[Node], at: int) -> Ref:
+    def use(self, name: str, arguments: Sequence[Node], at: int) -> Ref:
         """Reference to the rule of a template with these arguments."""
-        key = name, tuple(map(self._as_name, given))
+        key = name, tuple(map(self._as_name, arguments))
         if key not in self._names:
-            if len(self._names) == _MOST:
-                self._scanner.fail(f"templates make more than {_MOST:,} rules", at)
+            if len(self._names) == _MAX_INSTANCES:
+                self._scanner.fail(f"templates make more than {_MAX_INSTANCES:,} rules", at)
             self._names[key] = rule = f"%{name} {len(self._names)}"
             self._uses[rule] = *key, at
         return Ref(self._names[key])
@@ -60,25 +60,25 @@ class Templates:
             ConstraintError: a template is not defined or takes a different number of arguments, or templates make too
                 many rules.
         """
-        made: dict[str, Node] = {}
+        expanded: dict[str, Node] = {}
         waiting = [*(name for body in rules.values() for name in self._used(body))]
         while waiting:
             rule = waiting.pop()
-            if rule in made:
+            if rule in expanded:
                 continue
             if rule in self._bodies_of:
-                made[rule] = self._bodies_of[rule]
-                waiting += self._used(made[rule])
+                expanded[rule] = self._bodies_of[rule]
+                waiting += self._used(expanded[rule])
                 continue
-            name, given, at = self._uses[rule]
+            name, arguments, at = self._uses[rule]
             if name not in self._bodies:
                 self._scanner.fail(f"there is no template {name!r}", at)
             parameters, body = self._bodies[name]
-            if len(parameters) != len(given):
-                self._scanner.fail(f"{name} takes {len(parameters)} arguments, not {len(given)}", at)
-            made[rule] = self._filled(body, dict(zip(parameters, given)))
-            waiting += self._used(made[rule])
-        return made
+            if len(parameters) != len(arguments):
+                self._scanner.fail(f"{name} takes {len(parameters)} arguments, not {len(arguments)}", at)
+            expanded[rule] = self._filled(body, dict(zip(parameters, arguments)))
+            waiting += self._used(expanded[rule])
+        return expanded
 
     def _used(self, node: Node) -> list[str]:
         found: list[str] = []
@@ -100,6 +100,6 @@ class Templates:
             case Ref(name) if name in self._bodies_of:
                 return self._as_name(self._filled(self._bodies_of[name], arguments))
             case Ref(name) if name in self._uses:
-                template, given, at = self._uses[name]
-                return self.use(template, [self._filled(each, arguments) for each in given], at)
+                template, template_arguments, at = self._uses[name]
+                return self.use(template, [self._filled(each, arguments) for each in template_arguments], at)
         return mapped(node, partial(self._filled, arguments=arguments))

@@ -11,7 +11,7 @@ from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.anthropic_messages import MESSAGES
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.connection import Connector, sdk_client, sdk_errors
-from sglang_lite.lang.backend.profile import Profile, chosen
+from sglang_lite.lang.backend.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
@@ -65,11 +65,11 @@ class Anthropic(RemoteBackend):
     ) -> None:
         make = sdk_client("AsyncAnthropic", args, kwargs, client)
         super().__init__(
-            model_name, Connector("anthropic", "anthropic", make, sdk_errors("AnthropicError"), ready=client),
-            chosen(profile, "anthropic", model_name), policy, capabilities,
+            model_name, Connector("anthropic", "anthropic", make, sdk_errors("AnthropicError"), existing_client=client),
+            resolve_profile(profile, "anthropic", model_name), policy, capabilities,
             without_marks(get_chat_template("claude")), rate_limit,
         )  # fmt: skip
-        made = self._connection.made
+        made = self._connection.latest_client
         if made.api_key is made.auth_token is made.credentials is None and "default_headers" not in kwargs:
             raise ParameterError("api_key", "no key is given.", hint="Give api_key=, or set ANTHROPIC_API_KEY.")
         self.reasoning_effort = reasoning_effort
@@ -83,21 +83,21 @@ class Anthropic(RemoteBackend):
             )
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
-        return MESSAGES, Target(self.model_name, effort=rung.effort, cached=self.profile.takes("cache_control"))
+        return MESSAGES, Target(self.model_name, effort=rung.effort, cache_hints=self.profile.supports("cache_control"))
 
     async def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        blanks = Repeated(prompt.partial)
-        asked = super().call(prompt, params, rung, constrained=constrained, stream=stream)
-        async with aclosing(asked) as events:
+        blanks = RepeatedWhitespace(prompt.partial)
+        answer = super().call(prompt, params, rung, constrained=constrained, stream=stream)
+        async with aclosing(answer) as events:
             async for event in events:
-                trimmed = blanks.left_out(event)
+                trimmed = blanks.trim(event)
                 if trimmed is not None:
                     yield trimmed
 
 
-class Repeated:
+class RepeatedWhitespace:
     """Filter for whitespace at the end of a begun turn. The API receives the turn without it, so an answer may begin
     with the same whitespace, which is removed."""
 
@@ -105,7 +105,7 @@ class Repeated:
         self._blanks = begun[len(begun.rstrip()) :]
         self._left, self._held = self._blanks, ""
 
-    def left_out(self, event: Delta | Generation) -> Delta | Generation | None:
+    def trim(self, event: Delta | Generation) -> Delta | Generation | None:
         """Returns the event without the repeated whitespace, or None if no new text or reasoning is left in the
         event."""
         if isinstance(event, Generation):

@@ -11,11 +11,11 @@ from sglang_lite.lang.backend.prompt_cache import with_marks
 from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
+    ApiRequest,
     JsonFormat,
     JsonTool,
     PartialAnswer,
     PartialCall,
-    Question,
     Reader,
     Tool,
     Tools,
@@ -31,60 +31,63 @@ DEFAULT_MAX_TOKENS = 128  # for generations that set none, as on other backends;
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
-def request(question: Question) -> dict[str, Json]:
-    """Arguments of `messages.create` for a question.
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `messages.create` for a request.
 
     Raises:
         CapabilityError: the API does not accept an image of the prompt, or the prompt has text in its open turn and the
             answer a constraint.
     """
-    messages = _messages(question)
+    messages = _messages(request)
     system = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    asked: dict[str, Any] = {
-        "model": question.target.model, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
+    arguments: dict[str, Any] = {
+        "model": request.target.model, "max_tokens": DEFAULT_MAX_TOKENS, "messages": messages[len(system) :]
     }  # fmt: skip
     if system:
-        asked["system"] = "\n\n".join(str(message["content"]) for message in system)
-    prefill = question.prompt.partial.rstrip()  # the API rejects a prefill that ends in whitespace
+        arguments["system"] = "\n\n".join(str(message["content"]) for message in system)
+    prefill = request.prompt.partial.rstrip()  # the API rejects a prefill that ends in whitespace
     if prefill:
-        if question.shape is not None:
+        if request.shape is not None:
             raise CapabilityError(
-                f"{question.target.model} can't continue an assistant's turn that has text already under a constraint.",
+                f"{request.target.model} can't continue an assistant's turn that has text already under a constraint.",
                 hint="Move the text before the value to the user's turn.",
             )
-        asked["messages"].append({"role": "assistant", "content": prefill})
-    asked |= _parameters(question) | _shape(question)
-    return with_marks(asked, question.prompt) if question.target.cached else asked
+        arguments["messages"].append({"role": "assistant", "content": prefill})
+    arguments |= _parameters(request) | _shape(request)
+    return with_marks(arguments, request.prompt) if request.target.cache_hints else arguments
 
 
-def _parameters(question: Question) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
+def _parameters(request: ApiRequest) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for name, value in given_as_data(question.params).items():
+    for name, value in given_as_data(request.params).items():
         match name:
             case "max_tokens":
-                asked["max_tokens"] = value
+                arguments["max_tokens"] = value
             case "stop":
-                asked["stop_sequences"] = value
+                arguments["stop_sequences"] = value
             case _:  # the SDK has no keyword for parameters that only older models accept
                 extra[name] = value
-    return asked | ({"extra_body": extra} if extra else {})
+    return arguments | ({"extra_body": extra} if extra else {})
 
 
-def _shape(question: Question) -> dict[str, Any]:
+def _shape(request: ApiRequest) -> dict[str, Any]:
     """Request fields that specify the form of the answer."""
-    output: dict[str, Any] = {} if question.target.effort is None else {"effort": question.target.effort}
-    asked: dict[str, Any] = {}
-    match question.shape:
+    output: dict[str, Any] = {} if request.target.effort is None else {"effort": request.target.effort}
+    arguments: dict[str, Any] = {}
+    match request.shape:
         case JsonFormat(schema, _):
             output["format"] = {"type": "json_schema", "schema": schema}
         case JsonTool(schema):
-            asked["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
-            asked["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
+            arguments["tools"] = [_tool(Tool(ANSWER, "Its input is your whole answer.", schema, strict=True))]
+            arguments["tool_choice"] = {"type": "tool", "name": ANSWER, "disable_parallel_tool_use": True}
         case Tools(tools, required, parallel):
-            asked["tools"] = [_tool(tool) for tool in tools]
-            asked["tool_choice"] = {"type": "any" if required else "auto", "disable_parallel_tool_use": not parallel}
-    return asked | ({"output_config": output} if output else {})
+            arguments["tools"] = [_tool(tool) for tool in tools]
+            arguments["tool_choice"] = {
+                "type": "any" if required else "auto",
+                "disable_parallel_tool_use": not parallel,
+            }
+    return arguments | ({"output_config": output} if output else {})
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -94,12 +97,12 @@ def _tool(tool: Tool) -> dict[str, Any]:
     )
 
 
-def _messages(question: Question) -> list[dict[str, Any]]:
+def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     """Conversation in the API's form. A turn with thinking or tool calls is sent as the model's original blocks, and
     the results of its calls as `tool_result` blocks."""
     messages: list[dict[str, Any]] = []
-    for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
-        content: Any = list(returned) if returned is not None else _content(message, question.target.model)
+    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
+        content: Any = list(stored) if stored is not None else _content(message, request.target.model)
         if calls:
             results = results_of([call["name"] for call in calls], content)
             content = [
@@ -143,32 +146,32 @@ class MessagesReader(Reader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sample = PartialAnswer(thoughts="")
+        self._sample = PartialAnswer(reasoning="")
         self.samples = {0: self._sample}
         self._start: Any = None  # usage that `message_start` reported
         self._first = 0  # index of its first block in the sample's items, after the blocks of earlier messages
 
-    def event(self, said: Foreign) -> Sequence[Delta]:
+    def event(self, event: Foreign) -> Sequence[Delta]:
         sample = self._sample
-        match said.type:
+        match event.type:
             case "message_start":
-                self.meta |= {"id": said.message.id, "model": said.message.model}
-                self._start, self._first, self.paused = said.message.usage, len(sample.items), False
+                self.meta |= {"id": event.message.id, "model": event.message.model}
+                self._start, self._first, self.paused = event.message.usage, len(sample.provider_items), False
             case "content_block_start":
-                sample.items.append(said.content_block.to_dict(mode="json"))
-                if said.content_block.type == "tool_use":
-                    block = said.content_block
-                    sample.calls[len(sample.items) - 1] = PartialCall(block.name, "", block.id)
+                sample.provider_items.append(event.content_block.to_dict(mode="json"))
+                if event.content_block.type == "tool_use":
+                    block = event.content_block
+                    sample.calls[len(sample.provider_items) - 1] = PartialCall(block.name, "", block.id)
             case "content_block_delta":
-                return self._add(said.delta, self._first + said.index)
+                return self._add(event.delta, self._first + event.index)
             case "message_delta":
-                self._end(said)
+                self._end(event)
         return ()
 
     def _add(self, delta: Any, place: int) -> Sequence[Delta]:
         """Adds a block's delta to the sample, and returns its new text or thinking."""
         sample = self._sample
-        block = sample.items[place] if place < len(sample.items) else {}
+        block = sample.provider_items[place] if place < len(sample.provider_items) else {}
         match delta.type:
             case "text_delta":
                 block["text"] = block.get("text", "") + delta.text
@@ -176,7 +179,7 @@ class MessagesReader(Reader):
                 return [Delta(delta.text)]
             case "thinking_delta":
                 block["thinking"] = block.get("thinking", "") + delta.thinking
-                sample.thoughts = f"{sample.thoughts}{delta.thinking}"
+                sample.reasoning = f"{sample.reasoning}{delta.thinking}"
                 return [Delta("", reasoning=delta.thinking)]
             case "signature_delta":
                 block["signature"] = delta.signature
@@ -184,22 +187,22 @@ class MessagesReader(Reader):
                 sample.calls[place].arguments += delta.partial_json
         return ()
 
-    def _end(self, said: Any) -> None:
+    def _end(self, event: Any) -> None:
         """Reads the end of a message: stop reason, refusal, tool inputs and usage."""
         sample = self._sample
-        sample.reason, sample.matched = said.delta.stop_reason, said.delta.stop_sequence
-        sample.cut = sample.reason in ("max_tokens", "model_context_window_exceeded")
-        self.paused = sample.reason == "pause_turn"
-        if sample.reason == "refusal":
-            details = said.delta.stop_details
+        sample.finish_reason, sample.matched = event.delta.stop_reason, event.delta.stop_sequence
+        sample.truncated = sample.finish_reason in ("max_tokens", "model_context_window_exceeded")
+        self.paused = sample.finish_reason == "pause_turn"
+        if sample.finish_reason == "refusal":
+            details = event.delta.stop_details
             sample.refusal = (details and (details.explanation or details.category)) or "no reason is given"
         for place, call in sample.calls.items():
-            sample.items[place]["input"] = _parsed(call.arguments)
-        if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.items):
-            plain, sample.items = sample.items, []  # later turns contain its text anyway
+            sample.provider_items[place]["input"] = _parsed(call.arguments)
+        if not any(block["type"] in ("thinking", "redacted_thinking", "tool_use") for block in sample.provider_items):
+            plain, sample.provider_items = sample.provider_items, []  # later turns contain its text anyway
             if self.paused:
-                sample.items = plain
-        self.usage = total_usage((self.usage, _cost(self._start, said.usage)))
+                sample.provider_items = plain
+        self.usage = total_usage((self.usage, _cost(self._start, event.usage)))
 
 
 def _parsed(arguments: str) -> Any:
@@ -211,11 +214,11 @@ def _parsed(arguments: str) -> Any:
         return {}
 
 
-def _resumed(asked: dict[str, Any], reader: Any) -> dict[str, Any]:
+def _resumed(arguments: dict[str, Any], reader: Any) -> dict[str, Any]:
     """Arguments of a request that makes the model continue: the previous ones, with its output so far as an assistant
     message."""
-    said = {"role": "assistant", "content": list(reader.samples[0].items)}
-    return {**asked, "messages": [*asked["messages"], said]}
+    turn = {"role": "assistant", "content": list(reader.samples[0].provider_items)}
+    return {**arguments, "messages": [*arguments["messages"], turn]}
 
 
 def _cost(start: Any, end: Any) -> Usage:
@@ -234,7 +237,7 @@ def _cost(start: Any, end: Any) -> Usage:
 
 
 MESSAGES = Api(
-    request, lambda client: client.messages.create, {"stream": True}, MessagesReader,
+    request_arguments, lambda client: client.messages.create, {"stream": True}, MessagesReader,
     # The SDK rejects requests that may take long unless they stream.
     always_streams=True, resumed=_resumed,
 )  # fmt: skip

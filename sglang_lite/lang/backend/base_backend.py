@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.capabilities import EVERYTHING as EVERYTHING
 from sglang_lite.lang.backend.capabilities import Capabilities as Capabilities
-from sglang_lite.lang.backend.prices import Price, price_of
+from sglang_lite.lang.backend.prices import Price, find_price
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.concurrency.pool import ThreadPool
 from sglang_lite.program.choosing import ChoicesDecision, ChoicesSamplingMethod
@@ -230,7 +230,7 @@ class BaseBackend:
 
     def cost(self, usage: Usage) -> float | None:
         """Cost of one call's usage in US dollars, or None if unknown."""
-        price = self.price or price_of(self.get_model_name())
+        price = self.price or find_price(self.get_model_name())
         return None if price is None else price.of(usage)
 
     def identity(self) -> tuple[Json, ...]:

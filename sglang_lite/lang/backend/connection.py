@@ -12,16 +12,16 @@ from typing import Any
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.argument_names import tells_names
-from sglang_lite.lang.backend.connection_pool import pooled
+from sglang_lite.lang.backend.connection_pool import pool_arguments
 from sglang_lite.lang.backend.rate_limit import RateLimit, shared_limit
-from sglang_lite.lang.backend.remote_errors import Failures
+from sglang_lite.lang.backend.remote_errors import ErrorTranslator
 from sglang_lite.lang.concurrency.loop import executor_loop, on_executor
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
 from sglang_lite.protocol import BackendError, ParameterError
 from sglang_lite.protocol.anything import Foreign
 
 Errors = type[Exception] | tuple[type[Exception], ...]
-Heard = Callable[[int, Mapping[str, str]], None]
+ResponseHook = Callable[[int, Mapping[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Connector:
     Attributes:
         package: name of the SDK's package.
         extra: name of this package's extra that installs the SDK.
-        make: makes a client. Arguments: the SDK's module; `heard`, a callback for the status and headers of each
-            answer; the client made before, or None.
+        make_client: makes a client. Arguments: the SDK's module; `on_response`, a callback for the status and headers
+            of each answer; the client made before, or None.
         errors: returns the SDK's error classes, given its module: base classes, time limits, failed connections.
-        ready: client that the user has made and will close, or None.
+        existing_client: client that the user has made and will close, or None.
         close: closes a client.
     """
 
     package: str
     extra: str
-    make: Callable[[Any, Heard, Any], Any]
+    make_client: Callable[[Any, ResponseHook, Any], Any]
     errors: Callable[[Any], tuple[Errors, Errors, Errors]]
-    ready: object = None
+    existing_client: object = None
     close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
 
 
@@ -64,7 +64,7 @@ class Connection:
             ) from error
         self._connector = connector
         try:
-            self._client: Any = connector.make(self.sdk, self._hears(), None)
+            self._client: Any = connector.make_client(self.sdk, self._response_hook(), None)
         except connector.errors(self.sdk)[0] as error:
             raise ParameterError(backend, str(error)) from error
         self._loop: asyncio.AbstractEventLoop | None = None  # loop that the client is open for
@@ -74,12 +74,12 @@ class Connection:
         key = getattr(self._client, "api_key", None)
         self.limit = shared_limit(f"{connector.package} {self.server}", key) if limit is None else limit
 
-    def failures(self, name: str, origin: Origin) -> Failures:
+    def error_translator(self, name: str, origin: Origin) -> ErrorTranslator:
         """Translator of the SDK's errors."""
-        return Failures(name, origin, *self._connector.errors(self.sdk), self._secrets)
+        return ErrorTranslator(name, origin, *self._connector.errors(self.sdk), self._secrets)
 
     @property
-    def made(self) -> Foreign:
+    def latest_client(self) -> Foreign:
         """Client that was made last."""
         return self._client
 
@@ -90,31 +90,31 @@ class Connection:
         if self._loop is loop:
             return self._client
         if self._used:
-            self._client = self._connector.make(self.sdk, self._hears(), self._client)
-        if self._client is not self._connector.ready:
+            self._client = self._connector.make_client(self.sdk, self._response_hook(), self._client)
+        if self._client is not self._connector.existing_client:
             self._handle = closed_with_loop(partial(self._connector.close, self._client))
         self._loop, self._used = loop, True
         return self._client
 
     def close(self) -> None:
         """Closes the connections; the next call of `client` opens new ones."""
-        if self._client is self._connector.ready:
+        if self._client is self._connector.existing_client:
             return
         loop, self._loop, handle, self._handle = self._loop, None, self._handle, None
         if handle is not None and loop is not None and loop is executor_loop() and not on_executor():
             asyncio.run_coroutine_threadsafe(_closed(handle), loop).result()
 
-    def _hears(self) -> Heard:
+    def _response_hook(self) -> ResponseHook:
         """Callback that informs the limit of answers. It holds only a weak reference, so that a client does not keep
         this object alive."""
         mine = weakref.ref(self)
 
-        def heard(status: int, headers: Mapping[str, str]) -> None:
+        def on_response(status: int, headers: Mapping[str, str]) -> None:
             connection = mine()
             if connection is not None:
-                connection.limit.heard(status, headers)
+                connection.limit.update_from_response(status, headers)
 
-        return heard
+        return on_response
 
     def _secrets(self) -> Iterator[object]:
         for name in ("api_key", "auth_token", "admin_api_key"):
@@ -143,9 +143,9 @@ def sdk_client(
             "client", "other arguments of the client have no effect beside it.", hint="Leave them out."
         )
 
-    def make(sdk: Any, heard: Heard, before: Any) -> Any:
+    def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
         async def hook(response: Any) -> None:
-            heard(response.status_code, response.headers)
+            on_response(response.status_code, response.headers)
 
         if client is not None and not isinstance(client, getattr(sdk, kind)):
             raise ParameterError(
@@ -160,7 +160,7 @@ def sdk_client(
                     "or were closed by shutdown(). It can't be used again.", hint="Make a new backend where it is used."
                 )  # fmt: skip
             return tells_names(getattr(sdk, kind))(*args, **options)
-        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pooled())
+        http = sdk.DefaultAsyncHttpxClient(event_hooks={"response": [hook]}, **pool_arguments())
         return (
             before.copy(http_client=http)
             if client is not None

@@ -25,7 +25,7 @@ from sglang_lite.protocol.anything import Foreign
 _PROXIES = {"http", "https", "all"}
 # Environment variables that name other certificate authorities than the system's.
 _AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-_MOST, _IDLE_S = 1000, 5.0  # the SDKs' own defaults
+_MAX_CONNECTIONS, _IDLE_S = 1000, 5.0  # the SDKs' own defaults
 # A call may be silent for minutes; keep-alive packets stop devices on the way from dropping the connection.
 _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -34,13 +34,16 @@ _KEPT_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 ]
 
 
-def pooled(
-    verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, trust_env: bool = True
+def pool_arguments(
+    verify: ssl.SSLContext | str | bool = True,
+    *,
+    max_connections: int | None = _MAX_CONNECTIONS,
+    trust_env: bool = True,
 ) -> dict[str, Foreign]:
     """Arguments of an `httpx2.AsyncClient` that make it use this pool. Empty if the environment names a proxy, which
     only the client's own pool supports."""
     proxied = trust_env and not _PROXIES.isdisjoint(getproxies())
-    return {} if proxied else {"transport": ConnectionPool(verify, most=most)}
+    return {} if proxied else {"transport": ConnectionPool(verify, max_connections=max_connections)}
 
 
 class ConnectionPool(httpx2.AsyncBaseTransport):
@@ -48,18 +51,22 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
 
     Args:
         verify: TLS verification, as the client takes it.
-        most: maximum number of connections, or None for no limit; a further request waits for one, up to its `pool`
-            timeout.
+        max_connections: maximum number of connections, or None for no limit; a further request waits for one, up to its
+            `pool` timeout.
         idle_s: seconds after which an idle connection is closed, or None for the SDKs' default (5 s).
     """
 
     def __init__(
-        self, verify: ssl.SSLContext | str | bool = True, *, most: int | None = _MOST, idle_s: float | None = None
+        self,
+        verify: ssl.SSLContext | str | bool = True,
+        *,
+        max_connections: int | None = _MAX_CONNECTIONS,
+        idle_s: float | None = None,
     ) -> None:
         self._idle_s = _IDLE_S if idle_s is None else idle_s
         self._tls = _tls(*map(os.environ.get, _AUTHORITIES)) if verify is True else httpx2.create_ssl_context(verify)
         self._limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=self._idle_s)
-        self._room = None if most is None else asyncio.Semaphore(most)
+        self._room = None if max_connections is None else asyncio.Semaphore(max_connections)
         self._all: set[httpx2.AsyncHTTPTransport] = set()
         self._idle: deque[tuple[float, httpx2.AsyncHTTPTransport]] = deque()  # (idle since, connection), last used last
         self._sweeping: asyncio.TimerHandle | None = None

@@ -41,12 +41,12 @@ class Crusoe(OpenAI):
         chat_template: TurnTemplate | None = None,
         **kwargs: Foreign,
     ) -> None:
-        given: dict[str, Any] = {}
+        connection: dict[str, Any] = {}
         if kwargs.get("client") is None:
             key = api_key or os.environ.get("CRUSOE_API_KEY")
             if not key:
                 raise ParameterError("api_key", "no key is given.", hint="Give api_key=, or set CRUSOE_API_KEY.")
-            given = {"api_key": key, "base_url": base_url or BASE_URL}
+            connection = {"api_key": key, "base_url": base_url or BASE_URL}
         elif api_key is not None or base_url is not None:
             raise ParameterError("client", "api_key= and base_url= have no effect beside it.", hint="Leave them out.")
-        super().__init__(model_name, True, chat_template, **{"profile": "crusoe", **given, **kwargs})
+        super().__init__(model_name, True, chat_template, **{"profile": "crusoe", **connection, **kwargs})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from sglang_lite.errors import Location
-from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
+from sglang_lite.lang.backend.rung import Demands, Refusal, Rung
 from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.backend.turns import from_start
 from sglang_lite.lang.expressions import NUMBER_STOPS, SglGen, SglSelect, number_as_regex, shown_choices
@@ -180,11 +180,11 @@ def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float
 # ------------------------------------------------------------------------------------------------ where nodes stand
 
 
-_ANSWER = "…"  # stands for text that is known only in a run
+_UNKNOWN_TEXT = "…"  # stands for text that is known only in a run
 
 
 @dataclass(slots=True)
-class _Place:
+class _BranchState:
     """State of a branch before a node: the parts of a prompt at this place.
 
     Attributes:
@@ -216,9 +216,9 @@ class _Reader:
         self, backend: RemoteBackend, params: SamplingParams, retries: int, count: Callable[[str], int]
     ) -> None:
         self._backend, self._params, self._retries, self._count = backend, params, retries, count
-        self._places: dict[Path, _Place] = {(): _Place()}
-        self._forks: dict[int, _Place] = {}
-        self._marks: dict[Path, list[_Place]] = {}
+        self._places: dict[Path, _BranchState] = {(): _BranchState()}
+        self._forks: dict[int, _BranchState] = {}
+        self._marks: dict[Path, list[_BranchState]] = {}
         self._shared: set[SharedCall] = set()  # shared calls that were counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
@@ -234,7 +234,7 @@ class _Reader:
             case Text(text):
                 here.add(text)
             case Value() | Call():
-                here.add(_ANSWER)
+                here.add(_UNKNOWN_TEXT)
             case Fork():
                 self._forks[i] = replace(here)
             case GrammarBegin() if Continuation not in self._backend.capabilities.constraints:
@@ -243,22 +243,22 @@ class _Reader:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
             case Gen() | Select() as said:
                 found = self._explained(said, node, here, entry)
-                here.add(_ANSWER)
+                here.add(_UNKNOWN_TEXT)
                 return found
             case Mark():
                 self._marks.setdefault(node.path, []).append(replace(here))
             case Rollback(mark=mark):
                 self._places[node.path] = replace(self._marks[node.path][mark])
             case Join(mode=mode) if mode != "gather_variable":
-                here.add(_ANSWER)
+                here.add(_UNKNOWN_TEXT)
         return None
 
-    def _place(self, path: Path) -> _Place:
+    def _place(self, path: Path) -> _BranchState:
         if path not in self._places:
-            self._places[path] = replace(self._forks.get(path[-2], _Place()))  # a called program starts empty
+            self._places[path] = replace(self._forks.get(path[-2], _BranchState()))  # a called program starts empty
         return self._places[path]
 
-    def _explained(self, said: Gen | Select, node: GraphNode, here: _Place, entry: Entry) -> ExplainedNode:
+    def _explained(self, said: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(said, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
         if (
@@ -284,7 +284,7 @@ class _Reader:
         most = asked.params.max_tokens
         explained = replace(
             plain, mode=found.mode, rung=found.name, calls=found.calls, warnings=found.warnings,
-            otherwise="" if found.otherwise is None else found.otherwise.name,
+            otherwise="" if found.fallback is None else found.fallback.name,
             completion_tokens=None if isinstance(most, Unset) else most,
         )  # fmt: skip
         # Method None: several choices, made one after the other, or a method of the user's own.
@@ -301,7 +301,7 @@ class _Reader:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(least, worst * (1 + tries)))
 
-    def _refusal(self, here: _Place, turn: TurnPlan | None) -> str | None:
+    def _refusal(self, here: _BranchState, turn: TurnPlan | None) -> str | None:
         """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
@@ -318,13 +318,13 @@ class _Reader:
         options = entry.expression.options if isinstance(entry.expression, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
-    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _Place) -> ExplainedNode:
+    def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _BranchState) -> ExplainedNode:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
         if turn.strategy in ("object", "text"):
             whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
-            rung = self._backend.rung(Asked("gen", turn.common_params or SamplingParams(), whole))
+            rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
             most = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), most))
         if not place and not turn.ahead and not here.partial.strip():
@@ -333,7 +333,7 @@ class _Reader:
         mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
-    def _asked(self, said: Gen | Select, entry: Entry) -> Asked:
+    def _asked(self, said: Gen | Select, entry: Entry) -> Demands:
         """Demands that the language would make of the backend for a node."""
         if isinstance(said, Select):
             multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
@@ -344,7 +344,7 @@ class _Reader:
             stops = () if isinstance(params.stop, Unset) else params.stop
             params = msgspec.structs.replace(params, stop=(*stops, *NUMBER_STOPS))
             constraint = number_as_regex(constraint)
-        return Asked("gen", params, constraint)
+        return Demands("gen", params, constraint)
 
 
 # ------------------------------------------------------------------------------------------------------- as a table

@@ -11,7 +11,7 @@ import msgspec
 from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.default import BackendLike, as_backend
-from sglang_lite.lang.backend.rendering import rendered
+from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.backend.turns import TurnRules, common_rules
 from sglang_lite.protocol import (
     BackendError,
@@ -129,7 +129,7 @@ class Fallback(BaseBackend):
     def _prompt(self, prompt: Prompt, backend: BaseBackend) -> Prompt:
         """Prompt as rendered by a backend's own chat template."""
         return (
-            prompt if backend is self.backends[0] else rendered(prompt, backend.get_chat_template(), self.chat_template)
+            prompt if backend is self.backends[0] else rerender(prompt, backend.get_chat_template(), self.chat_template)
         )
 
     def _from(self, backend: BaseBackend, answer: _Answer, failed: Sequence[Any]) -> _Answer:
@@ -144,7 +144,7 @@ def _name(backend: BaseBackend) -> str:
 
 def _continues(backend: BaseBackend) -> TurnRules:
     """Rules of a backend that has none: it continues any text of an open turn."""
-    return TurnRules("continued", JsonSchema in backend.capabilities.constraints, constrained=True)
+    return TurnRules("continued", JsonSchema in backend.capabilities.constraints, continues_constrained=True)
 
 
 def _shared(each: Sequence[Capabilities]) -> Capabilities:

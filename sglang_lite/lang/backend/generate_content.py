@@ -13,11 +13,11 @@ from typing import Any
 from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
+    ApiRequest,
     JsonFormat,
     JsonTool,
     PartialAnswer,
     PartialCall,
-    Question,
     Reader,
     Tool,
     Tools,
@@ -40,26 +40,26 @@ _REFUSED = frozenset({
 })  # fmt: skip
 
 
-def request(question: Question) -> dict[str, Json]:
-    """Arguments of `models.generate_content` for a question.
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `models.generate_content` for a request.
 
     Raises:
         CapabilityError: the API does not accept an image or a system turn of the prompt.
     """
-    messages = question.prompt.messages
+    messages = request.prompt.messages
     system = list(itertools.takewhile(lambda message: message.role == "system", messages))
-    config: dict[str, Any] = {**question.target.extra, **_parameters(question), **_shape(question)}
+    config: dict[str, Any] = {**request.target.settings, **_parameters(request), **_shape(request)}
     if system:
         config["system_instruction"] = "\n\n".join(_text(message) for message in system)
-    if question.target.effort is not None:
-        config["thinking_config"] = {"thinking_level": question.target.effort.upper()}
-    contents = _contents(question, len(system))
-    return {"model": question.target.model, "contents": contents, "config": config}
+    if request.target.effort is not None:
+        config["thinking_config"] = {"thinking_level": request.target.effort.upper()}
+    contents = _contents(request, len(system))
+    return {"model": request.target.model, "contents": contents, "config": config}
 
 
-def _parameters(question: Question) -> dict[str, Any]:
+def _parameters(request: ApiRequest) -> dict[str, Any]:
     config: dict[str, Any] = {}
-    for name, value in given(question.params).items():
+    for name, value in given(request.params).items():
         if name == "stop":
             config["stop_sequences"] = list(value)
         elif name == "seed":
@@ -69,9 +69,9 @@ def _parameters(question: Question) -> dict[str, Any]:
     return config
 
 
-def _shape(question: Question) -> dict[str, Any]:
+def _shape(request: ApiRequest) -> dict[str, Any]:
     """Fields of the configuration that specify the form of the answer."""
-    match question.shape:
+    match request.shape:
         case JsonFormat(schema, _):
             return {"response_mime_type": "application/json", "response_json_schema": schema}
         case JsonTool(schema):
@@ -93,24 +93,24 @@ def _tools(tools: Sequence[Tool], mode: str) -> dict[str, Any]:
     }
 
 
-def _contents(question: Question, start: int) -> list[dict[str, Any]]:
+def _contents(request: ApiRequest, start: int) -> list[dict[str, Any]]:
     """Conversation in the API's form. A turn with tool calls or signed thoughts is sent as the model's original
     parts."""
     contents: list[dict[str, Any]] = []
-    turns = conversation(question.prompt.messages, question.items, _calls_of)
-    for message, returned, calls in itertools.islice(turns, start, None):
+    turns = conversation(request.prompt.messages, request.provider_items, _calls_of)
+    for message, stored, calls in itertools.islice(turns, start, None):
         if message.role == "system":
             raise CapabilityError(
-                f"{question.target.model} accepts system turns only before all others.",
+                f"{request.target.model} accepts system turns only before all others.",
                 hint="Move it to the front, or into a user's turn.",
             )
-        if returned is not None:
-            parts = list(returned)
+        if stored is not None:
+            parts = list(stored)
         elif calls:
             results = results_of([call.get("name", "") for call in calls], _text(message))
             parts = [_result(call, result) for call, result in zip(calls, results)]
         else:
-            parts = [_part(part, question.target.model) for part in message.content if part]
+            parts = [_part(part, request.target.model) for part in message.content if part]
         contents.append({"role": "model" if message.role == "assistant" else "user", "parts": parts})
     return contents
 
@@ -120,8 +120,8 @@ def _calls_of(parts: Sequence[Any]) -> list[Any]:
 
 
 def _result(call: Mapping[str, Any], result: str) -> dict[str, Any]:
-    known = {key: call[key] for key in ("id", "name") if call.get(key)}
-    return {"function_response": {**known, "response": {"output": result}}}
+    identity = {key: call[key] for key in ("id", "name") if call.get(key)}
+    return {"function_response": {**identity, "response": {"output": result}}}
 
 
 def _text(message: Message) -> str:
@@ -151,38 +151,40 @@ def _part(part: str | Image, model: str) -> dict[str, Any]:
 class GenerateContentReader(Reader):
     """Reader of an answer, or of the pieces of a streamed one, which have the same form."""
 
-    def event(self, said: Foreign) -> Sequence[Delta]:
-        self.meta |= {"id": said.response_id, "model": said.model_version}
-        if said.usage_metadata is not None:
-            self._count(said.usage_metadata)
-        blocked = said.prompt_feedback and said.prompt_feedback.block_reason
+    def event(self, event: Foreign) -> Sequence[Delta]:
+        self.meta |= {"id": event.response_id, "model": event.model_version}
+        if event.usage_metadata is not None:
+            self._count(event.usage_metadata)
+        blocked = event.prompt_feedback and event.prompt_feedback.block_reason
         if blocked:
-            self.samples[0] = PartialAnswer(refusal=f"the prompt was blocked ({blocked.value})", reason="blocked")
+            self.samples[0] = PartialAnswer(
+                refusal=f"the prompt was blocked ({blocked.value})", finish_reason="blocked"
+            )
         deltas = list[Delta]()
-        for place, candidate in enumerate(said.candidates or ()):
+        for place, candidate in enumerate(event.candidates or ()):
             deltas += self._add(place if candidate.index is None else candidate.index, candidate)
         return deltas
 
-    def _count(self, said: Any) -> None:
-        thoughts = said.thoughts_token_count or 0
-        completion = (said.candidates_token_count or 0) + thoughts
-        self.usage = Usage(said.prompt_token_count or 0, said.cached_content_token_count or 0, completion)
+    def _count(self, counts: Any) -> None:
+        thoughts = counts.thoughts_token_count or 0
+        completion = (counts.candidates_token_count or 0) + thoughts
+        self.usage = Usage(counts.prompt_token_count or 0, counts.cached_content_token_count or 0, completion)
         if thoughts:
             self.meta["reasoning_tokens"] = thoughts
 
     def _add(self, index: int, candidate: Any) -> list[Delta]:
         """Adds a candidate, whole or a piece of it, to its sample, and returns its new text and thoughts."""
-        sample = self.samples.setdefault(index, PartialAnswer(thoughts=""))
+        sample = self.samples.setdefault(index, PartialAnswer(reasoning=""))
         deltas = list[Delta]()
         for part in (candidate.content and candidate.content.parts) or ():
-            sample.items.append(part.model_dump(mode="json", exclude_none=True))
+            sample.provider_items.append(part.model_dump(mode="json", exclude_none=True))
             if part.function_call is not None:
                 call = part.function_call
                 sample.calls[len(sample.calls)] = PartialCall(
                     call.name or "", json.dumps(call.args or {}), call.id or ""
                 )
             elif part.text and part.thought:
-                sample.thoughts = f"{sample.thoughts}{part.text}"
+                sample.reasoning = f"{sample.reasoning}{part.text}"
                 deltas.append(Delta("", index=index, reasoning=part.text))
             elif part.text:
                 sample.text += part.text
@@ -193,37 +195,39 @@ class GenerateContentReader(Reader):
         return deltas
 
     def _end(self, sample: PartialAnswer, candidate: Any) -> None:
-        sample.reason = candidate.finish_reason.value
-        sample.cut = sample.reason == _CUT
-        if sample.reason in _REFUSED:
-            sample.refusal = candidate.finish_message or sample.reason
-        elif sample.reason not in ("STOP", _CUT):
-            self.failure = f"the answer ended with {sample.reason}: {candidate.finish_message or 'no reason is given'}"
-        if not any("function_call" in part or "thought_signature" in part for part in sample.items):
-            sample.items = []  # later turns contain its text anyway
+        sample.finish_reason = candidate.finish_reason.value
+        sample.truncated = sample.finish_reason == _CUT
+        if sample.finish_reason in _REFUSED:
+            sample.refusal = candidate.finish_message or sample.finish_reason
+        elif sample.finish_reason not in ("STOP", _CUT):
+            self.failure = (
+                f"the answer ended with {sample.finish_reason}: {candidate.finish_message or 'no reason is given'}"
+            )
+        if not any("function_call" in part or "thought_signature" in part for part in sample.provider_items):
+            sample.provider_items = []  # later turns contain its text anyway
 
 
-def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
-    chosen = (said and said.chosen_candidates) or ()
-    tops = (said and said.top_candidates) or [None] * len(chosen)
+def _logprobs(result: Any) -> tuple[TokenLogprob, ...]:
+    chosen = (result and result.chosen_candidates) or ()
+    tops = (result and result.top_candidates) or [None] * len(chosen)
     return tuple(
         TokenLogprob(each.log_probability, each.token_id or -1, each.token, _top(top))
         for each, top in zip(chosen, tops)
     )
 
 
-def _top(said: Any) -> tuple[tuple[float, int, str | None], ...]:
-    candidates = (said and said.candidates) or ()
+def _top(alternatives: Any) -> tuple[tuple[float, int, str | None], ...]:
+    candidates = (alternatives and alternatives.candidates) or ()
     return tuple((each.log_probability, each.token_id or -1, each.token) for each in candidates)
 
 
 def _create(client: Any) -> Any:
-    async def create(*, stream: bool = False, **asked: Any) -> Any:
+    async def create(*, stream: bool = False, **arguments: Any) -> Any:
         if stream:
-            return aclosing(await client.aio.models.generate_content_stream(**asked))
-        return await client.aio.models.generate_content(**asked)
+            return aclosing(await client.aio.models.generate_content_stream(**arguments))
+        return await client.aio.models.generate_content(**arguments)
 
     return create
 
 
-GENERATE_CONTENT = Api(request, _create, {"stream": True}, GenerateContentReader)
+GENERATE_CONTENT = Api(request_arguments, _create, {"stream": True}, GenerateContentReader)

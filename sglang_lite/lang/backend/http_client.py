@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from sglang_lite import errors
-from sglang_lite.lang.backend.connection_pool import pooled
+from sglang_lite.lang.backend.connection_pool import pool_arguments
 from sglang_lite.lang.backend.rate_limit import retry_after
 from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop_end import Handle, closed_with_loop
@@ -35,11 +35,11 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 
-MOST_EVENT_BYTES: Final = 1 << 28
+MAX_EVENT_BYTES: Final = 1 << 28
 _DONE = "[DONE]"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _CONNECT_S = 10.0
-_LOST_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
+_LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
 
 
 class LostConnectionError(BackendError):
@@ -54,21 +54,21 @@ class Retries:
 
     Args:
         server: server that the request is sent to.
-        most: maximum number of retries in a row, or None for the server's setting; the count restarts when an attempt
-            makes progress.
+        max_retries: maximum number of retries in a row, or None for the server's setting; the count restarts when an
+            attempt makes progress.
     """
 
-    def __init__(self, server: Server, most: int | None = None) -> None:
+    def __init__(self, server: ServerClient, max_retries: int | None = None) -> None:
         self._server, self._closings = server, server.closings
-        self._most, self._made = server.retries if most is None else most, 0
+        self._max_retries, self._retried = server.retries if max_retries is None else max_retries, 0
 
     def progressed(self) -> None:
-        self._made = 0
+        self._retried = 0
 
     async def pause(self, error: BackendError) -> None:
         """Waits before the next attempt, at least for as long as the server asks. Raises the last attempt's error if no
         retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
-        if self._made >= self._most or self.over:
+        if self._retried >= self._max_retries or self.over:
             raise error
         asked, ends = error.retry_after or 0.0, current_deadline.get()
         left = math.inf if ends is None else ends - time.monotonic()
@@ -76,8 +76,8 @@ class Retries:
             wants = f"The server allows another try after {asked:g} s"
             error.hint = f"{wants}, but the timeout ends before that, so it was not tried again."
             raise error
-        self._made += 1
-        pause = min(_FIRST_PAUSE_S * 2 ** (self._made - 1), _LONGEST_PAUSE_S)
+        self._retried += 1
+        pause = min(_FIRST_PAUSE_S * 2 ** (self._retried - 1), _LONGEST_PAUSE_S)
         # Random, because all branches of a batch would return at once.
         await asyncio.sleep(asked + pause * random.uniform(0.5, 1.0))
         if self.over:
@@ -89,8 +89,8 @@ class Retries:
         return self._server.closings != self._closings
 
 
-class Server:
-    """HTTP server, with one pool of connections for each event loop.
+class ServerClient:
+    """Client of an HTTP server, with one pool of connections for each event loop.
 
     Args:
         url: address of the server.
@@ -135,7 +135,7 @@ class Server:
         """HTTP client of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            pool = pooled(self._settings["verify"], most=None, trust_env=self._settings["trust_env"])
+            pool = pool_arguments(self._settings["verify"], max_connections=None, trust_env=self._settings["trust_env"])
             client = httpx2.AsyncClient(**self._settings, **pool)
             self._clients[loop] = client, closed_with_loop(client.aclose)
         return self._clients[loop][0]
@@ -161,13 +161,13 @@ class Server:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def ask(self, method: str, path: str, body: object = None) -> httpx2.Response:
+    def request_blocking(self, method: str, path: str, body: object = None) -> httpx2.Response:
         """Sends one request, blocks until the response has arrived, and returns it.
 
         Raises:
             SglError: no response arrives, or the response is an error.
         """
-        with self._failures(), httpx2.Client(**self._settings) as client:
+        with self._translating_errors(), httpx2.Client(**self._settings) as client:
             response = client.request(method, path, json=body)
         if response.status_code >= 400:
             raise self._refused(response.status_code, response.content, response.headers)
@@ -176,7 +176,7 @@ class Server:
     def status(self, method: str, path: str) -> int:
         """Sends one request, blocks, and returns the status code of the response. Raises SglError if no response
         arrives."""
-        with self._failures(), httpx2.Client(**self._settings) as client:
+        with self._translating_errors(), httpx2.Client(**self._settings) as client:
             return client.request(method, path).status_code
 
     async def post(self, path: str, body: object, *, once: bool = False) -> Any:  # any JSON value
@@ -189,15 +189,15 @@ class Server:
         retries = Retries(self, 0 if once else None)
         while True:
             try:
-                with self._failures():
+                with self._translating_errors():
                     response = await self._client().post(path, json=body)
                 if response.status_code >= 400:
                     raise self._refused(response.status_code, response.content, response.headers)
                 return self._json(response.content)
-            except LOST as error:
+            except RETRYABLE_ERRORS as error:
                 await retries.pause(error)
 
-    async def events(
+    async def stream_events(
         self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
     ) -> AsyncGenerator[str, None]:
         """Yields the data of each server-sent event, up to the event `[DONE]`. Closing the generator early closes the
@@ -211,7 +211,7 @@ class Server:
             SglError: the server reports an error.
         """
         reader = EventReader()
-        async with contextlib.aclosing(self.pieces(path, body, began)) as pieces:
+        async with contextlib.aclosing(self.stream_bytes(path, body, began)) as pieces:
             async for piece in pieces:
                 for data in reader.feed(piece):
                     if data == _DONE:
@@ -219,7 +219,7 @@ class Server:
                     yield data
         raise self.broken_off()
 
-    async def pieces(
+    async def stream_bytes(
         self, path: str, body: object, began: Callable[[Mapping[str, str]], object] | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Yields the bytes of an answer as they arrive. Closing the generator early closes the connection. `began` is a
@@ -229,7 +229,7 @@ class Server:
             LostConnectionError: the stream broke off.
             SglError: the server reports an error.
         """
-        with self._failures():
+        with self._translating_errors():
             async with self._client().stream("POST", path, json=body) as response:
                 if response.status_code >= 400:
                     raise self._refused(response.status_code, await response.aread(), response.headers)
@@ -242,13 +242,13 @@ class Server:
         """Error for a stream that ended before its answer was complete."""
         return LostConnectionError(f"{self.url}: the stream ended before the answer was complete.", hint="Try again.")
 
-    async def answers(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
+    async def stream_json(self, path: str, body: object) -> AsyncGenerator[dict[str, Json], None]:
         """Yields the events of a stream, each as a JSON object.
 
         Raises:
             SglError: the stream broke off, or the server or an event reports an error.
         """
-        async with contextlib.aclosing(self.events(path, body)) as events:
+        async with contextlib.aclosing(self.stream_events(path, body)) as events:
             async for data in events:
                 yield self.event(data)
 
@@ -266,7 +266,7 @@ class Server:
     # --------------------------------------------------------------------------------------------------- errors
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
+    def _translating_errors(self) -> Iterator[None]:
         """Context that converts exceptions of the HTTP library into our errors."""
         try:
             yield
@@ -315,7 +315,7 @@ class Server:
             return typed
         text = f"{self.url}: {message} (HTTP {status})"
         # A server of this package sends 500 with the class of an error, and has not lost its worker.
-        if status in _LOST_STATUSES and not (status == 500 and isinstance(name, str)):
+        if status in _LOST_WORKER_STATUSES and not (status == 500 and isinstance(name, str)):
             return LostConnectionError(text, hint="Check the server's log.")
         if status == 429:
             return OverloadedError(text, hint="Run fewer programs at a time (num_threads=).")
@@ -356,7 +356,11 @@ class LostEngineError(EngineClosedError):
     retryable = True
 
 
-LOST = (LostConnectionError, LostEngineError, OverloadedError)  # errors after which the same request may be sent again
+RETRYABLE_ERRORS = (
+    LostConnectionError,
+    LostEngineError,
+    OverloadedError,
+)  # errors after which the same request may be sent again
 _PLAIN = frozenset({
     errors.CapabilityError, errors.ConstraintError, errors.ModelError, errors.ProgramError, errors.TemplateError,
     OverloadedError, RequestAbortedError, RequestTimeoutError,
@@ -377,7 +381,7 @@ class EventReader:
         """Data of the events that these bytes complete.
 
         Raises:
-            BackendError: an event is larger than MOST_EVENT_BYTES.
+            BackendError: an event is larger than MAX_EVENT_BYTES.
         """
         if not chunk:
             return []
@@ -399,8 +403,8 @@ class EventReader:
                 found += [data] if data else []
                 self._data, self._size = [], 0
         self._line += rest
-        if len(self._line) + self._size > MOST_EVENT_BYTES:
-            raise BackendError(f"an event has more than {MOST_EVENT_BYTES:,} bytes.")
+        if len(self._line) + self._size > MAX_EVENT_BYTES:
+            raise BackendError(f"an event has more than {MAX_EVENT_BYTES:,} bytes.")
         return found
 
     def _field(self, line: str) -> None:

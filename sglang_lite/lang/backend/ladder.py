@@ -1,7 +1,7 @@
 """The ladder: the choice of the way (rung) by which an API serves a node, or the reason why the node is refused.
 
-One function, `rung_of`, decides. The check of a node before it is queued, the call that serves it and `explain` all use
-that function, so that a node is always served as it was explained. Opens no connection and builds no request.
+One function, `choose_rung`, decides. The check of a node before it is queued, the call that serves it and `explain` all
+use that function, so that a node is always served as it was explained. Opens no connection and builds no request.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES, Capabilities
 from sglang_lite.lang.backend.native_rungs import native_rungs
-from sglang_lite.lang.backend.object_constraints import NUMBERS, form_of
+from sglang_lite.lang.backend.object_constraints import NUMBER_FORMS, json_form
 from sglang_lite.lang.backend.profile import Profile
-from sglang_lite.lang.backend.rung import REPAIRS, Asked, Policy, Refusal, Rung
+from sglang_lite.lang.backend.rung import REPAIRS, Demands, Policy, Refusal, Rung
 from sglang_lite.lang.backend.rung_parameters import with_parameters
-from sglang_lite.lang.backend.turns import Begun, TurnRules
+from sglang_lite.lang.backend.turns import BegunTurns, TurnRules
 from sglang_lite.lang.expressions import NUMBER_STOPS
 from sglang_lite.protocol import (
     Choices,
@@ -51,7 +51,7 @@ _SAMPLES: Final[Mapping[type, Constraint]] = {
 }
 
 
-def rung_of(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+def choose_rung(profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
     """Rung on which a model serves a node, or the reason why the node is refused."""
     if _stops_a_value(asked):
         return Refusal("stop together with a constraint", "Leave stop out.")
@@ -59,17 +59,17 @@ def rung_of(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
     return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, asked)
 
 
-def _stops_a_value(asked: Asked) -> bool:
+def _stops_a_value(asked: Demands) -> bool:
     """True if a stop string could cut a constrained value. The stops of a number can't, because a number ends by
     itself."""
     stops = asked.params.stop
     if isinstance(stops, Unset) or asked.constraint is None:
         return False
-    number = isinstance(asked.constraint, Number) or form_of(asked.constraint) in NUMBERS
+    number = isinstance(asked.constraint, Number) or json_form(asked.constraint) in NUMBER_FORMS
     return not number or not set(stops) <= set(NUMBER_STOPS)
 
 
-def _constrained(profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+def _constrained(profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
     constraint = asked.constraint
     if constraint is None:
         return Rung("free", profile.api)
@@ -99,7 +99,7 @@ _TOKENS = (
 )
 
 
-def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Asked) -> Rung:
+def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Demands) -> Rung:
     """First of the rungs. If only a call can show that this rung is of no use, the next rung is attached as a
     fallback."""
     first, *others = rungs
@@ -109,23 +109,23 @@ def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Ask
     other = next((each for each in behind if isinstance(each, Rung)), None)
     if other is None:
         return first
-    return replace(first, otherwise=other, calls=(1, 1 + other.calls[1]))
+    return replace(first, fallback=other, calls=(1, 1 + other.calls[1]))
 
 
-def _repaired(profile: Profile, asked: Asked) -> Rung:
+def _repaired(profile: Profile, asked: Demands) -> Rung:
     """Last rung: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
     schema is also sent as a hint if the API takes schemas and only its strict mode refuses this one."""
     assert asked.constraint is not None
     name = CONSTRAINT_NAMES[type(asked.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
-    hint = form_of(asked.constraint) if profile.api == "chat" and profile.takes("json_schema") else None
+    hint = json_form(asked.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
     return Rung("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
 
 
 def _instead(profile: Profile) -> str:
     kinds = kinds_served(profile, "strict")
     if not kinds:
-        known = "" if profile.refuses("json_schema") else "Whether it enforces one is not known: set profile=. "
+        known = "" if profile.lacks("json_schema") else "Whether it enforces one is not known: set profile=. "
         return f'{known}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
     other = 'use policy="emulate", which checks and asks again, or another backend for this node: gen(backend=…).'
@@ -136,24 +136,25 @@ def kinds_served(profile: Profile, policy: Policy) -> frozenset[type]:
     """Types of constraint that a rung of the profile serves."""
     if policy != "strict" and profile.api != "completions":
         return SERVED
-    return frozenset(kind for kind, each in _SAMPLES.items() if any(native_rungs(profile, Asked(constraint=each))))
+    return frozenset(kind for kind, each in _SAMPLES.items() if any(native_rungs(profile, Demands(constraint=each))))
 
 
 def capabilities_of(profile: Profile, policy: Policy) -> Capabilities:
     """Capabilities of a backend with this profile, in the form that the language checks."""
-    selection = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE))
-    scored = rung_of(profile, policy, Asked("select", constraint=ANY_CHOICE, scores=True))
+    selection = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE))
+    scored = choose_rung(profile, policy, Demands("select", constraint=ANY_CHOICE, scores=True))
     return Capabilities(
         kinds_served(profile, policy), profile.params, select=isinstance(selection, Rung),
-        scores=isinstance(scored, Rung), continues=profile.takes("continues"),
-        prefill=profile.takes("prefill") or profile.takes("continue_final_message"), images=profile.takes("images"),
+        scores=isinstance(scored, Rung), continues=profile.supports("continues"),
+        prefill=profile.supports("prefill") or profile.supports("continue_final_message"),
+        images=profile.supports("images"),
     )  # fmt: skip
 
 
 def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
     """Rules of a backend with this profile for several generations in a turn."""
     can = capabilities_of(profile, policy)
-    begun: Begun = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
-    constrained = can.continues or profile.takes("continue_final_message")
+    begun: BegunTurns = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
+    constrained = can.continues or profile.supports("continue_final_message")
     kept = kinds_served(profile, "strict")
     return TurnRules(begun, JsonSchema in kept, constrained, OneOf in kept)

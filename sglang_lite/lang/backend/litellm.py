@@ -9,9 +9,9 @@ from typing import Any
 
 from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.connection import Connector, Heard
+from sglang_lite.lang.backend.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.openai_chat import CHAT
-from sglang_lite.lang.backend.profile import Profile, chosen
+from sglang_lite.lang.backend.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
@@ -67,18 +67,18 @@ class LiteLLM(RemoteBackend):
         reasoning_effort: str | None = None,
         rate_limit: RateLimit | None = None,
     ) -> None:
-        given = {
+        values = {
             "api_key": api_key, "organization": organization, "base_url": base_url, "timeout": timeout,
             "max_retries": max_retries, "extra_headers": default_headers and dict(default_headers),
         }  # fmt: skip
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in values.items() if value is not None}
 
-        def make(sdk: Any, heard: Heard, before: Any) -> Any:
+        def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
             return SimpleNamespace(completion=sdk.acompletion, options=options, api_key=api_key, base_url=base_url)
 
         super().__init__(
             model_name, Connector("litellm", "litellm", make, _errors, close=_nothing),
-            chosen(profile, "compatible", model_name), policy, capabilities,
+            resolve_profile(profile, "compatible", model_name), policy, capabilities,
             without_marks(chat_template or get_chat_template("default")), rate_limit,
         )  # fmt: skip
         self.reasoning_effort = reasoning_effort
@@ -88,9 +88,9 @@ class LiteLLM(RemoteBackend):
 
 
 def _create(client: Any) -> Any:
-    async def create(**asked: Any) -> Any:
-        said = await client.completion(**asked, **client.options)
-        return aclosing(said) if asked.get("stream") else said
+    async def create(**arguments: Any) -> Any:
+        response = await client.completion(**arguments, **client.options)
+        return aclosing(response) if arguments.get("stream") else response
 
     return create
 
@@ -105,4 +105,4 @@ async def _nothing(client: Any) -> None:
     """Does nothing, because LiteLLM manages its connections itself."""
 
 
-LITELLM = Api(CHAT.request, _create, CHAT.streamed, CHAT.reader)
+LITELLM = Api(CHAT.arguments, _create, CHAT.streamed, CHAT.reader)

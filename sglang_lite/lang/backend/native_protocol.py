@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import ENDS, PATTERNS, first_number
+from sglang_lite.constraints.free_numbers import PATTERNS, TERMINATORS, first_number
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.http_client import LostConnectionError, typed_error
 from sglang_lite.protocol import (
@@ -45,7 +45,9 @@ _SAMPLING = {each.name: each.sglang for each in PARAMETERS if each.name not in _
 NATIVE = Capabilities(frozenset({Regex, JsonSchema, Choices, Ebnf, Number}))
 
 
-def body_of(prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool) -> dict[str, Json]:
+def request_body(
+    prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, records: bool
+) -> dict[str, Json]:
     """Body of a `/generate` request.
 
     Args:
@@ -84,7 +86,7 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
         case Choices(options):
             return {"regex": "(" + "|".join(map(re.escape, options)) + ")"}
         case Number(kind):
-            return {"regex": f"{PATTERNS[kind]}[{re.escape(ENDS)}]"}
+            return {"regex": f"{PATTERNS[kind]}[{re.escape(TERMINATORS)}]"}
         case JsonSchema(text):
             return {"json_schema": text}
         case Ebnf(grammar):
@@ -95,7 +97,7 @@ def _grammar(constraint: Constraint | None) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ answers
 
 
-class Sample:
+class SampleStream:
     """Sample whose answers are arriving, over one connection or several.
 
     Args:
@@ -113,19 +115,19 @@ class Sample:
         self.ids: list[int] = []
         self.ended = False
         # Text that this connection has brought, and text that was delivered.
-        self._text = self._told = ""
-        self._told_ids = self._told_logprobs = 0
-        self._kept: list[TokenLogprob] = []  # of the tokens that this connection continues
+        self._text = self._delivered = ""
+        self._delivered_ids = self._delivered_logprobs = 0
+        self._continued_logprobs: list[TokenLogprob] = []  # of the tokens that this connection continues
         self._logprobs: list[TokenLogprob] = []
 
-    def begin_again(self, *, continues: bool) -> list[int]:
+    def reconnect(self, *, continues: bool) -> list[int]:
         """Prepares for a new connection. Returns the token ids to continue from; empty if the sample begins anew."""
         kept = list(self.ids) if continues else []
-        self._kept = self._all_logprobs()[: len(kept)]
+        self._continued_logprobs = self._all_logprobs()[: len(kept)]
         self._text, self.ids, self._logprobs = "", [], []
         return kept
 
-    def take(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
+    def feed(self, answer: Mapping[str, Json]) -> list[Delta | Generation]:
         """Events for the part of an answer that was not delivered yet.
 
         Raises:
@@ -145,7 +147,7 @@ class Sample:
             check_failure(reason)
         if reason is None:
             return self._news()
-        whole = generation_of({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
+        whole = parse_generation({**answer, "text": self._text, "output_ids": self.ids}, self._constraint, self._index)
         self.ended = True
         self._text, self.ids = whole.text, list(whole.token_ids)
         if whole.output_logprobs:
@@ -155,26 +157,28 @@ class Sample:
         return [*self._news(), whole]
 
     def _all_logprobs(self) -> list[TokenLogprob]:
-        return [*self._kept, *self._logprobs]
+        return [*self._continued_logprobs, *self._logprobs]
 
     def _news(self) -> list[Delta | Generation]:
-        common = min(len(self._text), len(self._told))
-        if self._text[:common] != self._told[:common]:
+        common = min(len(self._text), len(self._delivered))
+        if self._text[:common] != self._delivered[:common]:
             raise BackendError(
                 "after a new connection, the output differs from what had arrived before.",
                 hint="Start the server with deterministic=True.",
             )
-        text, logprobs = self._text[len(self._told) :], self._all_logprobs()
+        text, logprobs = self._text[len(self._delivered) :], self._all_logprobs()
         if not text:
             return []
-        self._told = self._text
-        delta = Delta(text, tuple(self.ids[self._told_ids :]), tuple(logprobs[self._told_logprobs :]), self._index)
-        self._told_ids = max(self._told_ids, len(self.ids))
-        self._told_logprobs = max(self._told_logprobs, len(logprobs))
+        self._delivered = self._text
+        delta = Delta(
+            text, tuple(self.ids[self._delivered_ids :]), tuple(logprobs[self._delivered_logprobs :]), self._index
+        )
+        self._delivered_ids = max(self._delivered_ids, len(self.ids))
+        self._delivered_logprobs = max(self._delivered_logprobs, len(logprobs))
         return [delta]
 
 
-def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
+def parse_generation(answer: Mapping[str, Json], constraint: Constraint | None, index: int = 0) -> Generation:
     """Generation record of a complete answer.
 
     Raises:
@@ -194,7 +198,7 @@ def generation_of(answer: Mapping[str, Json], constraint: Constraint | None, ind
             token_ids=tuple(answer.get("output_ids") or ()),
             finish_reason="length" if reason["type"] == "length" else "stop",
             matched=reason.get("matched"),
-            usage=usage_of(meta),
+            usage=usage_from_meta(meta),
             index=index,
             output_logprobs=tuple(_entries(meta, "output")),
             prompt_logprobs=tuple(_entries(meta, "input")),
@@ -230,7 +234,7 @@ def check_failure(reason: Mapping[str, Json] | None) -> None:
     raise typed or RequestAbortedError(message)
 
 
-def usage_of(meta: Mapping[str, Json]) -> Usage:
+def usage_from_meta(meta: Mapping[str, Json]) -> Usage:
     """Usage that the metadata of an answer reports."""
     return Usage(
         prompt_tokens=int(meta.get("prompt_tokens") or 0),
@@ -262,7 +266,9 @@ def _tops(entries: Sequence[Any] | None) -> tuple[tuple[float, int, str | None],
 # ---------------------------------------------------------------------------------------------------- selections
 
 
-def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0) -> ChoiceScore:
+def parse_choice_score(
+    choice: str, answer: Mapping[str, Json], start: int, prompt_tokens: int, before: int = 0
+) -> ChoiceScore:
     """Score of a choice, from the answer for the prompt followed by the choice.
 
     Args:
@@ -287,6 +293,6 @@ def scores_of(choice: str, answer: Mapping[str, Json], start: int, prompt_tokens
     return ChoiceScore(choice, tuple(e.token_id for e in own), tuple(e.logprob for e in own if e.logprob is not None))
 
 
-def unconditional_of(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
+def parse_unconditional(answer: Mapping[str, Json]) -> tuple[float | None, ...]:
     """Log-probabilities of all tokens of an answer's prompt; None for the first one."""
     return tuple(entry.logprob for entry in _entries(answer.get("meta_info") or {}, "input"))

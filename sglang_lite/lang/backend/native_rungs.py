@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from sglang_lite.lang.backend.object_constraints import form_of
+from sglang_lite.lang.backend.object_constraints import json_form
 from sglang_lite.lang.backend.profile import Profile
-from sglang_lite.lang.backend.rung import Asked, Refusal, Rung
+from sglang_lite.lang.backend.rung import Demands, Refusal, Rung
 from sglang_lite.lang.backend.schema_fit import Fit, fitted
 from sglang_lite.lang.backend.selection_rungs import selection_rungs
 from sglang_lite.lang.backend.vendor_fields import as_field, as_tool
 from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 
-def native_rungs(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
+def native_rungs(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
     """Yields the rungs that the model is known to support, in order of preference, and a Refusal for a rung that a
     schema or the choices do not fit."""
     constraint = asked.constraint
     assert constraint is not None
     use = tool_use_of(constraint)
-    if use is not None and profile.takes("tools") and (not use.required or profile.takes("forced_tools")):
+    if use is not None and profile.supports("tools") and (not use.required or profile.supports("forced_tools")):
         yield Rung("tools", profile.api, field=_tools(use, profile))
     if asked.kind == "select":
         yield from selection_rungs(profile, asked)
@@ -44,17 +44,17 @@ def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Functio
     return use, tuple(found)
 
 
-def _as_json(profile: Profile, asked: Asked) -> Iterator[Rung | Refusal]:
+def _as_json(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
     """Yields the rungs of strict outputs and of strict tools: JSON whose schema is fitted to the provider."""
-    form = form_of(asked.constraint)
+    form = json_form(asked.constraint)
     if form is None:
         return
     assert profile.schema is not None
     fit = fitted(form.constraint.schema, profile.schema)
     if form.wrapped:
-        fit = fit.below("/properties/value")
+        fit = fit.subschema_report("/properties/value")
     for name in ("json_schema", "strict_tool"):
-        if not profile.takes(name) or (name == "strict_tool" and not profile.takes("forced_tools")):
+        if not profile.supports(name) or (name == "strict_tool" and not profile.supports("forced_tools")):
             continue
         if fit.refused:
             yield Refusal("this JSON schema", _unfit(fit), fit.refused)

@@ -16,7 +16,7 @@ from sglang_lite.protocol import Choices, Constraint, JsonSchema, Number, Regex
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class JsonForm:
     """Constraint as a JSON object, for structured outputs.
 
     Attributes:
@@ -31,21 +31,21 @@ class Form:
 
 
 @lru_cache(maxsize=1024)
-def form_of(constraint: Constraint | None) -> Form | None:
-    """Form of a constraint, or None if it has none: no constraint, a grammar, or a regex that does not stand for a
+def json_form(constraint: Constraint | None) -> JsonForm | None:
+    """JSON form of a constraint, or None if it has none: no constraint, a grammar, or a regex that does not stand for a
     type."""
     match constraint:
         case Choices(options):
-            return Form(_wrapped({"type": "string", "enum": list(options)}), bare=True)
+            return JsonForm(_wrapped({"type": "string", "enum": list(options)}), bare=True)
         case Number(kind):
-            return Form(_wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True)
+            return JsonForm(_wrapped({"type": "integer" if kind == "integer" else "number"}), bare=True)
         case Regex():
             schema = _TYPES.get(constraint)
-            return None if schema is None else Form(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
+            return None if schema is None else JsonForm(_wrapped(schema), bare=constraint != Regex(REGEX_STR))
         case JsonSchema(text):
             schema = json.loads(text)
             whole = isinstance(schema, dict) and schema.get("type") == "object" and not schema.keys() & _NO_ROOT
-            return Form(constraint, wrapped=False) if whole else Form(_wrapped(schema))
+            return JsonForm(constraint, wrapped=False) if whole else JsonForm(_wrapped(schema))
     return None
 
 
@@ -83,10 +83,10 @@ _TYPES: dict[Any, dict[str, Any]] = {
     Regex(REGEX_BOOL): {"type": "string", "enum": ["True", "False"]},
     Regex(REGEX_STR): {"type": "string"},
 }
-NUMBERS = [Form(_wrapped({"type": kind}), bare=True) for kind in ("integer", "number")]
+NUMBER_FORMS = [JsonForm(_wrapped({"type": kind}), bare=True) for kind in ("integer", "number")]
 
 
-def unwrapped(constraint: Constraint, form: Form, answer: str) -> str:
+def unwrap(constraint: Constraint, form: JsonForm, answer: str) -> str:
     """Text that a local model would have written for the value in an answer. Objects are validated later, as all values
     are.
 

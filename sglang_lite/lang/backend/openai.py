@@ -14,7 +14,7 @@ from sglang_lite.lang.backend.openai_chat import CHAT
 from sglang_lite.lang.backend.openai_completions import COMPLETIONS
 from sglang_lite.lang.backend.openai_decisions import decision, decision_request
 from sglang_lite.lang.backend.openai_responses import RESPONSES
-from sglang_lite.lang.backend.profile import RUNGS, Profile, named, profile_of
+from sglang_lite.lang.backend.profile import RUNGS, Profile, find_profile, profile_by_name
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
@@ -96,8 +96,8 @@ class OpenAI(RemoteBackend):
             )
         if api is not None:
             is_chat_model = api != "completions"
-        known = profile_of("openai", model_name)
-        given = profile if profile is None or isinstance(profile, Profile) else named(profile)
+        known = find_profile("openai", model_name)
+        given = profile if profile is None or isinstance(profile, Profile) else profile_by_name(profile)
         if is_chat_model is None:
             is_chat_model = (given or known).api != "completions"
         self.is_chat_model = is_chat_model
@@ -106,12 +106,12 @@ class OpenAI(RemoteBackend):
         make = sdk_client("AsyncAzureOpenAI" if is_azure else "AsyncOpenAI", args, kwargs, client)
 
         def find() -> Profile:
-            made = self._connection.made
+            made = self._connection.latest_client
             if not is_chat_model:
-                return profile_of("openai", "davinci-002")  # parameters of the completions API
+                return find_profile("openai", "davinci-002")  # parameters of the completions API
             if is_azure or known.model or made.base_url.host.endswith("openai.com"):
                 return known
-            return profile_of(kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name)
+            return find_profile(kind_of_server(str(made.base_url), made.api_key) or "compatible", model_name)
 
         def found() -> Profile:
             profile = given or find()
@@ -121,7 +121,7 @@ class OpenAI(RemoteBackend):
         if not is_chat_model:
             self.rungs = frozenset() if tokenizer is None else frozenset({"logit_bias_steps"})
         super().__init__(
-            model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), ready=client),
+            model_name, Connector("openai", "openai", make, sdk_errors("OpenAIError"), existing_client=client),
             found, policy, capabilities, without_marks(template) if is_chat_model else template, rate_limit,
         )  # fmt: skip
 
@@ -129,12 +129,12 @@ class OpenAI(RemoteBackend):
         profile = self.profile
         api = RESPONSES if rung.api == "responses" else CHAT if self.is_chat_model else COMPLETIONS
         # Other servers may know only the older name of the limit.
-        limit = "max_completion_tokens" if profile.takes("max_completion_tokens") else "max_tokens"
-        reasons, cached = profile.takes("reasoning_effort"), profile.takes("prompt_cache_key")
-        return api, Target(self.model_name, limit, rung.effort, reasons=reasons, cached=cached)
+        limit = "max_completion_tokens" if profile.supports("max_completion_tokens") else "max_tokens"
+        may_reason, cache_hints = profile.supports("reasoning_effort"), profile.supports("prompt_cache_key")
+        return api, Target(self.model_name, limit, rung.effort, may_reason=may_reason, cache_hints=cache_hints)
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
         began = time.perf_counter()
-        with self.failures.translated():
-            said = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
-        return decision(said, choices, self._name, time.perf_counter() - began)
+        with self.errors.translating():
+            response = await self.client().decisions.create(**decision_request(self.model_name, prompt, choices))
+        return decision(response, choices, self._name, time.perf_counter() - began)

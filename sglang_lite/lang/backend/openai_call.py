@@ -12,7 +12,7 @@ from typing import Any
 from sglang_lite.protocol.anything import Foreign, Json
 
 
-def as_it_is(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
+def with_raw_body(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable[..., Awaitable[Json]]:
     """Wraps a method of the SDK so that all of the request except the model and `stream` is sent in `extra_body`.
 
     Args:
@@ -20,10 +20,10 @@ def as_it_is(create: Callable[..., Awaitable[Foreign]], *empty: str) -> Callable
             them in the body.
     """
 
-    def call(*, model: str, extra_body: dict[str, Any] | None = None, **asked: Any) -> Awaitable[Any]:
-        given: dict[str, Any] = {name: [] for name in empty}
-        if "stream" in asked:
-            given["stream"] = asked.pop("stream")
-        return create(model=model, extra_body={**asked, **(extra_body or {})}, **given)
+    def call(*, model: str, extra_body: dict[str, Any] | None = None, **arguments: Any) -> Awaitable[Any]:
+        keywords: dict[str, Any] = {name: [] for name in empty}
+        if "stream" in arguments:
+            keywords["stream"] = arguments.pop("stream")
+        return create(model=model, extra_body={**arguments, **(extra_body or {})}, **keywords)
 
     return call

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_lite.lang.backend.openai_call import as_it_is
-from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
+from sglang_lite.lang.backend.openai_call import with_raw_body
+from sglang_lite.lang.backend.openai_usage import parse_usage, reasoning_meta
 from sglang_lite.lang.backend.prompt_cache import cache_key
 from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
+    ApiRequest,
     JsonFormat,
     JsonTool,
     OwnField,
     PartialAnswer,
     PartialCall,
-    Question,
     Reader,
     Tool,
     Tools,
@@ -30,46 +30,46 @@ from sglang_lite.text.tool_use import results_of
 ANSWER = "answer"  # name of the JSON format, or of the tool whose arguments are the answer
 
 
-def request(question: Question) -> dict[str, Json]:
-    """Arguments of `chat.completions.create` for a question."""
-    asked = {"model": question.target.model, **parameters(question)}
-    if question.target.effort is not None:
-        asked["reasoning_effort"] = question.target.effort
-    match question.shape:
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `chat.completions.create` for a request."""
+    arguments = {"model": request.target.model, **parameters(request)}
+    if request.target.effort is not None:
+        arguments["reasoning_effort"] = request.target.effort
+    match request.shape:
         case JsonFormat(schema, strict):
             form = {"name": ANSWER, "schema": schema, "strict": strict}
-            asked["response_format"] = {"type": "json_schema", "json_schema": form}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": form}
         case JsonTool(schema):
             tool = Tool(ANSWER, "Its arguments are your whole answer.", schema, strict=True)
-            asked["tools"] = [{"type": "function", "function": function_tool(tool)}]
-            asked["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
-            asked["parallel_tool_calls"] = False
+            arguments["tools"] = [{"type": "function", "function": function_tool(tool)}]
+            arguments["tool_choice"] = {"type": "function", "function": {"name": ANSWER}}
+            arguments["parallel_tool_calls"] = False
         case Tools(tools, required, parallel):
-            asked["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
-            asked["tool_choice"] = "required" if required else "auto"
-            asked["parallel_tool_calls"] = parallel
+            arguments["tools"] = [{"type": "function", "function": function_tool(tool)} for tool in tools]
+            arguments["tool_choice"] = "required" if required else "auto"
+            arguments["parallel_tool_calls"] = parallel
         case OwnField(fields):
-            asked["extra_body"] = {**asked.get("extra_body", {}), **fields}
-    key = cache_key(question.prompt) if question.target.cached else None
+            arguments["extra_body"] = {**arguments.get("extra_body", {}), **fields}
+    key = cache_key(request.prompt) if request.target.cache_hints else None
     if key is not None:
-        asked["prompt_cache_key"] = key
-    messages = _messages(question)
-    if question.prompt.partial.strip():  # only set for servers whose models continue it
-        messages.append({"role": "assistant", "content": question.prompt.partial})
-        asked["extra_body"] = {
-            **asked.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
+        arguments["prompt_cache_key"] = key
+    messages = _messages(request)
+    if request.prompt.partial.strip():  # only set for servers whose models continue it
+        messages.append({"role": "assistant", "content": request.prompt.partial})
+        arguments["extra_body"] = {
+            **arguments.get("extra_body", {}), "continue_final_message": True, "add_generation_prompt": False
         }  # fmt: skip
-    return asked | {"messages": messages}
+    return arguments | {"messages": messages}
 
 
-def _messages(question: Question) -> list[dict[str, Any]]:
+def _messages(request: ApiRequest) -> list[dict[str, Any]]:
     """Conversation in the API's form. A turn with tool calls is sent as the model made it, and the results as messages
     of the tools."""
     messages: list[dict[str, Any]] = []
-    for message, returned, calls in conversation(question.prompt.messages, question.items, _calls_of):
+    for message, stored, calls in conversation(request.prompt.messages, request.provider_items, _calls_of):
         (turn,) = as_dicts([message])
-        if returned is not None:
-            messages += returned
+        if stored is not None:
+            messages += stored
         elif calls:
             content, shown = _text_and_images(turn["content"])
             results = results_of([call["function"]["name"] for call in calls], content)
@@ -99,46 +99,46 @@ def function_tool(tool: Tool) -> dict[str, Json]:
     return {"name": tool.name, **described, "parameters": dict(tool.schema), "strict": tool.strict}
 
 
-def parameters(question: Question) -> dict[str, Json]:
+def parameters(request: ApiRequest) -> dict[str, Json]:
     """Request fields for the parameters that were set, with the names of chat and completions. Parameters that only
     other servers know are in `extra_body`."""
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     extra: dict[str, Any] = {}
-    for name, value in given_as_data(question.params).items():
+    for name, value in given_as_data(request.params).items():
         match name:
             case "max_tokens":
-                asked[question.target.limit] = value
+                arguments[request.target.max_tokens_field] = value
             case "seed":
-                asked["seed"] = value % 2**63  # the API's seeds are signed 64-bit integers
+                arguments["seed"] = value % 2**63  # the API's seeds are signed 64-bit integers
             case "logit_bias":
-                asked["logit_bias"] = {str(token): bias for token, bias in value}
+                arguments["logit_bias"] = {str(token): bias for token, bias in value}
             case "return_logprob":
-                asked["logprobs"] = value
+                arguments["logprobs"] = value
             case "top_logprobs_num":
-                asked["top_logprobs"] = value
+                arguments["top_logprobs"] = value
             case "stop" | "n" | "temperature" | "top_p" | "frequency_penalty" | "presence_penalty":
-                asked[name] = value
+                arguments[name] = value
             case "return_text_in_logprobs":
                 pass  # always returned
             case _:
                 extra[name] = value
-    return asked | ({"extra_body": extra} if extra else {})
+    return arguments | ({"extra_body": extra} if extra else {})
 
 
 class ChatReader(Reader):
     """Reader of a chat completion, or of its chunks."""
 
-    def whole(self, said: Foreign) -> None:
-        self.event(said)
+    def whole(self, response: Foreign) -> None:
+        self.event(response)
         for sample in self.samples.values():
-            sample.reason = sample.reason or "stop"  # not every server reports a finish reason
+            sample.finish_reason = sample.finish_reason or "stop"  # not every server reports a finish reason
 
-    def event(self, said: Foreign) -> Sequence[Delta]:
-        usage = getattr(said, "usage", None)
+    def event(self, chunk: Foreign) -> Sequence[Delta]:
+        usage = getattr(chunk, "usage", None)
         if usage is not None:
-            self.usage = usage_of(usage)
-        self.meta |= {"id": getattr(said, "id", None), "model": getattr(said, "model", None), **reasoning_of(usage)}
-        return [self._add(choice) for choice in getattr(said, "choices", None) or ()]
+            self.usage = parse_usage(usage)
+        self.meta |= {"id": getattr(chunk, "id", None), "model": getattr(chunk, "model", None), **reasoning_meta(usage)}
+        return [self._add(choice) for choice in getattr(chunk, "choices", None) or ()]
 
     def _add(self, choice: Any) -> Delta:
         """Adds a choice, whole or a chunk of it, to its sample, and returns its new text."""
@@ -146,12 +146,12 @@ class ChatReader(Reader):
         delta = self.piece(choice, sample)
         sample.text += delta.text
         sample.logprobs += delta.logprobs
-        sample.reason = choice.finish_reason or sample.reason
-        sample.cut = sample.reason == "length"
-        if sample.reason == "content_filter":
+        sample.finish_reason = choice.finish_reason or sample.finish_reason
+        sample.truncated = sample.finish_reason == "length"
+        if sample.finish_reason == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
-        if sample.calls and sample.reason is not None:
-            sample.items = [_turn(sample)]
+        if sample.calls and sample.finish_reason is not None:
+            sample.provider_items = [_turn(sample)]
         return delta
 
     def piece(self, choice: Foreign, sample: PartialAnswer) -> Delta:
@@ -161,21 +161,21 @@ class ChatReader(Reader):
         # Compatible servers report reasoning under one of these names.
         thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
         if thought:
-            sample.thoughts = (sample.thoughts or "") + thought
+            sample.reasoning = (sample.reasoning or "") + thought
         for call in getattr(message, "tool_calls", None) or ():
             _add_call(sample, call)
-        return Delta(message.content or "", logprobs=logprobs_of(getattr(choice, "logprobs", None)), index=choice.index,
-                     reasoning=thought or "")  # fmt: skip
+        logprobs = parse_logprobs(getattr(choice, "logprobs", None))
+        return Delta(message.content or "", logprobs=logprobs, index=choice.index, reasoning=thought or "")
 
 
-def _add_call(sample: PartialAnswer, said: Any) -> None:
+def _add_call(sample: PartialAnswer, chunk: Any) -> None:
     """Adds a tool call, or a chunk of one, to the sample."""
-    place = getattr(said, "index", None)
+    place = getattr(chunk, "index", None)
     place = len(sample.calls) if place is None else place
     call = sample.calls.setdefault(place, PartialCall())
-    call.id = getattr(said, "id", None) or call.id
-    call.name += getattr(said.function, "name", None) or ""
-    call.arguments += getattr(said.function, "arguments", None) or ""
+    call.id = getattr(chunk, "id", None) or call.id
+    call.name += getattr(chunk.function, "name", None) or ""
+    call.arguments += getattr(chunk.function, "arguments", None) or ""
 
 
 def _turn(sample: PartialAnswer) -> dict[str, Any]:
@@ -187,17 +187,17 @@ def _turn(sample: PartialAnswer) -> dict[str, Any]:
     return {"role": "assistant", "content": sample.text or None, "tool_calls": calls}
 
 
-def logprobs_of(said: Foreign) -> tuple[TokenLogprob, ...]:
+def parse_logprobs(logprobs: Foreign) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of tokens. OpenAI reports tokens only as text, so that the ids are -1."""
     return tuple(
         TokenLogprob(t.logprob, -1, t.token, tuple((top.logprob, -1, top.token) for top in t.top_logprobs or ()))
-        for t in (getattr(said, "content", said) or ())
+        for t in (getattr(logprobs, "content", logprobs) or ())
     )
 
 
 CHAT = Api(
-    request,
-    lambda client: as_it_is(client.chat.completions.create, "messages"),
+    request_arguments,
+    lambda client: with_raw_body(client.chat.completions.create, "messages"),
     {"stream": True, "stream_options": {"include_usage": True}},
     ChatReader,
 )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_lite.lang.backend.openai_chat import CHAT, ChatReader, parameters
-from sglang_lite.lang.backend.remote_api import Api, PartialAnswer, Question
+from sglang_lite.lang.backend.remote_api import Api, ApiRequest, PartialAnswer
 from sglang_lite.protocol import Delta, TokenLogprob
 from sglang_lite.protocol.anything import Foreign, Json
 
 
-def request(question: Question) -> dict[str, Json]:
-    """Arguments of `completions.create` for a question. The API can't specify the form of an answer."""
-    asked = {"model": question.target.model, **parameters(question)}
-    if asked.pop("logprobs", False):
-        asked["logprobs"] = asked.pop("top_logprobs", 0)
-    return asked | {"prompt": question.prompt.text}
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `completions.create` for a request. The API can't specify the form of an answer."""
+    arguments = {"model": request.target.model, **parameters(request)}
+    if arguments.pop("logprobs", False):
+        arguments["logprobs"] = arguments.pop("top_logprobs", 0)
+    return arguments | {"prompt": request.prompt.text}
 
 
 class CompletionsReader(ChatReader):
@@ -26,15 +26,15 @@ class CompletionsReader(ChatReader):
         return Delta(choice.text or "", logprobs=_logprobs(choice.logprobs), index=choice.index)
 
 
-def _logprobs(said: Any) -> tuple[TokenLogprob, ...]:
+def _logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of tokens. The API reports tokens only as text, so that the ids are -1."""
-    if getattr(said, "tokens", None) is None:
+    if getattr(logprobs, "tokens", None) is None:
         return ()
-    tops = said.top_logprobs or [None] * len(said.tokens)
+    tops = logprobs.top_logprobs or [None] * len(logprobs.tokens)
     return tuple(
         TokenLogprob(logprob, -1, token, tuple((each, -1, text) for text, each in (top or {}).items()))
-        for token, logprob, top in zip(said.tokens, said.token_logprobs, tops)
+        for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, tops)
     )
 
 
-COMPLETIONS = Api(request, lambda client: client.completions.create, CHAT.streamed, CompletionsReader)
+COMPLETIONS = Api(request_arguments, lambda client: client.completions.create, CHAT.streamed, CompletionsReader)

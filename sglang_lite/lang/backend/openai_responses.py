@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_lite.lang.backend.openai_call import as_it_is
-from sglang_lite.lang.backend.openai_chat import ANSWER, function_tool, logprobs_of
-from sglang_lite.lang.backend.openai_usage import reasoning_of, usage_of
+from sglang_lite.lang.backend.openai_call import with_raw_body
+from sglang_lite.lang.backend.openai_chat import ANSWER, function_tool, parse_logprobs
+from sglang_lite.lang.backend.openai_usage import parse_usage, reasoning_meta
 from sglang_lite.lang.backend.prompt_cache import cache_key
 from sglang_lite.lang.backend.provider_items import conversation
 from sglang_lite.lang.backend.remote_api import (
     Api,
+    ApiRequest,
     GrammarTool,
     JsonFormat,
     JsonTool,
     OwnField,
     PartialAnswer,
     PartialCall,
-    Question,
     Reader,
     Tool,
     Tools,
@@ -35,43 +35,43 @@ _LOGPROBS = "message.output_text.logprobs"
 NOTHING: Mapping[int, Sequence[Any]] = {}
 
 
-def request(question: Question) -> dict[str, Json]:
-    """Arguments of `responses.create` for a question."""
-    target = question.target
-    asked: dict[str, Any] = {
+def request_arguments(request: ApiRequest) -> dict[str, Json]:
+    """Arguments of `responses.create` for a request."""
+    target = request.target
+    arguments: dict[str, Any] = {
         "model": target.model,
-        "input": items_of(question.prompt.messages, question.items),
+        "input": input_items(request.prompt.messages, request.provider_items),
         "store": False,
     }
-    include = [_THOUGHTS] if target.reasons else []
-    key = cache_key(question.prompt) if target.cached else None
+    include = [_THOUGHTS] if target.may_reason else []
+    key = cache_key(request.prompt) if target.cache_hints else None
     if key is not None:
-        asked["prompt_cache_key"] = key
+        arguments["prompt_cache_key"] = key
     if target.effort is not None:
-        asked["reasoning"] = {"effort": target.effort}
+        arguments["reasoning"] = {"effort": target.effort}
     extra: dict[str, Any] = {}
-    for name, value in given_as_data(question.params).items():
+    for name, value in given_as_data(request.params).items():
         match name:
             case "max_tokens":
-                asked["max_output_tokens"] = value
+                arguments["max_output_tokens"] = value
             case "temperature" | "top_p":
-                asked[name] = value
+                arguments[name] = value
             case "return_logprob":
                 include += [_LOGPROBS] if value else []
             case "top_logprobs_num":
-                asked["top_logprobs"] = value
+                arguments["top_logprobs"] = value
             case "return_text_in_logprobs":
                 pass  # always returned
             case _:
                 extra[name] = value
-    shape = _shape(question)
+    shape = _shape(request)
     extra |= shape.pop("extra_body", {})
-    return asked | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
+    return arguments | shape | ({"include": include} if include else {}) | ({"extra_body": extra} if extra else {})
 
 
-def _shape(question: Question) -> dict[str, Any]:
+def _shape(request: ApiRequest) -> dict[str, Any]:
     """Request fields that specify the form of the answer."""
-    match question.shape:
+    match request.shape:
         case JsonFormat(schema, strict):
             form = {"type": "json_schema", "name": ANSWER, "schema": schema, "strict": strict}
             return {"text": {"format": form}}
@@ -95,13 +95,15 @@ def _called(tools: list[dict[str, Any]], choice: str | dict[str, str]) -> dict[s
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
 
-def items_of(messages: Sequence[Message], given_back: Mapping[int, Sequence[Json]] = NOTHING) -> list[dict[str, Json]]:
-    """Conversation in the API's form. `given_back` has the items that the API expects back in place of turns, by index
-    of the message."""
+def input_items(
+    messages: Sequence[Message], provider_items: Mapping[int, Sequence[Json]] = NOTHING
+) -> list[dict[str, Json]]:
+    """Conversation in the API's form. `provider_items` has the items that the API expects back in place of turns, by
+    index of the message."""
     items: list[dict[str, Any]] = []
-    for message, returned, calls in conversation(messages, given_back, _calls_of):
-        if returned is not None:
-            items += returned
+    for message, stored, calls in conversation(messages, provider_items, _calls_of):
+        if stored is not None:
+            items += stored
         elif calls:
             results = results_of([call["name"] for call in calls], _content(message))
             items += [
@@ -132,45 +134,49 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 class ResponsesReader(Reader):
     """Reader of a response, or of its events. The last event has the whole response."""
 
-    def whole(self, said: Foreign) -> None:
+    def whole(self, response: Foreign) -> None:
         self.samples = {}
-        usage = getattr(said, "usage", None)
-        self.usage = usage_of(usage)
-        self.meta |= {"id": getattr(said, "id", None), "model": getattr(said, "model", None), **reasoning_of(usage)}
-        error = getattr(said, "error", None)
+        usage = getattr(response, "usage", None)
+        self.usage = parse_usage(usage)
+        self.meta |= {
+            "id": getattr(response, "id", None),
+            "model": getattr(response, "model", None),
+            **reasoning_meta(usage),
+        }
+        error = getattr(response, "error", None)
         if error is not None:
             self.failure = error.message
             return
-        why = getattr(getattr(said, "incomplete_details", None), "reason", None)
-        sample = PartialAnswer(reason=why or "stop", cut=why == "max_output_tokens")
+        why = getattr(getattr(response, "incomplete_details", None), "reason", None)
+        sample = PartialAnswer(finish_reason=why or "stop", truncated=why == "max_output_tokens")
         inputs = list[str]()
-        for item in getattr(said, "output", None) or ():
+        for item in getattr(response, "output", None) or ():
             _read(item, sample, inputs)
         if why == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
         if len(inputs) > 1:  # several answers, where one is expected
-            self.samples = {i: PartialAnswer(text, reason="stop") for i, text in enumerate(inputs)}
-        elif sample.items or sample.refusal or sample.cut:
+            self.samples = {i: PartialAnswer(text, finish_reason="stop") for i, text in enumerate(inputs)}
+        elif sample.provider_items or sample.refusal or sample.truncated:
             sample.text = "".join(inputs) or sample.text
             self.samples = {0: sample}
 
-    def event(self, said: Foreign) -> Sequence[Delta]:
+    def event(self, event: Foreign) -> Sequence[Delta]:
         self.samples = self.samples or {0: PartialAnswer()}
-        match said.type:
+        match event.type:
             case "response.output_text.delta":
-                return [Delta(said.delta, logprobs=logprobs_of(said.logprobs))]
+                return [Delta(event.delta, logprobs=parse_logprobs(event.logprobs))]
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
-                return [Delta("", reasoning=said.delta)]
+                return [Delta("", reasoning=event.delta)]
             case "response.completed" | "response.incomplete" | "response.failed":
-                self.whole(said.response)
+                self.whole(event.response)
             case "error":
-                self.failure = said.message
+                self.failure = event.message
         return ()
 
 
 def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
     """Adds an item of the output to the sample; the input of a custom tool is added to `inputs`."""
-    sample.items.append(item.to_dict(mode="json"))
+    sample.provider_items.append(item.to_dict(mode="json"))
     match item.type:
         case "message":
             for part in item.content:
@@ -178,14 +184,16 @@ def _read(item: Any, sample: PartialAnswer, inputs: list[str]) -> None:
                     sample.refusal += part.refusal
                 else:
                     sample.text += part.text
-                    sample.logprobs += logprobs_of(part.logprobs)
+                    sample.logprobs += parse_logprobs(part.logprobs)
         case "reasoning":
             shown = [part.text for part in (item.content or item.summary)]
-            sample.thoughts = (sample.thoughts or "") + "\n\n".join(shown)
+            sample.reasoning = (sample.reasoning or "") + "\n\n".join(shown)
         case "function_call":
             sample.calls[len(sample.calls)] = PartialCall(item.name, item.arguments, item.call_id)
         case "custom_tool_call":
             inputs.append(item.input)
 
 
-RESPONSES = Api(request, lambda client: as_it_is(client.responses.create), {"stream": True}, ResponsesReader)
+RESPONSES = Api(
+    request_arguments, lambda client: with_raw_body(client.responses.create), {"stream": True}, ResponsesReader
+)

@@ -50,7 +50,7 @@ class Price:
         return total / _MILLION
 
 
-def price_of(model: str) -> Price | None:
+def find_price(model: str) -> Price | None:
     """Price of a model by its name, or None if unknown."""
     for host in _HOSTS:
         model = model.removeprefix(host)
@@ -66,7 +66,7 @@ def price(usage: Usage, model: str) -> float | None:
     Returns:
         Dollars, or None if a price is unknown.
     """
-    found = price_of(model)
+    found = find_price(model)
     return None if found is None else found.of(usage)
 
 

@@ -27,13 +27,13 @@ RUNGS: Final = (
     "json_schema", "strict_tool", "regex_tool", "lark_tool", "structured_outputs", "regex", "ebnf", "grammar",
     "decisions", "logit_bias_steps",
 )  # fmt: skip
-OTHERS: Final = (
+OTHER_FEATURES: Final = (
     "images", "prefill", "continue_final_message", "tools", "forced_tools", "reasoning_effort", "cache_control",
     "prompt_cache_key", "temperature_with_top_p", "blank_stops", "continues", "max_completion_tokens",
 )  # fmt: skip
 LIMITS: Final = ("stop", "top_logprobs_num", "choices")
 NAMES: Final = tuple(each.name for each in PARAMETERS)
-FEATURES: Final = frozenset({*NAMES, *RUNGS, *OTHERS})
+FEATURES: Final = frozenset({*NAMES, *RUNGS, *OTHER_FEATURES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class Feature:
     """Fact about a feature of a model.
 
     Attributes:
-        taken: True if the model is known to support the feature, False if it is known not to.
+        supported: True if the model is known to support the feature, False if it is known not to.
         source: source of the fact: address of a page, or a file of an SDK.
         read: day on which the source was read.
     """
 
-    taken: bool
+    supported: bool
     source: str
     read: date
 
@@ -103,20 +103,20 @@ class Profile:
     limits: Mapping[str, int] = field(default_factory=dict)
     schema: SchemaRules | None = None
 
-    def takes(self, feature: str) -> bool:
+    def supports(self, feature: str) -> bool:
         """True if the model is known to support the feature."""
         known = self.features.get(feature)
-        return known is not None and known.taken
+        return known is not None and known.supported
 
-    def refuses(self, feature: str) -> bool:
+    def lacks(self, feature: str) -> bool:
         """True if the model is known not to support the feature."""
         known = self.features.get(feature)
-        return known is not None and not known.taken
+        return known is not None and not known.supported
 
     @property
     def params(self) -> frozenset[str]:
         """Names of the sampling parameters that the model supports."""
-        return frozenset(name for name in NAMES if self.takes(name))
+        return frozenset(name for name in NAMES if self.supports(name))
 
     @property
     def name(self) -> str:
@@ -125,23 +125,23 @@ class Profile:
 
     def with_capabilities(self, can: Capabilities) -> Profile:
         """Profile changed to the capabilities that the user states for the model, which override known facts."""
-        taken = {name: can.params is None or name in can.params for name in NAMES}
-        taken |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
-        by_pattern = any(self.takes(name) for name in ("structured_outputs", "regex", "grammar"))
-        taken["json_schema"] = JsonSchema in can.constraints and not self.takes("structured_outputs")
-        taken["regex_tool"] = Regex in can.constraints and not by_pattern
-        found = {name: Feature(each, "capabilities=", date.today()) for name, each in taken.items()}
+        supported = {name: can.params is None or name in can.params for name in NAMES}
+        supported |= {"images": can.images, "prefill": can.prefill, "continues": can.continues}
+        by_pattern = any(self.supports(name) for name in ("structured_outputs", "regex", "grammar"))
+        supported["json_schema"] = JsonSchema in can.constraints and not self.supports("structured_outputs")
+        supported["regex_tool"] = Regex in can.constraints and not by_pattern
+        found = {name: Feature(each, "capabilities=", date.today()) for name, each in supported.items()}
         return replace(self, features=MappingProxyType({**self.features, **found}))
 
-    def asked_on(self, rungs: AbstractSet[str]) -> Profile:
+    def for_rungs(self, rungs: AbstractSet[str]) -> Profile:
         """Profile for a backend that can make requests only for these rungs (and for "tools", if among them)."""
-        lost = {name for name in (*RUNGS, "tools") if self.takes(name)} - rungs
+        lost = {name for name in (*RUNGS, "tools") if self.supports(name)} - rungs
         none = Feature(False, "the backend has no such request", date.today())
         features = {**self.features, **dict.fromkeys(lost, none)}
         return replace(self, features=MappingProxyType(features)) if lost else self
 
 
-def profile_of(provider: str, model: str) -> Profile:
+def find_profile(provider: str, model: str) -> Profile:
     """Profile of a provider's model. An unlisted model has the facts that are known of all models.
 
     Raises:
@@ -155,7 +155,7 @@ def profile_of(provider: str, model: str) -> Profile:
     return default
 
 
-def named(name: str) -> Profile:
+def profile_by_name(name: str) -> Profile:
     """Profile by its name: "vllm" or "openai/gpt-5".
 
     Raises:
@@ -168,17 +168,17 @@ def named(name: str) -> Profile:
     provider, _, model = name.partition("/")
     if provider not in providers():
         raise ParameterError("profile", f"{name!r} is not known.", hint=f"Known: {', '.join(providers())}.")
-    found = profile_of(provider, model)
+    found = find_profile(provider, model)
     if model and not found.model:
         raise ParameterError("profile", f"{provider!r} has no model {model!r}.", hint=f"See profiles/{provider}.toml.")
     return found
 
 
-def chosen(given: str | Profile | None, provider: str, model: str) -> Profile:
+def resolve_profile(given: str | Profile | None, provider: str, model: str) -> Profile:
     """Profile that a user gives, by name or as a Profile; None for the one of the provider's model."""
     if given is None:
-        return profile_of(provider, model)
-    return given if isinstance(given, Profile) else named(given)
+        return find_profile(provider, model)
+    return given if isinstance(given, Profile) else profile_by_name(given)
 
 
 @lru_cache(maxsize=1)
@@ -243,10 +243,10 @@ class _Reader:
         limits: dict[str, int] = dict(onto.limits) if onto is not None else {}
         for fact in self._facts(entry):
             source = self._data["sources"][fact["source"]]
-            for key, taken in (("takes", True), ("refuses", False)):
+            for key, supported in (("takes", True), ("refuses", False)):
                 for name in fact.get(key, ()):
                     assert name in FEATURES, f"{self._provider}: {model}: {name!r} is no feature"
-                    features[name] = Feature(taken, source, self._read)
+                    features[name] = Feature(supported, source, self._read)
             for name, most in fact.get("limits", {}).items():
                 assert name in LIMITS, f"{self._provider}: {model}: {name!r} is no limit"
                 limits[name] = most

@@ -11,26 +11,26 @@ from typing import Any
 from sglang_lite.protocol import Message, Prompt
 from sglang_lite.protocol.anything import Json
 
-LEAST = 4 * 1024  # characters: about 1,024 tokens, the shortest prefix that any provider caches
-_MOST = 4  # maximum number of marks that Anthropic accepts
+MIN_PREFIX_CHARS = 4 * 1024  # characters: about 1,024 tokens, the shortest prefix that any provider caches
+_MAX_MARKS = 4  # maximum number of marks that Anthropic accepts
 _MARK = {"type": "ephemeral"}
 
 
 def marks(prompt: Prompt) -> tuple[int, ...]:
     """Numbers of messages in the prefixes that are worth caching: at most four, in ascending order."""
     lengths = list(accumulate((_length(message) for message in prompt.messages), initial=0))
-    long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= LEAST]
-    return tuple(sorted(long[:_MOST]))
+    long = [count for count in prompt.shared if count < len(lengths) and lengths[count] >= MIN_PREFIX_CHARS]
+    return tuple(sorted(long[:_MAX_MARKS]))
 
 
 def cache_key(prompt: Prompt) -> str | None:
     """Key of prompts that begin alike: a digest of the shortest shared prefix. None if the prompt is too short or
     shares no prefix."""
-    if not prompt.shared or sum(map(_length, prompt.messages)) < LEAST:
+    if not prompt.shared or sum(map(_length, prompt.messages)) < MIN_PREFIX_CHARS:
         return None
     begin = prompt.messages[: min(prompt.shared)]
-    said = repr([(message.role, message.content) for message in begin])
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    turns = repr([(message.role, message.content) for message in begin])
+    return hashlib.sha256(turns.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def with_marks(request: Mapping[str, Json], prompt: Prompt) -> dict[str, Json]:

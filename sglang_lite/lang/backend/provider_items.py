@@ -15,10 +15,10 @@ from typing import Any
 from sglang_lite.protocol import Message
 from sglang_lite.protocol.anything import Json
 
-_MOST = 4096  # stored turns
+_MAX_TURNS = 4096  # stored turns
 
 
-class ReturnedItems:
+class ProviderItems:
     """Provider items of the latest turns of one backend's models."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ReturnedItems:
         """Stores the items of an answer that is a whole turn."""
         turn = Message("assistant", (text.lstrip(),))
         self._items[(*before, turn)] = items
-        if len(self._items) > _MOST:
+        if len(self._items) > _MAX_TURNS:
             self._items.popitem(last=False)
 
     def of(self, messages: Sequence[Message]) -> Mapping[int, Sequence[Json]]:
@@ -54,6 +54,6 @@ def conversation(
     """
     calls: list[Json] = []
     for place, message in enumerate(messages):
-        given = items.get(place)
-        yield message, given, calls if message.role == "user" else []
-        calls = [] if given is None else calls_of(given)
+        stored = items.get(place)
+        yield message, stored, calls if message.role == "user" else []
+        calls = [] if stored is None else calls_of(stored)

@@ -28,11 +28,11 @@ class Bucket:
 
     Attributes:
         per_minute: rate of refilling, and capacity; None for no limit.
-        level: content at time `at`; negative if waiting callers have taken more than the content.
+        available: content at time `at`; negative if waiting callers have taken more than the content.
     """
 
     per_minute: float | None = None
-    level: float = 0.0
+    available: float = 0.0
     at: float = 0.0
 
     def take(self, amount: float, now: float) -> float:
@@ -41,30 +41,30 @@ class Bucket:
             return 0.0
         self._fill(now)
         amount = min(amount, self.per_minute)  # an amount that never fits waits for a full bucket
-        self.level -= amount
-        return max(0.0, -self.level * 60 / self.per_minute)
+        self.available -= amount
+        return max(0.0, -self.available * 60 / self.per_minute)
 
     def give_back(self, amount: float) -> None:
         """Returns an amount that was taken and not used."""
         if self.per_minute is not None:
-            self.level = min(self.per_minute, self.level + min(amount, self.per_minute))
+            self.available = min(self.per_minute, self.available + min(amount, self.per_minute))
 
-    def limit(self, per_minute: float, now: float) -> None:
+    def set_rate(self, per_minute: float, now: float) -> None:
         """Sets the limit. A bucket that had none starts full."""
         if self.per_minute is None:
-            self.level, self.at = per_minute, now
+            self.available, self.at = per_minute, now
         self.per_minute = per_minute
 
-    def lower(self, remaining: float, now: float) -> None:
+    def cap(self, remaining: float, now: float) -> None:
         """Lowers the content to the amount that the provider reports as remaining."""
         if self.per_minute is not None:
             self._fill(now)
-            self.level = min(self.level, remaining)
+            self.available = min(self.available, remaining)
 
     def _fill(self, now: float) -> None:
         assert self.per_minute is not None
         gained = max(0.0, now - self.at) * self.per_minute / 60
-        self.level, self.at = min(self.per_minute, self.level + gained), now
+        self.available, self.at = min(self.per_minute, self.available + gained), now
 
 
 @tells_fields
@@ -94,7 +94,7 @@ class RateLimit:
             if limit is None:
                 continue
             check_positive(name, limit)
-            bucket.limit(limit, self.now())
+            bucket.set_rate(limit, self.now())
 
     async def wait(self, tokens: float) -> float:
         """Waits until a call of about `tokens` tokens may be made. Returns the seconds waited."""
@@ -112,7 +112,7 @@ class RateLimit:
             raise
         return waited
 
-    def heard(self, status: int, headers: Mapping[str, str]) -> None:
+    def update_from_response(self, status: int, headers: Mapping[str, str]) -> None:
         """Adjusts the limits to an answer's status and headers."""
         now = self.now()
         if status in (429, 503, 529):
@@ -125,9 +125,9 @@ class RateLimit:
         ):
             limit, remaining = _number(headers, kind, "limit"), _number(headers, kind, "remaining")
             if limit is not None and limit > 0 and declared is None:
-                bucket.limit(limit, now)
+                bucket.set_rate(limit, now)
             if remaining is not None:
-                bucket.lower(remaining, now)
+                bucket.cap(remaining, now)
 
 
 def _number(headers: Mapping[str, str], kind: str, what: str) -> float | None:

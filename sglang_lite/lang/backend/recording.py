@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.default import BackendLike, backend_for
 from sglang_lite.lang.backend.delegating_backend import DelegatingBackend
+from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
 from sglang_lite.protocol import (
     BackendError,
@@ -59,7 +59,7 @@ class _OpenCall:
 
     number: int
     request: RecordedRequest
-    node: AskedNode
+    node: NodeIdentity
     stream: bool
     began: float
     events: list[RecordedEvent] = field(default_factory=list)
@@ -98,7 +98,11 @@ class Recording(DelegatingBackend):
         except OSError as error:
             raise ParameterError("path", f"{os.fspath(path)!r} can't be written: {error}") from error
         self._began, rules = time.perf_counter(), backend.turn_rules
-        turns = () if rules is None else (rules.begun, rules.objects, rules.constrained, rules.texts)
+        turns = (
+            ()
+            if rules is None
+            else (rules.begun_turns, rules.enforces_schemas, rules.continues_constrained, rules.enforces_grammars)
+        )
         self._write(
             RecordingHead(
                 backend.trace_name, backend.get_model_name(), backend.enforces,
@@ -161,7 +165,7 @@ class Recording(DelegatingBackend):
             raise CapabilityError(
                 "the recording has ended.", hint="Run programs, and read their streams, inside `with sgl.record(…)`."
             )
-        call = _OpenCall(next(self._numbers), request, asked_node(), stream, time.perf_counter())
+        call = _OpenCall(next(self._numbers), request, current_node(), stream, time.perf_counter())
         try:
             yield call
         except BaseException as error:

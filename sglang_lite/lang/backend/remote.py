@@ -14,21 +14,21 @@ import msgspec
 
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.api_client import ApiClient
-from sglang_lite.lang.backend.asked_node import scores_needed
 from sglang_lite.lang.backend.base_backend import BaseBackend, Capabilities
 from sglang_lite.lang.backend.connection import Connection, Connector
 from sglang_lite.lang.backend.explain import Explanation, Price
 from sglang_lite.lang.backend.explain import explain as explained
-from sglang_lite.lang.backend.ladder import capabilities_of, rung_of, turn_rules_of
+from sglang_lite.lang.backend.ladder import capabilities_of, choose_rung, turn_rules_of
+from sglang_lite.lang.backend.node_context import scores_needed
 from sglang_lite.lang.backend.prices import price as known_price
 from sglang_lite.lang.backend.profile import Profile
-from sglang_lite.lang.backend.provider_items import ReturnedItems
+from sglang_lite.lang.backend.provider_items import ProviderItems
 from sglang_lite.lang.backend.rate_limit import RateLimit
-from sglang_lite.lang.backend.remote_api import Api, Question, Target
+from sglang_lite.lang.backend.remote_api import Api, ApiRequest, Target
 from sglang_lite.lang.backend.rendering import text_outside
-from sglang_lite.lang.backend.rung import POLICIES, Asked, Policy, Refusal, Rung
-from sglang_lite.lang.backend.selecting import Tokenizer, selected
-from sglang_lite.lang.backend.serving import served, shape_of
+from sglang_lite.lang.backend.rung import POLICIES, Demands, Policy, Refusal, Rung
+from sglang_lite.lang.backend.selecting import Tokenizer, select_by_rung
+from sglang_lite.lang.backend.serving import serve, shape_of
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.backend.traced_backend import TracedBackend
 from sglang_lite.lang.backend.turns import TurnRules
@@ -70,7 +70,7 @@ class RemoteBackend(BaseBackend):
             key, which adapts to the headers of answers.
 
     Attributes:
-        failures: translator of the SDK's errors.
+        errors: translator of the SDK's errors.
         rungs: names of the rungs (and "tools") for which the backend can make requests. The profile's other rungs are
             ignored.
         reasoning_effort: amount of reasoning, or None for the model's default.
@@ -112,8 +112,8 @@ class RemoteBackend(BaseBackend):
         self._name = f"{type(self).__name__}({model_name!r})"
         self.token_usage = TokenUsage()
         self._connection = Connection(type(self).__name__, connect, rate_limit)
-        self.failures = self._connection.failures(self._name, Origin(self.provider, model_name))
-        self._client = ApiClient(self._connection, self.failures, self.token_usage, ReturnedItems())
+        self.errors = self._connection.error_translator(self._name, Origin(self.provider, model_name))
+        self._client = ApiClient(self._connection, self.errors, self.token_usage, ProviderItems())
 
     def client(self) -> Foreign:
         """Client of the SDK for the running event loop."""
@@ -142,7 +142,7 @@ class RemoteBackend(BaseBackend):
 
     @property
     def caches_prompts(self) -> bool:
-        return self.profile.takes("cache_control") or self.profile.takes("prompt_cache_key")
+        return self.profile.supports("cache_control") or self.profile.supports("prompt_cache_key")
 
     @property
     def turn_rules(self) -> TurnRules:
@@ -156,7 +156,7 @@ class RemoteBackend(BaseBackend):
                     found = self._find if isinstance(self._find, Profile) else self._find()
                     if self._told is not None:
                         found = found.with_capabilities(self._told)
-                    found = self._find = found.asked_on(self.rungs)  # only rungs that have a request
+                    found = self._find = found.for_rungs(self.rungs)  # only rungs that have a request
                     self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
         return self._found
 
@@ -194,14 +194,14 @@ class RemoteBackend(BaseBackend):
             params=params, retries=retries, count=count, price=price,
         )  # fmt: skip
 
-    def rung(self, asked: Asked) -> Rung | Refusal:
+    def rung(self, asked: Demands) -> Rung | Refusal:
         """Rung on which a node is served, or the reason why it is refused."""
-        return rung_of(self.profile, self.policy, replace(asked, effort=self.reasoning_effort))
+        return choose_rung(self.profile, self.policy, replace(asked, effort=self.reasoning_effort))
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
     ) -> None:
-        found = self.rung(Asked("gen", params, constraint))
+        found = self.rung(Demands("gen", params, constraint))
         if isinstance(found, Refusal):
             raise self.refusal(node, found.feature, found.instead, where)
 
@@ -213,10 +213,10 @@ class RemoteBackend(BaseBackend):
     def samples_at_once(self, params: SamplingParams, constraint: Constraint | None, count: int) -> bool:
         if self.profile.api not in _SAMPLED:
             return False
-        found = self.rung(Asked("gen", msgspec.structs.replace(params, n=count), constraint))
+        found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
         return isinstance(found, Rung) and found.native and found.api in _SAMPLED
 
-    def _rung(self, asked: Asked) -> Rung:
+    def _rung(self, asked: Demands) -> Rung:
         found = self.rung(asked)
         if isinstance(found, Refusal):
             raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
@@ -225,21 +225,21 @@ class RemoteBackend(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        rung = self._rung(Asked("gen", params, constraint))
+        rung = self._rung(Demands("gen", params, constraint))
         self.check_prompt(prompt)
-        async for event in served(self, prompt, params, constraint, rung, stream=stream):
+        async for event in serve(self, prompt, params, constraint, rung, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event
 
     def _priced(self, said: _Answer) -> _Answer:
         """Answer with its cost in dollars in the metadata, or None there if a price is unknown."""
         return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
 
-    def selection(self, choices: Sequence[str], *, scores: bool = False) -> Asked:
+    def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
         """Demands of a selection, for the ladder."""
         params = self.select_params
-        if self.profile.takes("temperature"):
+        if self.profile.supports("temperature"):
             params = msgspec.structs.replace(params, temperature=0.0)
-        return Asked("select", params, Choices(tuple(choices)), scores)
+        return Demands("select", params, Choices(tuple(choices)), scores)
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
@@ -258,7 +258,7 @@ class RemoteBackend(BaseBackend):
         self.check_prompt(prompt)
         if rung.name == "decisions":
             return await self.decide(prompt, choices)
-        return self._priced(await selected(self, prompt, asked, rung, self.tokenizer))
+        return self._priced(await select_by_rung(self, prompt, asked, rung, self.tokenizer))
 
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool
@@ -270,8 +270,8 @@ class RemoteBackend(BaseBackend):
             constrained: whether the answer has a constraint, so that an answer that was cut short is an error.
         """
         api, target = self.target(rung)
-        question = Question(target, prompt, params, shape_of(rung), self._client.given_back.of(prompt.messages))
-        return self._client.ask(api, question, constrained=constrained, stream=stream)
+        request = ApiRequest(target, prompt, params, shape_of(rung), self._client.provider_items.of(prompt.messages))
+        return self._client.ask(api, request, constrained=constrained, stream=stream)
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
         """API that is called on a rung, and settings of the model for it.

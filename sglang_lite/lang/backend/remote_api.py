@@ -18,19 +18,20 @@ class Target:
 
     Attributes:
         model: name of the model.
-        limit: name of `max_tokens` on the server.
+        max_tokens_field: name of `max_tokens` on the server.
         effort: amount of reasoning, in the provider's words, or None for the model's default.
-        reasons: True if the model may reason, so that its encrypted reasoning is requested, to be sent back later.
-        cached: True if requests mark the prefixes that prompts share, or have a key for them, for the provider's cache.
-        extra: settings that are sent with every request.
+        may_reason: True if the model may reason, so that its encrypted reasoning is requested, to be sent back later.
+        cache_hints: True if requests mark the prefixes that prompts share, or have a key for them, for the provider's
+            cache.
+        settings: settings that are sent with every request.
     """
 
     model: str
-    limit: str = "max_tokens"
+    max_tokens_field: str = "max_tokens"
     effort: str | None = None
-    reasons: bool = False
-    cached: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    may_reason: bool = False
+    cache_hints: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,18 @@ Shape: TypeAlias = JsonFormat | JsonTool | GrammarTool | OwnField | Tools | None
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Question of one call, independent of the API.
+class ApiRequest:
+    """Request of one call, independent of the API.
 
     Attributes:
-        items: items that the API expects back from earlier turns, by index in the prompt's messages.
+        provider_items: items that the API expects back from earlier turns, by index in the prompt's messages.
     """
 
     target: Target
     prompt: Prompt
     params: SamplingParams
     shape: Shape = None
-    items: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    provider_items: Mapping[int, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -124,22 +125,22 @@ class PartialAnswer:
     """Answer received so far, for one sample.
 
     Attributes:
-        thoughts: reasoning that the API shows, or None if it shows none.
+        reasoning: reasoning that the API shows, or None if it shows none.
         calls: tool calls, by index.
-        items: items that the API expects back with this turn.
+        provider_items: items that the API expects back with this turn.
         refusal: reason for a refusal; empty if the model did not refuse.
-        reason: finish reason in the API's word, or None if the sample has not ended.
-        cut: True if the sample ended at a limit on tokens.
+        finish_reason: finish reason in the API's word, or None if the sample has not ended.
+        truncated: True if the sample ended at a limit on tokens.
         matched: stop string that ended the sample, if the API reports it.
     """
 
     text: str = ""
-    thoughts: str | None = None
+    reasoning: str | None = None
     calls: dict[int, PartialCall] = field(default_factory=dict)
-    items: list[Any] = field(default_factory=list)
+    provider_items: list[Any] = field(default_factory=list)
     refusal: str = ""
-    reason: str | None = None
-    cut: bool = False
+    finish_reason: str | None = None
+    truncated: bool = False
     matched: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -162,12 +163,12 @@ class Reader(ABC):
         self.failure = ""
         self.paused = False
 
-    def whole(self, said: Foreign) -> None:
+    def whole(self, response: Foreign) -> None:
         """Reads an answer that arrived in one piece. The default reads it as an event."""
-        self.event(said)
+        self.event(response)
 
     @abstractmethod
-    def event(self, said: Foreign) -> Sequence[Delta]:
+    def event(self, event: Foreign) -> Sequence[Delta]:
         """Reads an event of a stream, and returns its new text."""
 
 
@@ -176,7 +177,7 @@ class Api:
     """One API of a provider.
 
     Attributes:
-        request: builds the arguments of the SDK's call for a question; a pure function.
+        arguments: builds the arguments of the SDK's call for a request; a pure function.
         create: returns the method of a client that makes the call.
         streamed: additional arguments of a call that streams.
         reader: makes a reader of one answer.
@@ -185,9 +186,9 @@ class Api:
             reader.
     """
 
-    request: Callable[[Question], dict[str, Any]]
+    arguments: Callable[[ApiRequest], dict[str, Any]]
     create: Callable[[Any], Callable[..., Awaitable[Any]]]
     streamed: Mapping[str, Any]
     reader: Callable[[], Reader]
     always_streams: bool = False
-    resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda request, _: request
+    resumed: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arguments, _: arguments

@@ -28,7 +28,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class ErrorTranslator:
     """Translator of the errors that one backend's SDK raises.
 
     Attributes:
@@ -46,7 +46,7 @@ class Failures:
     secrets: Callable[[], Iterable[object]]
 
     @contextlib.contextmanager
-    def translated(self) -> Iterator[None]:
+    def translating(self) -> Iterator[None]:
         """Context that converts errors of the SDK and of its HTTP library into ours."""
         import httpx2
 
@@ -57,25 +57,25 @@ class Failures:
         except httpx2.TimeoutException as error:
             raise self._late() from self._cause(error)
         except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
-            broken = self.unreadable(f"the connection failed in the middle of the answer ({error})")
+            broken = self.unreadable_error(f"the connection failed in the middle of the answer ({error})")
             broken.retryable = True
             raise broken from self._cause(error)
         except json.JSONDecodeError as error:
-            raise self.unreadable(f"the answer is not JSON ({error})") from self._cause(error)
+            raise self.unreadable_error(f"the answer is not JSON ({error})") from self._cause(error)
 
-    def unreadable(self, what: str) -> BackendError:
+    def unreadable_error(self, what: str) -> BackendError:
         """Error for an answer that can't be read."""
         return BackendError(
             f"{self.name}: {self.redacted(what)}.", hint="Check what listens at base_url, or try again."
         )
 
-    def failed(self, why: str) -> BackendError:
+    def failed_error(self, why: str) -> BackendError:
         """Error for an answer that reports its own failure. It may be retried."""
         ours = BackendError(f"{self.name}: {self.redacted(shortened(why))}", hint="Try again.")
         ours.retryable = True
         return ours
 
-    def refused(self, why: str) -> RefusalError:
+    def refusal_error(self, why: str) -> RefusalError:
         return RefusalError(f"{self.name} refused to answer: {self.redacted(why)}", hint="Change the prompt.")
 
     def redacted(self, text: str) -> str:

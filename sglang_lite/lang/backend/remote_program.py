@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.concurrency.deadline import current_deadline
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.program.nodes import Added, Fork, Gen, Node, Part, Path, Program, Rollback
@@ -33,7 +33,7 @@ from sglang_lite.protocol import (
     Usage,
 )
 
-_MOMENT_S, _MOST_MOMENTS = 0.001, 5
+_MOMENT_S, _MAX_MOMENTS = 0.001, 5
 
 
 class RemoteProgram:
@@ -48,7 +48,7 @@ class RemoteProgram:
         priority: priority of the program.
     """
 
-    def __init__(self, server: Server, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
+    def __init__(self, server: ServerClient, sink: ProgramSink, *, stream: bool, priority: int = 0) -> None:
         self._server, self._sink, self._stream, self._priority = server, sink, stream, priority
         self._branches: dict[Path, list[Node]] = {(): []}  # all nodes added so far
         self._program: dict[str, Any] | None = None  # serialised, if it was given as a whole
@@ -142,7 +142,7 @@ class RemoteProgram:
                     if self._lost is None:
                         raise
                     error = self._lost
-                except LOST as lost:
+                except RETRYABLE_ERRORS as lost:
                     error = lost
                 self._id = self._lost = None
                 if not self._repeatable:
@@ -159,7 +159,7 @@ class RemoteProgram:
     async def _gather(self) -> None:
         """Waits briefly while nodes are being added, so that they are sent with the first request instead of another
         one."""
-        for _ in range(0 if self._closed else _MOST_MOMENTS):
+        for _ in range(0 if self._closed else _MAX_MOMENTS):
             before = self._count
             await asyncio.sleep(_MOMENT_S)
             if self._count == before:
@@ -181,7 +181,7 @@ class RemoteProgram:
         }
         if self._priority:
             body["priority"] = self._priority
-        events = self._server.events("/program", body, self._began if opens else None)
+        events = self._server.stream_events("/program", body, self._began if opens else None)
         async with contextlib.aclosing(events) as datas:
             async for data in datas:
                 event = _event(self._server, data)
@@ -189,7 +189,7 @@ class RemoteProgram:
                     for news in self._told.news(event, deltas=self._stream):
                         self._retries.progressed()
                         self._sink(news)
-                elif isinstance(event, LOST):
+                elif isinstance(event, RETRYABLE_ERRORS):
                     raise event
                 elif isinstance(event, ProgramResult | SglError):
                     self._end(event)
@@ -229,7 +229,7 @@ class RemoteProgram:
                     self._id = None  # nothing is left to send
         except SglError as error:
             if self._id == program and self._connection is not None:
-                if isinstance(error, LOST):
+                if isinstance(error, RETRYABLE_ERRORS):
                     self._lost = error
                 else:
                     self._end(error)
@@ -242,8 +242,8 @@ class RemoteProgram:
         self._send_soon()
 
 
-async def played_alone(
-    server: Server, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
+async def play_single_node(
+    server: ServerClient, prompt: Prompt, node: Node, *, stream: bool, model: str | None = None
 ) -> AsyncGenerator[Delta | Generation | Selection, None]:
     """Yields the events of a program of one node. If the connection breaks, the program is sent again: the same seed
     gives the same result, and events that were delivered are not repeated.
@@ -269,7 +269,7 @@ async def played_alone(
     while True:
         told.begin()
         try:
-            async with contextlib.aclosing(server.events(path, body)) as datas:
+            async with contextlib.aclosing(server.stream_events(path, body)) as datas:
                 async for data in datas:
                     event = _event(server, data)
                     if isinstance(event, ProgramResult):
@@ -284,7 +284,7 @@ async def played_alone(
             raise BackendError(
                 "the program's stream ended before the program did.", hint="Check what listens at base_url."
             )
-        except LOST as error:
+        except RETRYABLE_ERRORS as error:
             await retries.pause(error)
 
 
@@ -323,7 +323,7 @@ class _DeliveredEvents:
             yield Played(played.path, played.name, news)
 
 
-def _event(server: Server, data: str) -> ProgramEvent | Usage:
+def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # error of a gateway
         server.event(data)
     found = wire.decode(data.encode(), form="json")

@@ -7,15 +7,15 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from sglang_lite import wire
-from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.program.compiled import CompiledProgram
 from sglang_lite.protocol import BackendError, WireError
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.wire.rows import FrameReader, RowEvent
 
 
-async def rows_played(
-    server: Server,
+async def play_remote_rows(
+    server: ServerClient,
     compiled: CompiledProgram,
     rows: Mapping[int, Mapping[str, UserValue]],
     seeds: Mapping[int, int | None],
@@ -49,15 +49,15 @@ async def rows_played(
                     yield numbers[index], events
             if left:
                 raise BackendError("the stream ended before all rows arrived.", hint="Check what listens at base_url.")
-        except LOST as error:
+        except RETRYABLE_ERRORS as error:
             if left:
                 await retries.pause(error)
 
 
-async def _answered(server: Server, body: object) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
+async def _answered(server: ServerClient, body: object) -> AsyncGenerator[tuple[int, Sequence[RowEvent]], None]:
     """Yields the rows of one response."""
     reader = FrameReader()
-    async with contextlib.aclosing(server.pieces("/program/rows", body)) as pieces:
+    async with contextlib.aclosing(server.stream_bytes("/program/rows", body)) as pieces:
         async for piece in pieces:
             try:
                 rows = reader.feed(piece)

@@ -30,7 +30,7 @@ def text_outside(prompt: Prompt, template: TurnTemplate | None) -> str:
     return ""
 
 
-def rendered(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
+def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemplate | None) -> Prompt:
     """Prompt of turns, rendered by another template, with the text outside the turns in front. Unchanged if the prompt
     has no turns or a template is missing. The content of turns is never read as special tokens."""
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):

@@ -14,8 +14,8 @@ import msgspec
 
 from sglang_lite import wire
 from sglang_lite.lang.argument_names import tells_names
-from sglang_lite.lang.backend.asked_node import AskedNode, asked_node
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities
+from sglang_lite.lang.backend.node_context import NodeIdentity, current_node
 from sglang_lite.lang.backend.recording import digest_of, recorded_prompt, request_key
 from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.lang.chat_template import ChatTemplate, ChatTemplateStyle
@@ -83,7 +83,7 @@ class Replay(BaseBackend):
         self.chat_template = chat_template or _template(self._head.template)
         self._lock = threading.Lock()
         self._of_request: defaultdict[bytes, deque[RecordedCall]] = defaultdict(deque)
-        self._of_node: defaultdict[AskedNode, deque[RecordedCall]] = defaultdict(deque)
+        self._of_node: defaultdict[NodeIdentity, deque[RecordedCall]] = defaultdict(deque)
         for call in self._calls:
             self._of_request[request_key(call.request)].append(call)
             self._of_node[_node_of(call)].append(call)
@@ -166,7 +166,7 @@ class Replay(BaseBackend):
 
     def _take(self, request: RecordedRequest) -> RecordedCall:
         """Recorded call that answers a request. Each call is used once."""
-        node, key = asked_node(), request_key(request)
+        node, key = current_node(), request_key(request)
         with self._lock:
             call = self._next(self._of_request.get(key), request)
             if call is None and self._by_node:
@@ -183,7 +183,7 @@ class Replay(BaseBackend):
                 return call
         return None
 
-    def _refusal(self, request: RecordedRequest, key: bytes, node: AskedNode) -> CapabilityError:
+    def _refusal(self, request: RecordedRequest, key: bytes, node: NodeIdentity) -> CapabilityError:
         """Error for a request that was not recorded, or not so often."""
         asked = sum(request_key(call.request) == key for call in self._calls)
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
@@ -204,7 +204,7 @@ class Replay(BaseBackend):
             hint="Record it again, or use match='node'.",
         )  # fmt: skip
 
-    def _nearest(self, request: RecordedRequest, node: AskedNode) -> RecordedCall | None:
+    def _nearest(self, request: RecordedRequest, node: NodeIdentity) -> RecordedCall | None:
         """Recorded call that is most similar to a request: the one with the longest common beginning of the prompt,
         among the unused calls of the same node if it has any. None if the recording has no calls."""
         same = [call for call in self._calls if _node_of(call) == node and call.number not in self._used]
@@ -212,8 +212,8 @@ class Replay(BaseBackend):
         return max(same or self._calls, key=lambda call: common_length(call.request.prompt.text, text), default=None)
 
 
-def _node_of(call: RecordedCall) -> AskedNode:
-    return AskedNode(call.program, call.place, call.name)
+def _node_of(call: RecordedCall) -> NodeIdentity:
+    return NodeIdentity(call.program, call.place, call.name)
 
 
 def as_data(request: RecordedRequest) -> dict[str, Json]:

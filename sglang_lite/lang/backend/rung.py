@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from sglang_lite.lang.backend.object_constraints import Form
+from sglang_lite.lang.backend.object_constraints import JsonForm
 from sglang_lite.lang.backend.profile import ApiName
 from sglang_lite.lang.backend.schema_fit import Fit
 from sglang_lite.protocol import Constraint, SamplingParams
@@ -35,14 +35,14 @@ class Rung:
         left_out: parameters that are not sent, which only `policy="warn"` allows.
         warnings: differences from the request, in words.
         effort: amount of reasoning in the request, or None if the request sets none.
-        otherwise: rung that serves the node if the model's answer on this one is of no use.
+        fallback: rung that serves the node if the model's answer on this one is of no use.
     """
 
     name: str
     api: ApiName
     native: bool = True
     calls: tuple[int, int] = (1, 1)
-    form: Form | None = None
+    form: JsonForm | None = None
     fit: Fit | None = None
     strict: bool = True
     field: Any = None
@@ -51,7 +51,7 @@ class Rung:
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     effort: str | None = None
-    otherwise: Rung | None = None
+    fallback: Rung | None = None
 
     @property
     def mode(self) -> Literal["native", "emulated"]:
@@ -74,7 +74,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Demands:
     """Demands that a node makes of a backend.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Final
 
 from sglang_lite.lang.backend.capabilities import CONSTRAINT_NAMES
 from sglang_lite.lang.backend.profile import Profile
-from sglang_lite.lang.backend.rung import Asked, Policy, Refusal, Rung
+from sglang_lite.lang.backend.rung import Demands, Policy, Refusal, Rung
 from sglang_lite.protocol import Unset
 from sglang_lite.protocol.sampling import given
 
@@ -17,7 +17,7 @@ RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
-def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
     """Rung adapted to a node's parameters, or the reason why they are refused."""
     params = asked.params
     found = _with_effort(rung, profile, policy, asked)
@@ -27,24 +27,24 @@ def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Asked) 
     stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
     for name in given(params):
         here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
-        if name == "stop" or (profile.takes(name) and here):
+        if name == "stop" or (profile.supports(name) and here):
             continue
         without = _without(rung, profile, policy, name, asked)
         if isinstance(without, Refusal):
             return without
         rung = without
     both = not isinstance(params.temperature, Unset) and not isinstance(params.top_p, Unset)
-    if both and not profile.takes("temperature_with_top_p") and "top_p" not in rung.left_out:
+    if both and not profile.supports("temperature_with_top_p") and "top_p" not in rung.left_out:
         if policy != "warn":
             return Refusal("temperature and top_p together", "Set one of them.")
         rung = _left_out(rung, "top_p")
     return _stopped(rung, profile, policy, stops) if stops else rung
 
 
-def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> Rung | Refusal:
+def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
     """Rung with the amount of reasoning. If the model is not known to support that parameter, the parameter is left out
     or refused, because the API would report an error or ignore it."""
-    if asked.effort is None or profile.takes("reasoning_effort"):
+    if asked.effort is None or profile.supports("reasoning_effort"):
         return replace(rung, effort=asked.effort)
     if policy == "warn":
         warning = "reasoning_effort is left out: the model does not accept it"
@@ -52,7 +52,7 @@ def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Asked) -> 
     return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
 
 
-def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Asked) -> Rung | Refusal:
+def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Demands) -> Rung | Refusal:
     """Rung adapted to a parameter that the model or the rung does not support, or the refusal."""
     if policy != "strict" and name == "n":
         count = asked.params.samples
@@ -61,7 +61,7 @@ def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Ask
         return replace(rung, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
     if policy == "warn":
         return _left_out(rung, name)
-    if profile.takes(name) and asked.constraint is not None:
+    if profile.supports(name) and asked.constraint is not None:
         return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(asked.constraint)]}", f"Leave {name} out.")
     return Refusal(
         name,
@@ -76,11 +76,11 @@ def _left_out(rung: Rung, name: str) -> Rung:
 
 def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Rung | Refusal:
     most = profile.limits.get("stop")
-    if not profile.takes("stop") or rung.api == "responses":
+    if not profile.supports("stop") or rung.api == "responses":
         feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
     elif most is not None and len(stops) > most:
         feature, instead = f"{len(stops)} stop strings", f"Give at most {most}."
-    elif profile.refuses("blank_stops") and not all(map(str.strip, stops)):
+    elif profile.lacks("blank_stops") and not all(map(str.strip, stops)):
         feature = "a stop string of whitespace only"
         instead = "Ask for one line in the prompt, or use a stop string that is visible."
     else:

@@ -15,18 +15,18 @@ import msgspec
 
 from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.base_backend import ALL_CONSTRAINTS, BaseBackend, Capabilities, flushed
-from sglang_lite.lang.backend.http_client import LOST, Retries, Server
+from sglang_lite.lang.backend.http_client import RETRYABLE_ERRORS, Retries, ServerClient
 from sglang_lite.lang.backend.native_protocol import (
     NATIVE,
-    Sample,
-    body_of,
-    generation_of,
-    scores_of,
-    unconditional_of,
-    usage_of,
+    SampleStream,
+    parse_choice_score,
+    parse_generation,
+    parse_unconditional,
+    request_body,
+    usage_from_meta,
 )
-from sglang_lite.lang.backend.remote_program import RemoteProgram, played_alone
-from sglang_lite.lang.backend.remote_rows import rows_played
+from sglang_lite.lang.backend.remote_program import RemoteProgram, play_single_node
+from sglang_lite.lang.backend.remote_rows import play_remote_rows
 from sglang_lite.lang.backend.server_process import ServerProcess
 from sglang_lite.lang.backend.token_usage import TokenUsage
 from sglang_lite.lang.chat_template import get_chat_template, get_chat_template_by_model_path
@@ -93,21 +93,22 @@ class RuntimeEndpoint(BaseBackend):
     ) -> None:
         super().__init__()
         self.base_url = base_url
-        self._server = Server(base_url, api_key, verify, timeout, retries)
-        self.model_info = _object(self._server.ask("GET", "/get_model_info").content)
+        self._server = ServerClient(base_url, api_key, verify, timeout, retries)
+        self.model_info = _object(self._server.request_blocking("GET", "/get_model_info").content)
         self.token_usage = TokenUsage()
         info = self._server_info()
         ours = info.get("sglang_lite", self.model_info.get("sglang_lite"))
-        self._ours: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
+        self._own_info: Mapping[str, Any] = ours if isinstance(ours, dict) else {}
         # A gateway that answers /server_info by itself (sglang-router) forwards only fields that it knows, except in
         # /v1/completions: there nodes are sent as programs.
-        self._narrow = bool(self._ours) and "sglang_lite" not in info
-        self._incremental = bool({**self._ours, **info}.get("incremental_streaming_output"))
-        self._programs = bool(self._ours.get("program")) and self._server.status("GET", "/program") == 405
-        self.enforces = bool(self._ours)
+        self._behind_gateway = bool(self._own_info) and "sglang_lite" not in info
+        self._incremental = bool({**self._own_info, **info}.get("incremental_streaming_output"))
+        self._programs = bool(self._own_info.get("program")) and self._server.status("GET", "/program") == 405
+        self.enforces = bool(self._own_info)
         images = bool(self.model_info.get("has_image_understanding"))
         self.capabilities = Capabilities(
-            ALL_CONSTRAINTS if self._ours.get("records") or self._narrow else NATIVE.constraints, images=images
+            ALL_CONSTRAINTS if self._own_info.get("records") or self._behind_gateway else NATIVE.constraints,
+            images=images,
         )
         if chat_template_name is not None:
             self.chat_template = get_chat_template(chat_template_name)
@@ -116,7 +117,7 @@ class RuntimeEndpoint(BaseBackend):
         """Settings and counts of the server; {} if it reports none."""
         for path in ("/server_info", "/get_server_info"):  # older servers, and gateways, have only the second
             with contextlib.suppress(SglError):
-                return _object(self._server.ask("GET", path).content)
+                return _object(self._server.request_blocking("GET", path).content)
         return {}
 
     # ------------------------------------------------------------------------------------------- generations
@@ -124,14 +125,16 @@ class RuntimeEndpoint(BaseBackend):
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        if self._narrow:
-            async with contextlib.aclosing(self._alone(prompt, Gen(None, params, constraint), stream=stream)) as events:
+        if self._behind_gateway:
+            async with contextlib.aclosing(
+                self._play_single_node(prompt, Gen(None, params, constraint), stream=stream)
+            ) as events:
                 async for event in events:
                     assert not isinstance(event, Selection)
                     yield event
             return
-        body = body_of(prompt, params, constraint, records=bool(self._ours.get("records")))
-        if self._ours:
+        body = request_body(prompt, params, constraint, records=bool(self._own_info.get("records")))
+        if self._own_info:
             body["sampling_params"].setdefault("sampling_seed", secrets.randbits(63))
         count = params.samples
         if stream:
@@ -144,7 +147,7 @@ class RuntimeEndpoint(BaseBackend):
         if len(answers) != count:
             raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.")
         for index, each in enumerate(answers):
-            generation = generation_of(each, constraint, index)
+            generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
             yield generation
 
@@ -152,19 +155,19 @@ class RuntimeEndpoint(BaseBackend):
         self, body: Mapping[str, Any], count: int, constraint: Constraint | None
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a generation, over as many connections as it takes."""
-        samples = [Sample(index, constraint, incremental=self._incremental) for index in range(count)]
+        samples = [SampleStream(index, constraint, incremental=self._incremental) for index in range(count)]
         retries, given = Retries(self._server), list[int]()
         while True:
             asked = {**body, "stream": True, **({"output_ids": given} if given else {})}
             try:
-                async with contextlib.aclosing(self._server.answers("/generate", asked)) as answers:
+                async with contextlib.aclosing(self._server.stream_json("/generate", asked)) as answers:
                     async for answer in answers:
                         index = answer.get("index", 0)
                         if not isinstance(index, int) or not 0 <= index < count:
                             raise BackendError(f"{self.base_url} returned an answer with the index {index!r:.60}.")
                         if samples[index].ended:
                             continue
-                        for event in samples[index].take(answer):
+                        for event in samples[index].feed(answer):
                             retries.progressed()
                             if isinstance(event, Generation):
                                 self.token_usage.add(event.usage)
@@ -172,22 +175,24 @@ class RuntimeEndpoint(BaseBackend):
                 if all(sample.ended for sample in samples):
                     return
                 raise BackendError(f"{self.base_url}: the stream ended before the answer was complete.")
-            except LOST as error:
+            except RETRYABLE_ERRORS as error:
                 if all(sample.ended for sample in samples):  # only its last line is missing
                     return
-                if not self._ours.get("output_ids") and any(sample.ids for sample in samples):
+                if not self._own_info.get("output_ids") and any(sample.ids for sample in samples):
                     raise
                 await retries.pause(error)
             # One sample is continued. Several can't be, but are generated again with the same result.
             continues = count == 1
-            given = [i for sample in samples for i in sample.begin_again(continues=continues)]
+            given = [i for sample in samples for i in sample.reconnect(continues=continues)]
 
-    async def _alone(
+    async def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
     ) -> AsyncGenerator[Delta | Generation | Selection, None]:
         """Yields the events of a program of one node."""
         model = None if self._programs else self.get_model_name()
-        async with contextlib.aclosing(played_alone(self._server, prompt, node, stream=stream, model=model)) as events:
+        async with contextlib.aclosing(
+            play_single_node(self._server, prompt, node, stream=stream, model=model)
+        ) as events:
             async for event in events:
                 if not isinstance(event, Delta):
                     self.token_usage.add(event.usage)
@@ -196,17 +201,17 @@ class RuntimeEndpoint(BaseBackend):
     # -------------------------------------------------------------------------------------------- selections
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        if self._ours.get("program") or self._narrow:
+        if self._own_info.get("program") or self._behind_gateway:
             special = prompt.role is None  # in a turn, the choices are content
             node = Select(None, tuple(choices), None, unconditional=unconditional, special=special)
-            async with contextlib.aclosing(self._alone(prompt, node)) as events:
+            async with contextlib.aclosing(self._play_single_node(prompt, node)) as events:
                 async for event in events:
                     assert isinstance(event, Selection)
                     return event
             raise BackendError(f"{self.base_url} returned no scores.")
         text = prompt.text
         known = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
-        prompt_tokens = usage_of(known["meta_info"]).prompt_tokens
+        prompt_tokens = usage_from_meta(known["meta_info"]).prompt_tokens
         start = max(prompt_tokens - 2, 0)
         asked = {
             "text": [text + choice for choice in choices], "sampling_params": _SCORED, "return_logprob": True,
@@ -214,15 +219,17 @@ class RuntimeEndpoint(BaseBackend):
         }  # fmt: skip
         answers = await self._server.post("/generate", asked)
         before = 0 if all(choices) else 1  # an empty choice has no token, so the prompt's last one is scored
-        scores = [scores_of(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)]
+        scores = [
+            parse_choice_score(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)
+        ]
         if unconditional:
             alone = {
                 "input_ids": [list(score.token_ids) for score in scores], "sampling_params": _SCORED,
                 "return_logprob": True, "logprob_start_len": 0,
             }  # fmt: skip
             found = await self._server.post("/generate", alone)
-            scores = [msgspec.structs.replace(s, unconditional=unconditional_of(f)) for s, f in zip(scores, found)]
-        usages = [usage_of(each["meta_info"]) for each in answers]
+            scores = [msgspec.structs.replace(s, unconditional=parse_unconditional(f)) for s, f in zip(scores, found)]
+        usages = [usage_from_meta(each["meta_info"]) for each in answers]
         usage = Usage(
             prompt_tokens=sum(each.prompt_tokens for each in usages),
             cached_tokens=sum(each.cached_tokens for each in usages),
@@ -252,15 +259,15 @@ class RuntimeEndpoint(BaseBackend):
 
     @property
     def takes_priority(self) -> bool:
-        return bool(self._ours.get("program_priority"))
+        return bool(self._own_info.get("program_priority"))
 
     @property
     def plays_decisions(self) -> bool:
-        return self.plays_programs and bool(self._ours.get("program_decisions"))
+        return self.plays_programs and bool(self._own_info.get("program_decisions"))
 
     @property
     def plays_rows(self) -> bool:
-        return self.plays_programs and bool(self._ours.get("program_rows"))
+        return self.plays_programs and bool(self._own_info.get("program_rows"))
 
     def play_rows(
         self,
@@ -271,12 +278,12 @@ class RuntimeEndpoint(BaseBackend):
         timeout: float | None,
         priority: int = 0,
     ) -> AsyncGenerator[tuple[int, Sequence[ProgramEvent]], None]:
-        return rows_played(self._server, compiled, rows, seeds, window, timeout, priority)
+        return play_remote_rows(self._server, compiled, rows, seeds, window, timeout, priority)
 
     # --------------------------------------------------------------------------------------------- the server
 
     def tokenizer_digest(self) -> str | None:
-        return self._ours.get("tokenizer_digest")
+        return self._own_info.get("tokenizer_digest")
 
     def get_model_name(self) -> str:
         return str(self.model_info.get("model_path", "?"))
@@ -286,9 +293,9 @@ class RuntimeEndpoint(BaseBackend):
 
     def get_chat_template(self) -> TurnTemplate | None:
         if self.chat_template is None:
-            source = self._ours.get("chat_template")
+            source = self._own_info.get("chat_template")
             if isinstance(source, str):
-                self.chat_template = JinjaTemplate(source, self._ours.get("special_tokens"))
+                self.chat_template = JinjaTemplate(source, self._own_info.get("special_tokens"))
             else:
                 with contextlib.suppress(TemplateError):
                     self.chat_template = get_chat_template_by_model_path(self.get_model_name())
@@ -299,22 +306,24 @@ class RuntimeEndpoint(BaseBackend):
         return family_of(template.source) if isinstance(template, JinjaTemplate) else None
 
     def flush_cache(self) -> bool:
-        self._server.ask("POST", "/flush_cache")
+        self._server.request_blocking("POST", "/flush_cache")
         return True
 
     def get_server_info(self) -> dict[str, Json]:
         return self._server_info()
 
     def cache_prefix(self, prefix_str: str) -> None:
-        self._server.ask("POST", "/generate", {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}})
+        self._server.request_blocking(
+            "POST", "/generate", {"text": prefix_str, "sampling_params": {"max_new_tokens": 0}}
+        )
 
     def start_profile(self) -> None:
         """Makes the server start to record a profile."""
-        self._server.ask("POST", "/start_profile")
+        self._server.request_blocking("POST", "/start_profile")
 
     def stop_profile(self) -> None:
         """Makes the server write the profile."""
-        self._server.ask("POST", "/stop_profile")
+        self._server.request_blocking("POST", "/stop_profile")
 
     def shutdown(self) -> None:
         """Closes the connections; the next call opens new ones."""
@@ -405,9 +414,9 @@ class Runtime:
         """Yields the answer's text in pieces, as it arrives."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {})}
         told = ""
-        server = Server(self.url, self._key, None, None, 0)
+        server = ServerClient(self.url, self._key, None, None, 0)
         try:
-            async with contextlib.aclosing(server.answers("/generate", {**body, "stream": True})) as answers:
+            async with contextlib.aclosing(server.stream_json("/generate", {**body, "stream": True})) as answers:
                 async for answer in answers:
                     text = answer["text"]
                     if len(text) > len(told):
@@ -443,8 +452,8 @@ class Runtime:
 
     def _text(self, path: str, body: Mapping[str, Any]) -> str:
         given = {name: value for name, value in body.items() if value is not None}
-        server = Server(self.url, self._key, None, None, 0)
-        return json.dumps(json.loads(server.ask("POST", path, given).content))
+        server = ServerClient(self.url, self._key, None, None, 0)
+        return json.dumps(json.loads(server.request_blocking("POST", path, given).content))
 
     async def get_server_info(self) -> dict[str, Json]:
         """Settings and counts of the server."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sglang_lite.constraints.json_schema.document import escaped
+from sglang_lite.constraints.json_schema.document import pointer_token
 from sglang_lite.lang.backend.profile import SchemaRules
 
 
@@ -34,7 +34,7 @@ class Fit:
     refused: tuple[tuple[str, str], ...] = ()
     required: tuple[str, ...] = ()
 
-    def below(self, pointer: str) -> Fit:
+    def subschema_report(self, pointer: str) -> Fit:
         """Report for the part of the schema at a pointer, with pointers relative to it."""
 
         def cut(found: str) -> str:
@@ -95,7 +95,7 @@ class _Fitter:
         kept: dict[str, Any] = {}
         told: list[str] = []
         for key, value in schema.items():
-            here = f"{at}/{escaped(key)}"
+            here = f"{at}/{pointer_token(key)}"
             if key == "description":
                 kept[key] = value
             elif key in _REMARKS or key in _STRUCTURE:
@@ -143,7 +143,7 @@ class _Fitter:
     def _definitions(self, schema: dict[str, Any], at: str) -> dict[str, Any]:
         if "$defs" not in schema:
             return {}
-        return {"$defs": {name: self._schema(each, f"{at}/$defs/{escaped(name)}") for name, each in
+        return {"$defs": {name: self._schema(each, f"{at}/$defs/{pointer_token(name)}") for name, each in
                           schema["$defs"].items()}}  # fmt: skip
 
     def _whole(self, schema: dict[str, Any], kept: dict[str, Any], at: str) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class _Fitter:
         optional = [name for name in properties if name not in required]
         if self._rules.all_required:
             for name in optional:
-                pointer = f"{at}/properties/{escaped(name)}"
+                pointer = f"{at}/properties/{pointer_token(name)}"
                 reference = isinstance(properties[name], dict) and properties[name].get("$ref")
                 if reference and self._reaches(reference, reference, set()):
                     self._refuse(pointer, "an optional property that refers to itself would become required")
                 self._required.append(pointer)
         self._enforced += [f"{at}/{key}" for key in ("properties", "required", "additionalProperties") if key in schema]
         found: dict[str, Any] = {
-            "properties": {name: self._schema(each, f"{at}/properties/{escaped(name)}") for name, each in
+            "properties": {name: self._schema(each, f"{at}/properties/{pointer_token(name)}") for name, each in
                            properties.items()},
             "required": list(properties) if self._rules.all_required else list(required),
             "additionalProperties": False,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import only_answer
-from sglang_lite.lang.backend.rung import Asked, Rung
-from sglang_lite.lang.backend.serving import rung_metadata, served, with_words
+from sglang_lite.lang.backend.rung import Demands, Rung
+from sglang_lite.lang.backend.serving import rung_metadata, serve, with_words
 from sglang_lite.protocol import (
     Choices,
     ChoiceScore,
@@ -30,7 +30,7 @@ from sglang_lite.protocol.results import total_usage
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
 
-LEAST_LOGPROB = -1e4  # instead of the logarithm of 0
+MIN_LOGPROB = -1e4  # instead of the logarithm of 0
 _BIAS = 100.0  # the largest bias that OpenAI accepts: no other token is drawn
 
 
@@ -54,8 +54,8 @@ def checked_tokenizer(given: Foreign) -> Tokenizer | None:
     return found
 
 
-async def selected(
-    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, tokenizer: Tokenizer | None
+async def select_by_rung(
+    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, tokenizer: Tokenizer | None
 ) -> Selection:
     """Makes the model choose, by the rung of the selection.
 
@@ -72,7 +72,7 @@ async def selected(
     if rung.name == "logit_bias_steps":
         assert tokenizer is not None  # a condition of this rung
         return await _by_steps(backend, prompt, asked, rung, choices, tokenizer)
-    picked = await only_answer(served(backend, prompt, asked.params, asked.constraint, rung, stream=False))
+    picked = await only_answer(serve(backend, prompt, asked.params, asked.constraint, rung, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
 
 
@@ -80,7 +80,7 @@ async def selected(
 
 
 async def _by_first_token(
-    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str]
+    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, choices: Sequence[str]
 ) -> Selection:
     """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
@@ -88,14 +88,14 @@ async def _by_first_token(
     said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
     found = _scores(said.output_logprobs, choices)
     if not any(found):
-        if rung.otherwise is None:
+        if rung.fallback is None:
             told_first = said.output_logprobs[0].text if said.output_logprobs else said.text
             raise _none_of(choices, f"the answer begins with {told_first!r:.60}", said)
-        other = await selected(backend, prompt, asked, rung.otherwise, None)
+        other = await select_by_rung(backend, prompt, asked, rung.fallback, None)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
         return msgspec.structs.replace(other, usage=total_usage([said.usage, other.usage]), meta=meta)
     scores = tuple(
-        ChoiceScore(choice, (place,), (math.log(each) if each else LEAST_LOGPROB,))
+        ChoiceScore(choice, (place,), (math.log(each) if each else MIN_LOGPROB,))
         for place, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
@@ -120,7 +120,7 @@ def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]
 
 
 async def _by_steps(
-    backend: RemoteBackend, prompt: Prompt, asked: Asked, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
 ) -> Selection:
     """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
     there, with a bias for the choices' tokens; if they agree, no call is made."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from sglang_lite.lang.backend.http_client import Server
+from sglang_lite.lang.backend.http_client import ServerClient
 from sglang_lite.protocol import BackendError, ParameterError, SglError
 from sglang_lite.protocol.anything import UserValue
 
@@ -104,7 +104,7 @@ class ServerProcess:
             raise self._late(timeout_s)
         if not self.url:
             raise self._ended()
-        server = Server(self.url, None, None, _PATIENCE_S, 0)
+        server = ServerClient(self.url, None, None, _PATIENCE_S, 0)
         while True:
             with contextlib.suppress(SglError):
                 if server.status("GET", "/ready") == 200:

@@ -15,7 +15,7 @@ from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import validate
 from sglang_lite.errors import Origin
 from sglang_lite.lang.backend.base_backend import only_answer
-from sglang_lite.lang.backend.object_constraints import unwrapped
+from sglang_lite.lang.backend.object_constraints import unwrap
 from sglang_lite.lang.backend.remote_api import GrammarTool, JsonFormat, JsonTool, OwnField, Shape, Tool, Tools
 from sglang_lite.lang.backend.rung import REPAIRS, Rung
 from sglang_lite.protocol import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _CALLED = frozenset({"tools", "strict_tool", "regex_tool", "lark_tool"})  # rungs whose answers are tool calls
 
 
-async def served(
+async def serve(
     backend: RemoteBackend,
     prompt: Prompt,
     params: SamplingParams,
@@ -110,14 +110,14 @@ def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls
 
 
 def rung_metadata(rung: Rung, calls: int) -> Mapping[str, Json]:
-    """Metadata of a node that was served on a rung."""
+    """Metadata of a node that was serve on a rung."""
     meta: dict[str, Any] = {"rung": rung.name, "calls": calls}
     return meta | ({"warnings": list(rung.warnings)} if rung.warnings else {})
 
 
 def _read(constraint: Constraint, rung: Rung, text: str) -> str:
     if rung.form is not None:
-        text = unwrapped(constraint, rung.form, text)
+        text = unwrap(constraint, rung.form, text)
         if rung.form.wrapped or rung.strict:
             return text  # objects are validated later, as all values are
     validate(constraint, text)

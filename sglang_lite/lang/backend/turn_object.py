@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_lite.constraints.matching import validate
 from sglang_lite.constraints.schema import parse_json
-from sglang_lite.lang.backend.object_constraints import form_of, unwrapped
+from sglang_lite.lang.backend.object_constraints import json_form, unwrap
 from sglang_lite.protocol import Constraint, JsonSchema, Regex
 from sglang_lite.text.stop import StopMatcher
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class TurnField:
     """Generation of the turn.
 
     Attributes:
@@ -42,9 +42,9 @@ class TurnObject:
     """
 
     constraint: JsonSchema
-    fields: dict[str, Field]
+    fields: dict[str, TurnField]
 
-    def texts(self, answer: str) -> list[str]:
+    def parse_texts(self, answer: str) -> list[str]:
         """Texts of the generations, in order, as separate calls would return them.
 
         Raises:
@@ -54,10 +54,10 @@ class TurnObject:
         return [_text(field, said[name]) for name, field in self.fields.items()]
 
 
-def turn_object(parts: Sequence[str | Field]) -> TurnObject | None:
+def turn_object(parts: Sequence[str | TurnField]) -> TurnObject | None:
     """Object of a turn, with a property for each generation, in order; its description shows the turn's text. None if a
     generation has no schema, or the schemas' definitions conflict."""
-    fields, properties, definitions = dict[str, Field](), dict[str, Any](), dict[str, Any]()
+    fields, properties, definitions = dict[str, TurnField](), dict[str, Any](), dict[str, Any]()
     form = ""
     for part in parts:
         if isinstance(part, str):
@@ -85,7 +85,7 @@ def _schema(constraint: Constraint | None) -> dict[str, Any] | None:
     """Schema of a value inside the object, or None if the constraint has none."""
     if constraint is None:
         return {"type": "string"}
-    form = form_of(constraint)
+    form = json_form(constraint)
     if form is None:
         return {"type": "string", "pattern": f"^(?:{constraint.pattern})$"} if isinstance(constraint, Regex) else None
     schema = json.loads(form.constraint.schema)
@@ -99,14 +99,14 @@ def _schema(constraint: Constraint | None) -> dict[str, Any] | None:
     return schema
 
 
-def _text(field: Field, value: Any) -> str:
+def _text(field: TurnField, value: Any) -> str:
     if field.constraint is None:
         stops = StopMatcher(field.stops)
         text = stops.push(value)
         return text if stops.matched is not None else text + stops.flush()
-    form = form_of(field.constraint)
+    form = json_form(field.constraint)
     if form is None:
         validate(field.constraint, value)
         return str(value)
     said = {"value": value} if form.wrapped else value
-    return unwrapped(field.constraint, form, json.dumps(said, ensure_ascii=False))
+    return unwrap(field.constraint, form, json.dumps(said, ensure_ascii=False))

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from sglang_lite.lang.backend.turn_object import Field, turn_object
+from sglang_lite.lang.backend.turn_object import TurnField, turn_object
 from sglang_lite.protocol import Choices, Constraint, InOrder, OneOf
 
 
-def turn_text(parts: Sequence[str | Field]) -> Constraint | None:
+def turn_text(parts: Sequence[str | TurnField]) -> Constraint | None:
     """Constraint on a turn's text, up to its last generation. None if a generation may be any text, or only blanks
     separate two generations, so that the end of the first is unknown."""
     found = list[Constraint]()
     behind = False  # True after a generation, until text other than blanks follows
-    last = max(i for i, part in enumerate(parts) if isinstance(part, Field))
+    last = max(i for i, part in enumerate(parts) if isinstance(part, TurnField))
     for part in parts[: last + 1]:
         if isinstance(part, str):
             found += [Choices((part,))] if part else []
@@ -28,7 +28,7 @@ def turn_text(parts: Sequence[str | Field]) -> Constraint | None:
     return OneOf((InOrder(tuple(found)),))  # every API with grammars supports OneOf
 
 
-def whole_turn(form: Literal["object", "text"], parts: Sequence[str | Field]) -> Constraint | None:
+def whole_turn(form: Literal["object", "text"], parts: Sequence[str | TurnField]) -> Constraint | None:
     """Constraint of one call that generates a whole turn, as an object or as a text; None if this is not possible."""
     if form == "text":
         return turn_text(parts)

@@ -12,14 +12,14 @@ import msgspec
 from sglang_lite.protocol import Message, Prompt, Span
 from sglang_lite.text.chat_template import TurnTemplate
 
-GO_ON = (
+CONTINUE_PROMPT = (
     "Go on with your last message exactly where it ends. Write only what comes next: repeat nothing of it, and say "
     "nothing about it."
 )
 
 
-Begun: TypeAlias = Literal["continued", "asked", "refused"]
-_WEAKEST_FIRST: tuple[Begun, ...] = ("refused", "asked", "continued")
+BegunTurns: TypeAlias = Literal["continued", "asked", "refused"]
+_WEAKEST_FIRST: tuple[BegunTurns, ...] = ("refused", "asked", "continued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,27 @@ class TurnRules:
     """Rules of a backend that is called generation by generation, for turns with several generations.
 
     Attributes:
-        begun: treatment of a turn that has begun: "continued" by the model, which is shown the open turn; "asked":
-            shown to the model as its own finished message, with a request to continue; or "refused".
-        objects: True if JSON schemas are enforced, so that values can be generated as one object.
-        constrained: True if a begun turn is continued under a constraint, too.
-        texts: True if grammars are enforced, so that a turn can be generated as one text.
+        begun_turns: treatment of a turn that has begun: "continued" by the model, which is shown the open turn;
+            "asked": shown to the model as its own finished message, with a request to continue; or "refused".
+        enforces_schemas: True if JSON schemas are enforced, so that values can be generated as one object.
+        continues_constrained: True if a begun turn is continued under a constraint, too.
+        enforces_grammars: True if grammars are enforced, so that a turn can be generated as one text.
     """
 
-    begun: Begun
-    objects: bool
-    constrained: bool = False
-    texts: bool = False
+    begun_turns: BegunTurns
+    enforces_schemas: bool
+    continues_constrained: bool = False
+    enforces_grammars: bool = False
 
 
 def common_rules(each: Sequence[TurnRules]) -> TurnRules:
     """Rules that all of several backends can follow, because any of them may answer. A turn is refused if one
     backend refuses it, continued if all backends continue it, and generated as one object if all backends enforce
     its schema."""
-    begun: Begun = next(way for way in _WEAKEST_FIRST if any(rules.begun == way for rules in each))
-    return TurnRules(begun, all(rules.objects for rules in each), all(rules.constrained for rules in each))
+    begun: BegunTurns = next(way for way in _WEAKEST_FIRST if any(rules.begun_turns == way for rules in each))
+    return TurnRules(
+        begun, all(rules.enforces_schemas for rules in each), all(rules.continues_constrained for rules in each)
+    )
 
 
 def from_start(prompt: Prompt) -> Prompt:
@@ -54,13 +56,13 @@ def from_start(prompt: Prompt) -> Prompt:
     return Prompt((Span(text),), prompt.messages, prompt.role, "", prompt.images)
 
 
-def asked_to_go_on(prompt: Prompt, template: TurnTemplate) -> Prompt:
+def with_continue_request(prompt: Prompt, template: TurnTemplate) -> Prompt:
     """Prompt whose open turn is shown as finished, followed by the user's request to continue it. Unchanged if the open
     turn is empty."""
-    return answered(prompt, "", GO_ON, template) if prompt.partial.strip() else prompt
+    return with_user_reply(prompt, "", CONTINUE_PROMPT, template) if prompt.partial.strip() else prompt
 
 
-def answered(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
+def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTemplate) -> Prompt:
     """Prompt whose open turn, the assistant's, ends with an answer, followed by words of the user and a new turn of the
     assistant."""
     before = [{"role": message.role, "content": ""} for message in prompt.messages]

@@ -38,9 +38,9 @@ _ESCAPED: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
     """Yields the rungs of custom tools whose input follows a grammar."""
-    if isinstance(constraint, Regex) and profile.takes("regex_tool"):
+    if isinstance(constraint, Regex) and profile.supports("regex_tool"):
         yield Rung("regex_tool", "responses", field=to_rust(parse(constraint.pattern)))
-    elif profile.takes("lark_tool") and type(constraint) in _GRAMMARS:
+    elif profile.supports("lark_tool") and type(constraint) in _GRAMMARS:
         grammar = constraint.grammar if isinstance(constraint, Lark) else to_lark(language_of(constraint))
         if not _BEYOND_LARK.search(grammar):
             yield Rung("lark_tool", "responses", field=grammar)
@@ -49,23 +49,23 @@ def as_tool(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
 def as_field(profile: Profile, constraint: Constraint) -> Iterator[Rung]:
     """Yields the rungs of request fields that only one dialect has. The answer is the text itself."""
     if isinstance(constraint, JsonSchema):
-        if profile.takes("structured_outputs"):
+        if profile.supports("structured_outputs"):
             yield Rung("structured_outputs", profile.api, field={"json": json.loads(constraint.schema)})
-        elif profile.takes("json_schema") and profile.schema is None:
+        elif profile.supports("json_schema") and profile.schema is None:
             yield Rung("json_schema", profile.api, field=json.loads(constraint.schema))
         return
     pattern = _pattern(constraint)
-    if profile.takes("structured_outputs"):
+    if profile.supports("structured_outputs"):
         if isinstance(constraint, Choices):
             yield Rung("structured_outputs", profile.api, field={"choice": list(constraint.options)})
         elif pattern is not None:
             yield Rung("structured_outputs", profile.api, field={"regex": pattern})
         else:
             yield from _grammar("structured_outputs", profile, constraint, lambda text: {"grammar": text})
-    if profile.takes("regex") and pattern is not None:
+    if profile.supports("regex") and pattern is not None:
         yield Rung("regex", profile.api, field=pattern)
     for name in ("ebnf", "grammar"):
-        if profile.takes(name) and (pattern is None or name == "grammar"):
+        if profile.supports(name) and (pattern is None or name == "grammar"):
             yield from _grammar(name, profile, constraint, str)
 
 

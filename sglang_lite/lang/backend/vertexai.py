@@ -9,9 +9,9 @@ from typing import Any
 
 from sglang_lite.lang.argument_names import tells_names
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.connection import Connector, Heard
+from sglang_lite.lang.backend.connection import Connector, ResponseHook
 from sglang_lite.lang.backend.generate_content import GENERATE_CONTENT
-from sglang_lite.lang.backend.profile import Profile, chosen
+from sglang_lite.lang.backend.profile import Profile, resolve_profile
 from sglang_lite.lang.backend.rate_limit import RateLimit
 from sglang_lite.lang.backend.remote import RemoteBackend
 from sglang_lite.lang.backend.remote_api import Api, Target
@@ -78,19 +78,19 @@ class VertexAI(RemoteBackend):
                 raise ParameterError("project", "no project is given.", hint="Give project=, or set GCP_PROJECT_ID.")
         super().__init__(
             model_name, Connector("google.genai", "vertexai", _maker(options, client), _errors, client, _close),
-            chosen(profile, "vertexai", model_name), policy, capabilities,
+            resolve_profile(profile, "vertexai", model_name), policy, capabilities,
             without_marks(get_chat_template("default")), rate_limit,
         )  # fmt: skip
         safety = _settings(safety_settings)
-        self._extra = {"safety_settings": safety} if safety else {}
+        self._settings = {"safety_settings": safety} if safety else {}
         self.reasoning_effort = reasoning_effort
 
     def target(self, rung: Rung) -> tuple[Api, Target]:
-        return GENERATE_CONTENT, Target(self.model_name, effort=rung.effort, extra=self._extra)
+        return GENERATE_CONTENT, Target(self.model_name, effort=rung.effort, settings=self._settings)
 
 
 def _maker(options: Mapping[str, Any], client: Any) -> Any:
-    def make(sdk: Any, heard: Heard, before: Any) -> Any:
+    def make(sdk: Any, on_response: ResponseHook, before: Any) -> Any:
         if client is not None and not isinstance(client, sdk.Client):
             raise ParameterError("client", f"{type(client).__name__} is not a google.genai.Client.")
         try:
@@ -116,7 +116,7 @@ async def _close(client: Any) -> None:
     client.close()
 
 
-def _settings(given: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> list[dict[str, Any]]:
-    if isinstance(given, Mapping):
-        return [{"category": category, "threshold": threshold} for category, threshold in given.items()]
-    return [dict(each) for each in given or ()]
+def _settings(settings: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> list[dict[str, Any]]:
+    if isinstance(settings, Mapping):
+        return [{"category": category, "threshold": threshold} for category, threshold in settings.items()]
+    return [dict(each) for each in settings or ()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.constraints.free_numbers import ENDS
+from sglang_lite.constraints.free_numbers import TERMINATORS
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution.operations import (
@@ -84,7 +84,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import PARAMETERS
-from sglang_lite.text.reasoning import reasoned
+from sglang_lite.text.reasoning import with_reasoning
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -265,9 +265,9 @@ class Branch:
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
             else:  # a stop would end the reasoning
-                constraint = number_as_regex(constraint, ENDS)
+                constraint = number_as_regex(constraint, TERMINATORS)
         if reasoning is not None and constraint is not None and InOrder in supported:
-            constraint = reasoned(reasoning, constraint)
+            constraint = with_reasoning(reasoning, constraint)
         params = self._params(own.node, stops)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
         if whole is not None or backend.capabilities is not EVERYTHING:

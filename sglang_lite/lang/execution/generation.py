@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import msgspec
 
 from sglang_lite.constraints.matching import validate
-from sglang_lite.lang.backend.asked_node import asking
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.rendering import rendered
+from sglang_lite.lang.backend.node_context import current_node_var
+from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
@@ -71,7 +71,7 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
 def set_asked_node(player: Player, op: AnswerOp) -> None:
     """Sets the context variable from which a backend learns which node asks."""
     called = player.run.called
-    asking.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
+    current_node_var.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
 
 
 def _decides(options: GenOptions) -> bool:
@@ -289,7 +289,7 @@ def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Pro
     prompt, template = player.transcript.prompt(same_model=options.backend is None), None
     if options.backend is not None and not options.backend.capabilities.continues:  # a chat API, with its own template
         template = options.backend.get_chat_template()
-        prompt = rendered(prompt, template, player.run.template)
+        prompt = rerender(prompt, template, player.run.template)
     if attempt and shows(options, op):
         prompt = repaired(prompt, op, template or player.run.template)
     return prompt

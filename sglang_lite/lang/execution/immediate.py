@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.backend.prompt_cache import LEAST
+from sglang_lite.lang.backend.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.execution import generation, selection
 from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstTokenGate
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
@@ -38,7 +38,7 @@ def _gate(player: Player, op: ForkOp) -> FirstTokenGate | None:
     cache, or the fork has too few branches."""
     if len(op.children) < LEAST_BRANCHES or not player.backend.caches_prompts:
         return None
-    return FirstTokenGate() if len(player.transcript.text()) >= LEAST else None
+    return FirstTokenGate() if len(player.transcript.text()) >= MIN_PREFIX_CHARS else None
 
 
 def _join(player: Player, op: JoinOp) -> bool:

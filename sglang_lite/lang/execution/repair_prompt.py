@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.turns import answered
+from sglang_lite.lang.backend.turns import with_user_reply
 from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.expressions import GenOptions, SglGen
 from sglang_lite.protocol import (
@@ -73,4 +73,4 @@ def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     begun = prompt.partial.strip()
     again = f"Write again only what comes after {begun[-60:]!r}" if begun else "Answer again"
-    return answered(prompt, answer, f"That will not do: {wrong} {again}, and nothing else.", template)
+    return with_user_reply(prompt, answer, f"That will not do: {wrong} {again}, and nothing else.", template)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sglang_lite.lang.backend.asked_node import scores_needed
+from sglang_lite.lang.backend.node_context import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.budget import max_selection_usage
@@ -82,7 +82,7 @@ def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
 def _choices(player: Player, node: Select) -> Sequence[str]:
     """Choices that the open grammar allows here; all of them if no grammar is open."""
     walk = player.transcript.matcher
-    return node.choices if walk is None else walk.possible(node.choices)
+    return node.choices if walk is None else walk.filter(node.choices)
 
 
 async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[_T]]) -> _T:

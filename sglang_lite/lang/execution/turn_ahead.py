@@ -13,7 +13,7 @@ from sglang_lite.constraints.matching import validate
 from sglang_lite.lang.backend.base_backend import BaseBackend, only_answer
 from sglang_lite.lang.backend.turn_object import turn_object
 from sglang_lite.lang.backend.turn_text import turn_text
-from sglang_lite.lang.backend.turns import asked_to_go_on, from_start, unrepeated
+from sglang_lite.lang.backend.turns import from_start, unrepeated, with_continue_request
 from sglang_lite.lang.execution.run import merge
 from sglang_lite.lang.execution.turn_match import TurnHole, TurnPart, UnstoppedAnswer, read
 from sglang_lite.lang.execution.turn_plan import Generated, TurnContext, TurnPlan, plan, stops_of
@@ -107,7 +107,7 @@ class Turn:
         )
         if found is not None:
             return Selection((), found.usage, found.text, found.meta)
-        request = asked_to_go_on(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
+        request = with_continue_request(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
         picked = await backend.aselect(request, choices, unconditional=False)
         total = self._with_wasted(Generation("", usage=picked.usage, meta=picked.meta))
         return msgspec.structs.replace(picked, usage=total.usage, meta=total.meta)
@@ -141,7 +141,7 @@ class Turn:
             if await self._ask_ahead(place, parts, backend, from_start(prompt), params, ""):
                 return
         if len(self._places) - place > 1:
-            request = asked_to_go_on(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
+            request = with_continue_request(prompt, _template(backend)) if self._plan.asks_to_continue else prompt
             parts = self._parts[self._places[place] :]
             self._ahead = await self._ask_ahead(place, parts, backend, request, params, turn_start)
 
@@ -187,7 +187,7 @@ class Turn:
         whole = turn_object((prompt.partial, *self._plan.fields[self._places[place] :]))
         assert whole is not None  # plans by object are only made of parts that fit into one
         response = await self._whole(place, backend, prompt, params, whole.constraint)
-        self._store_answers(place, response, whole.texts(response.text))
+        self._store_answers(place, response, whole.parse_texts(response.text))
 
     async def _ask_text(self, place: int, backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> None:
         """Asks for the turn as one text under a grammar, and finds the generations from `place` on in it.
@@ -233,7 +233,7 @@ class Turn:
             BackendError: the model only repeated the begun turn.
         """
         turn_start = prompt.partial
-        request = asked_to_go_on(prompt, _template(backend))
+        request = with_continue_request(prompt, _template(backend))
         response = await only_answer(backend.agenerate(request, params, constraint, stream=False))
         if constraint is not None:
             return msgspec.structs.replace(response, meta={**response.meta, "turn": {"by": "asked"}})

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
-from sglang_lite.lang.backend.turn_object import Field
+from sglang_lite.lang.backend.turn_object import TurnField
 from sglang_lite.lang.backend.turn_text import whole_turn
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.run import merge
@@ -110,7 +110,7 @@ class TurnPlan:
     span: TurnSpan
     stops: tuple[str, ...] = ()
     common_params: SamplingParams | None = None
-    fields: tuple[str | Field, ...] = ()
+    fields: tuple[str | TurnField, ...] = ()
     refusal: tuple[Generated, str, str] | None = None
 
     @property
@@ -173,17 +173,17 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     assert rules is not None
     common = _common_params(span.generated, setting.params)
     # A single generation is continued if the backend can continue it.
-    needed = len(span.generated) > 1 or not rules.constrained
+    needed = len(span.generated) > 1 or not rules.continues_constrained
     if span.has_visible_start and common is not None and needed:
-        if rules.objects and (fields := _fields(span, setting, "object", free=rules.begun == "asked")):
+        if rules.enforces_schemas and (fields := _fields(span, setting, "object", free=rules.begun_turns == "asked")):
             return TurnPlan("object", span, stops, common, fields)
-        by_text = rules.texts and rules.begun != "continued"
+        by_text = rules.enforces_grammars and rules.begun_turns != "continued"
         if by_text and (fields := _fields(span, setting, "text", free=False)):
             return TurnPlan("text", span, stops, common, fields)
     ahead = setting.ahead and common is not None and span.has_visible_start
-    if rules.begun == "continued":
+    if rules.begun_turns == "continued":
         return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
-    if rules.begun == "asked" or setting.speculation is not None:
+    if rules.begun_turns == "asked" or setting.speculation is not None:
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
     if span.has_visible_start:
         generation, before = span.first_behind
@@ -224,22 +224,22 @@ def _without_own(params: SamplingParams) -> SamplingParams:
 
 def _fields(
     span: TurnSpan, setting: TurnContext, form: Literal["object", "text"], *, free: bool
-) -> tuple[str | Field, ...]:
+) -> tuple[str | TurnField, ...]:
     """Parts of an object, or of a text, that brings a whole span; empty if the backend does not support it.
 
     Args:
         free: whether generations without a constraint are allowed, as strings.
     """
-    parts: list[str | Field] = []
+    parts: list[str | TurnField] = []
     for part in span.parts:
         if isinstance(part, str):
             parts.append(part)
         elif isinstance(part, SglSelect):
-            parts.append(Field(part.node.name, Choices(part.choices)))
+            parts.append(TurnField(part.node.name, Choices(part.choices)))
         elif part.node.constraint is not None:
-            parts.append(Field(part.node.name, part.node.constraint))
+            parts.append(TurnField(part.node.name, part.node.constraint))
         elif free:
-            parts.append(Field(part.node.name, None, stops_of(part, setting.params)))
+            parts.append(TurnField(part.node.name, None, stops_of(part, setting.params)))
         else:
             return ()
     whole = whole_turn(form, parts)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_lite.constraints.free_numbers import PATTERNS
-from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.constraints.memo import size_of, trim
 from sglang_lite.protocol import (
     Constraint,
@@ -278,7 +278,7 @@ class Compiler:
     def _build_here(self, constraint: Constraint) -> CompiledGrammar:
         return self._distinct(self.build(constraint), watched_in(constraint))
 
-    def _distinct(self, grammar: CompiledGrammar, places: tuple[Watched, ...] | None) -> CompiledGrammar:
+    def _distinct(self, grammar: CompiledGrammar, places: tuple[WatchedPlace, ...] | None) -> CompiledGrammar:
         return grammar if places is None else distinct(grammar, self._ending, places)
 
     def _build_apart(self, key: Constraint, constraint: Constraint) -> CompiledGrammar:

@@ -29,13 +29,13 @@ class Kind:
         self._names = counted(names.names)
         self._values = {name: (each, counted(each.scalars)) for name, each in names.values.items()}
 
-    def counts_along(self, text: str) -> Sequence[int | None]:
+    def prefix_counts(self, text: str) -> Sequence[int | None]:
         """Number of names after each beginning of a text, starting with the empty one; None for infinitely many."""
-        return [0] * (len(text) + 1) if self._names is None else self._names.counts_along(text)
+        return [0] * (len(text) + 1) if self._names is None else self._names.prefix_counts(text)
 
     def has_name(self, text: str) -> bool:
         """Returns True if a member may have the name, given as JSON text."""
-        return self.counts_along(text)[-1] != 0
+        return self.prefix_counts(text)[-1] != 0
 
     def tells_by(self, name: str) -> bool:
         """Returns True if the kind restricts the value of the member with this name."""
@@ -144,7 +144,7 @@ def _with_dead(
 ) -> frozenset[bytes]:
     """Returns the dead beginnings, with the shortest one of a new name added."""
     text = name.decode("utf-8", "ignore")
-    counted = [each.kind.counts_along(text) for each in alive]
+    counted = [each.kind.prefix_counts(text) for each in alive]
     for end in range(len(text) + 1):
         if counted and all((behind := each[end]) is not None and behind <= counts[text[:end]] for each in counted):
             name = text[:end].encode()

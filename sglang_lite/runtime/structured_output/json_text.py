@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from sglang_lite.constraints.formal.counting import CountedTexts, any_left, counted
+from sglang_lite.constraints.formal.counting import CountedTexts, counted, has_unused
 from sglang_lite.constraints.formal.nodes import NOTHING, Node
-from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.runtime.structured_output.json_names import Alive, Kind, Names, loaded
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
@@ -30,7 +30,7 @@ class Places:
         watched: watched places, the start first; empty if only the uniqueness of names is watched.
     """
 
-    def __init__(self, watched: Sequence[Watched] = ()) -> None:
+    def __init__(self, watched: Sequence[WatchedPlace] = ()) -> None:
         self._watched = watched
         self.start = 0 if watched else None
         self.texts = cache(_texts)
@@ -45,15 +45,15 @@ class Places:
         key = id(texts), text
         if key not in self._endless:
             before = text[:-1] if text[:1] in _SHUT else text
-            counts = [texts.count_behind(each.decode("utf-8", "ignore")) for each in (text, before)]
+            counts = [texts.count_with_prefix(each.decode("utf-8", "ignore")) for each in (text, before)]
             self._endless[key] = counts[0] == 0 or counts[1] is None
         return self._endless[key]
 
-    def names(self, place: Watched | None) -> Names:
+    def names(self, place: WatchedPlace | None) -> Names:
         """Returns the empty set of names for an object in a place."""
         return Names(self._kinds.get(id(place), ()))
 
-    def __getitem__(self, number: int | None) -> Watched | None:
+    def __getitem__(self, number: int | None) -> WatchedPlace | None:
         return None if number is None else self._watched[number]
 
 
@@ -80,7 +80,7 @@ class _Container:
 
     __slots__ = ("begun", "below", "count", "is_object", "name", "names", "pending", "place", "used", "value", "values")
 
-    def __init__(self, place: Watched | None, names: Names, *, is_object: bool) -> None:
+    def __init__(self, place: WatchedPlace | None, names: Names, *, is_object: bool) -> None:
         self.place, self.names, self.is_object = place, names, is_object
         self.name, self.value = b"", -1
         self.used: frozenset[bytes] = frozenset()
@@ -179,7 +179,7 @@ class JsonText:
             self._name_next = byte == _OPENING[0]
         return True
 
-    def _below(self) -> Watched | None:
+    def _below(self) -> WatchedPlace | None:
         return self._places[self._open[-1].below if self._open else self._places.start]
 
     def _end_of_string(self, end: int) -> bool:
@@ -278,7 +278,7 @@ class JsonText:
 def _any_left(texts: CountedTexts, begun: bytes, top: _Container) -> bool:
     """Returns True if an unused text begins with `begun`, or if such texts are not counted."""
     beginning = begun.decode("utf-8", "ignore")
-    return texts.count_behind(beginning) == 0 or any_left(texts, beginning, [used.decode() for used in top.used])
+    return texts.count_with_prefix(beginning) == 0 or has_unused(texts, beginning, [used.decode() for used in top.used])
 
 
 def _hashable(value: Value) -> Value:

@@ -164,7 +164,7 @@ class LlguidanceMatcher:
 
     @property
     def error(self) -> str:
-        return byte_matcher.reason(self.inner)
+        return byte_matcher.error_reason(self.inner)
 
 
 class LlguidanceGrammar:
@@ -192,7 +192,7 @@ class LlguidanceGrammar:
         self._first = np.zeros((engine.vocab_size + 31) // 32, np.int32)
         start.unsafe_compute_mask_ptr(self._first.ctypes.data, self._first.nbytes)
         if start.is_error():
-            raise byte_matcher.refusal(start)
+            raise byte_matcher.matcher_error(start)
 
     def matcher(self) -> LlguidanceMatcher:
         with self._making:

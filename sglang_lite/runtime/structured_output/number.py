@@ -39,7 +39,7 @@ class NumberMatcher:
     place = line
 
     def known(self) -> Mask:
-        return self.engine.mask(self.number.begun)
+        return self.engine.mask(self.number.text)
 
     def learn(self, mask: Mask) -> None:
         raise AssertionError("it knows its masks")
@@ -52,19 +52,19 @@ class NumberMatcher:
         return True
 
     def advance(self, text: bytes) -> bool:
-        self.number = NumberText(self.engine.number, self.number.begun + text.decode("latin-1"))
-        return not self.number.over
+        self.number = NumberText(self.engine.number, self.number.text + text.decode("latin-1"))
+        return not self.number.finished
 
     def forced(self) -> list[int]:
         return []  # nothing is forced, as any token may end a number
 
     @property
     def complete(self) -> bool:
-        return self.number.whole
+        return self.number.is_number
 
     @property
     def finished(self) -> bool:
-        return self.number.over
+        return self.number.finished
 
 
 class NumberGrammar:

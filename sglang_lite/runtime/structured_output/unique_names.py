@@ -22,7 +22,7 @@ from sglang_lite.constraints.formal import nodes
 from sglang_lite.constraints.json_schema import watched as watched_places
 from sglang_lite.constraints.json_schema.document import REFERENCES, Place
 from sglang_lite.constraints.json_schema.normal_form import document_in, normalise
-from sglang_lite.constraints.json_schema.watched import Watched
+from sglang_lite.constraints.json_schema.watched import WatchedPlace
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Mask, MaskMaker, Matcher, NumberSoFar
 from sglang_lite.runtime.structured_output.json_text import JsonText, Places
@@ -97,7 +97,7 @@ def byte_tokens() -> EndingTokens:
     return EndingTokens([bytes([byte]) for byte in range(256)], ())
 
 
-def watched_in(constraint: Constraint) -> tuple[Watched, ...] | None:
+def watched_in(constraint: Constraint) -> tuple[WatchedPlace, ...] | None:
     """Returns the places that masks must watch under a constraint, or None if nothing must be watched.
 
     The result is empty if only the uniqueness of names must be watched. Takes long for a large schema.
@@ -108,18 +108,18 @@ def watched_in(constraint: Constraint) -> tuple[Watched, ...] | None:
     return places if places or names_are_open(constraint) else None
 
 
-def packed(places: tuple[Watched, ...] | None) -> bytes:
+def packed(places: tuple[WatchedPlace, ...] | None) -> bytes:
     """Serialises the result of `watched_in` for another process or the disk."""
     return b"" if places is None else pickle.dumps(places, protocol=5)
 
 
-def unpacked(data: bytes) -> tuple[Watched, ...] | None:
+def unpacked(data: bytes) -> tuple[WatchedPlace, ...] | None:
     """Restores the result of `watched_in` from `packed` bytes.
 
     Raises:
         pickle.UnpicklingError: the bytes hold anything but places.
     """
-    found: tuple[Watched, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
+    found: tuple[WatchedPlace, ...] | None = _Unpickler(io.BytesIO(data)).load() if data else None
     return found
 
 
@@ -134,7 +134,9 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a place")
 
 
-def distinct(grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[Watched, ...] | None) -> CompiledGrammar:
+def distinct(
+    grammar: CompiledGrammar, tokens: EndingTokens, places: tuple[WatchedPlace, ...] | None
+) -> CompiledGrammar:
     """Returns a grammar whose masks also enforce the watched rules; the grammar itself if nothing is watched.
 
     Args:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from sglang_lite.protocol import ModelError, SglError
 from sglang_lite.protocol.anything import Json
-from sglang_lite.text.tool_formats import SPOKEN
+from sglang_lite.text.tool_formats import NON_TURN_MARKS
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -37,7 +37,7 @@ _BRACKETED = re.compile(r"[^\w\s].+[^\w\s]", re.DOTALL)
 def is_control(token: str, template: object) -> bool:
     """Returns True if an added token is a control token although its tokenizer does not mark it as special, as some
     that begin turns. Blanks, words and marks that models write themselves are text."""
-    if token in SPOKEN:
+    if token in NON_TURN_MARKS:
         return False
     written = isinstance(template, str) and token in template
     return bool(_MARKED.fullmatch(token) or (written and _BRACKETED.fullmatch(token)))

@@ -22,7 +22,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
-from sglang_lite.text.reasoning import FORMATS, ReasoningParser, format_of, model_type_of, reasoned
+from sglang_lite.text.reasoning import FORMATS, ReasoningParser, model_type_of, reasoning_format, with_reasoning
 from sglang_lite.text.tool_calls import Pieces, ToolParser, call_text, calls_constraint
 from sglang_lite.text.tool_formats import DEFAULT, family_of
 
@@ -187,7 +187,7 @@ class ChatFormat:
         if family is not None:
             constraint = self._calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
-            constraint = reasoned(reasoning, constraint)
+            constraint = with_reasoning(reasoning, constraint)
         return PreparedConversation(prompt, constraint, family, reasoning, schemas)
 
     def _calls(
@@ -198,7 +198,7 @@ class ChatFormat:
         if choice == "required" or answer is None:
             return calls_constraint(self.family, schemas, choice, reasoning=reasoning, parallel=conversation.parallel)
         either = OneOf((calls_constraint(self.family, schemas, "required", parallel=conversation.parallel), answer))
-        return either if reasoning is None else reasoned(reasoning, either)
+        return either if reasoning is None else with_reasoning(reasoning, either)
 
     # ------------------------------------------------------------------------------------------- rendering
 
@@ -264,7 +264,7 @@ class ChatFormat:
         it already."""
         if self.reasoning is None:
             return None
-        known, end = format_of(self.reasoning), text.rstrip()
+        known, end = reasoning_format(self.reasoning), text.rstrip()
         if end.endswith(known.end):
             return None
         if end.endswith(known.start) and not known.open:

@@ -49,7 +49,7 @@ from sglang_lite.server.openai.decisions_request import (
 )
 from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
-from sglang_lite.text.reasoning import format_of
+from sglang_lite.text.reasoning import reasoning_format
 
 MOST_QUESTIONS = 400
 MOST_ROWS = 1024  # choices that are scored together, each as one request of the engine
@@ -104,7 +104,7 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
     if not after:
         raise TemplateError("the chat template changes the last message, so no question can be asked after it.")
     if prepared.reasoning is not None:
-        known = format_of(prepared.reasoning)
+        known = reasoning_format(prepared.reasoning)
         if prepared.prompt.text.rstrip().endswith(known.start):  # the template has begun the reasoning
             after.append(Text(f"\n{known.end}\n\n"))
     ids = service.engine.tokenizer.encode_spans(before, first=True)

@@ -23,7 +23,7 @@ from sglang_lite.server.http.sse import DONE, EventStream
 from sglang_lite.server.programs.program import ProgramBudget, ProgramLimits, check_version, limits_of, record_of
 from sglang_lite.server.routes import HttpRequest, Route
 from sglang_lite.server.service import Service
-from sglang_lite.wire.rows import FRAMES, LAST, Row, RowEvent, frame_of
+from sglang_lite.wire.rows import END_FRAME, ROWS_MEDIA_TYPE, Row, RowEvent, encode_frame
 
 MOST_WINDOW: Final = 256  # most rows of a request in the window
 
@@ -79,8 +79,8 @@ def _refusal(budget: ProgramBudget, program: Program) -> SglError | None:
 async def _framed(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(ended):
         async for each in ended:
-            yield frame_of(each)
-    yield LAST
+            yield encode_frame(each)
+    yield END_FRAME
 
 
 async def _told(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
@@ -116,7 +116,7 @@ async def play_rows(service: Service, call: HttpRequest) -> Response:
     window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
     ended = service.running.play_rows(_asked(body, Filler(compiled), budget), window, seconds)
     if body.form == "frames":
-        return EventStream(_framed(ended), ended, {"content-type": FRAMES})
+        return EventStream(_framed(ended), ended, {"content-type": ROWS_MEDIA_TYPE})
     return EventStream(_told(ended), ended)
 
 

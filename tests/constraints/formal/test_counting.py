@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_lite.constraints.formal.counting import any_left, counted
+from sglang_lite.constraints.formal.counting import counted, has_unused
 from sglang_lite.constraints.formal.nodes import alternation, concat, literal
 from sglang_lite.constraints.syntax.regex import parse
 
@@ -25,18 +25,18 @@ def test_listed_texts_and_an_automaton_of_them_are_counted_alike(seed):
         assert found.count == len(texts)
         for beginning in {text[:end] for text in texts for end in range(len(text) + 1)} | {"c", "abc"}:
             behind = [text for text in texts if text.startswith(beginning)]
-            assert found.count_behind(beginning) == len(behind)
-            assert found.counts_along(beginning)[-1] == len(behind)
+            assert found.count_with_prefix(beginning) == len(behind)
+            assert found.prefix_counts(beginning)[-1] == len(behind)
             assert found.has(beginning) == (beginning in texts)
             used = rng.sample(texts, half)
-            assert any_left(found, beginning, used) == bool({*behind} - {*used})
+            assert has_unused(found, beginning, used) == bool({*behind} - {*used})
 
 
 def test_texts_without_end_have_no_count():
     found = counted(parse("a|ba*|bc"))
     assert found.count is None
-    assert found.counts_along("bc") == [None, None, 1]
-    assert found.count_behind("a") == 1
+    assert found.prefix_counts("bc") == [None, None, 1]
+    assert found.count_with_prefix("a") == 1
 
 
 def test_thousands_of_listed_texts_need_no_automaton():
@@ -44,4 +44,4 @@ def test_thousands_of_listed_texts_need_no_automaton():
         alternation(literal(f'"a value with a long name, of which {i} is the number"') for i in range(5_000))
     )
     assert found.count == 5_000
-    assert found.count_behind('"a value with a long name, of which 4') == 1_111
+    assert found.count_with_prefix('"a value with a long name, of which 4') == 1_111

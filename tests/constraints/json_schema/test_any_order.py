@@ -115,19 +115,25 @@ def test_a_hundred_members_come_in_any_order():
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ({"properties": {f"p{i}": True for i in range(401)}}, "401 members; up to 400"),
+        ({"properties": {f"p{i}": True for i in range(401)}}, "401 members; at most 400"),
         ({"properties": MEMBERS, "required": ["a"], "maxProperties": 2}, "maxProperties"),
-        ({"not": {"patternProperties": {"^[xy]$": {"type": "null"}}}, "type": "object"}, "pattern that has few names"),
-        ({"anyOf": [{**CLOSED, "required": ["a"]}, {"not": {"additionalProperties": {"type": "null"}}}]}, "such alt"),
+        ({"not": {"patternProperties": {"^[xy]$": {"type": "null"}}}, "type": "object"}, "whose pattern has few names"),
+        (
+            {"anyOf": [{**CLOSED, "required": ["a"]}, {"not": {"additionalProperties": {"type": "null"}}}]},
+            "these alternatives",
+        ),
         (
             {
                 "anyOf": [
                     {**CLOSED, "properties": {**FREE, "a": {"items": {"type": each}}}} for each in ("null", "string")
                 ]
             },
-            "such alternatives",
+            "these alternatives",
         ),
-        ({"allOf": [{"not": {"patternProperties": {f"^x{i}": False}}} for i in range(5)]}, "5 members of some pattern"),
+        (
+            {"allOf": [{"not": {"patternProperties": {f"^x{i}": False}}} for i in range(5)]},
+            "5 members whose names match",
+        ),
     ],
 )
 def test_what_can_not_come_in_any_order_is_refused_in_a_line(schema, problem):

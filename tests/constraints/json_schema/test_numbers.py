@@ -6,7 +6,16 @@ from fractions import Fraction
 import pytest
 
 from sglang_lite.constraints.formal.automaton import accepts
-from sglang_lite.constraints.json_schema.numbers import EVERY, NONE, WHOLE, NumberRange, exact, intersect, negate, unite
+from sglang_lite.constraints.json_schema.numbers import (
+    EVERY,
+    NONE,
+    WHOLE,
+    NumberRange,
+    intersect,
+    negate,
+    to_fraction,
+    unite,
+)
 from sglang_lite.constraints.json_schema.write_numbers import decimal_text, texts
 from sglang_lite.protocol import ConstraintError
 
@@ -70,10 +79,10 @@ def test_sets():
 
 
 def test_numbers_are_decimals_as_they_are_written():
-    assert exact(0.1) == Fraction(1, 10)
-    assert exact(1e308) == 10**308
+    assert to_fraction(0.1) == Fraction(1, 10)
+    assert to_fraction(1e308) == 10**308
     assert decimal_text(Fraction(-1, 8)) == "-0.125"
-    assert accepts(texts((NumberRange(step=exact(0.01)),)), "19.99")
+    assert accepts(texts((NumberRange(step=to_fraction(0.01)),)), "19.99")
     assert accepts(texts(EVERY), "-1.5e+299")
     assert not accepts(texts(EVERY), "1e309")  # no float is as large
     assert not accepts(texts(EVERY), f"{10**20}e299")

@@ -51,7 +51,7 @@ def test_a_resource_is_found_where_it_is_given_whatever_it_calls_itself():
     [
         ({}, {"point.json": {}}, "no absolute URI"),
         ({}, {"https://a.org/x#y": {}}, "no absolute URI"),
-        ({}, {"https://a.org/x": 1}, "is an object or a boolean"),
+        ({}, {"https://a.org/x": 1}, "must be an object or a boolean"),
         ({}, {"https://a.org/x": {"minimum": "1"}}, "in the resource 'https://a.org/x'"),
         ({}, {"https://a.org/x": {"$schema": DRAFTS[0]}}, "another draft"),
         ({"$defs": {"https://a.org/x": {}}}, {"https://a.org/x": {}}, "has a definition of this name"),

@@ -121,7 +121,7 @@ def test_unique_items(name, kept, refused):
         ({"items": {"type": "object"}}, "/uniqueItems", "objects and arrays"),
         ({"items": {"type": "array", "items": {"type": "object"}}}, "/uniqueItems", "members that are not listed"),
         ({"items": {"$ref": "#/$defs/tree"}, "$defs": {"tree": {"properties": {"a": {"$ref": "#/$defs/tree"}}, "type": "object",
-          "additionalProperties": False}}}, "/uniqueItems", "nest without end"),
+          "additionalProperties": False}}}, "/uniqueItems", "nest without a limit"),
         ({"items": {"enum": list(range(10_000))}}, "/uniqueItems", "more than 1,000 values"),
         ({"minItems": 10_000}, "/uniqueItems", "more than 1,000 different"),
         ({"anyOf": [{"items": {"type": "string"}}, {"items": {"type": "integer"}, "minItems": 3}]}, "/uniqueItems", "alternat"),

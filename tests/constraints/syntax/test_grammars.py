@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sglang_lite.constraints.coerce import as_constraint
-from sglang_lite.constraints.emit.lexemes import lexed
+from sglang_lite.constraints.emit.lexemes import split_into_lexemes
 from sglang_lite.constraints.language import language_of
 from sglang_lite.constraints.matching import matches
 from sglang_lite.constraints.schema import json_schema
@@ -86,7 +86,9 @@ def test_llama_cpps_json_grammar():
     constraint = Ebnf(JSON)
     texts = ["{}", '{"a": [1, 2.5e3, null]}', '{"é\\n":{}}\n  ', '{"a":1,"b":"x" }', '{"a" 1}', "[1]", '{"a": [}]}']
     assert agree(constraint, texts) == texts[:4]
-    lexemes = [body for name, body in lexed(language_of(constraint)).rules.items() if name.startswith("lexeme")]
+    lexemes = [
+        body for name, body in split_into_lexemes(language_of(constraint)).rules.items() if name.startswith("lexeme")
+    ]
     assert len(lexemes) < 12  # strings and numbers are lexemes, not characters
 
 
@@ -190,14 +192,14 @@ BROKEN = [
     (gbnf.parse, 'root ::= "a', "no end", 9),
     (gbnf.parse, "root ::= foo", "no rule 'foo'", 9),
     (gbnf.parse, "root ::= [z-a]", "bad character range", 11),
-    (gbnf.parse, 'root ::= <|eot|> "a"', "of special tokens only <think>", 9),
-    (gbnf.parse, 'root ::= !<think> "a"', "of special tokens only <think>", 9),
-    (gbnf.parse, 'root ::= <[1000]> "a"', "of special tokens only <think>", 9),
+    (gbnf.parse, 'root ::= <|eot|> "a"', "the only supported special tokens are <think>", 9),
+    (gbnf.parse, 'root ::= !<think> "a"', "the only supported special tokens are <think>", 9),
+    (gbnf.parse, 'root ::= <[1000]> "a"', "the only supported special tokens are <think>", 9),
     (gbnf.parse, "root ::= (a", "closing parenthesis", 11),
     (gbnf.parse, 'root ::= "a"{3,1}', "repetition", 12),
     (gbnf.parse, r'root ::= "\q"', "no escape", 10),
     (gbnf.parse, "", "no rule", 0),
-    (gbnf.parse, 'a ::= "a"\na ::= "b"', "there twice", 0),
+    (gbnf.parse, 'a ::= "a"\na ::= "b"', "defined twice", 0),
     (lark.parse, 'start: "a" x', "no rule 'x'", 11),
     (lark.parse, 'start[max_tokens=3]: "a"', "'max_tokens' how it is generated", 6),
     (lark.parse, 'start[lazy, capture="x"]: "a"', "'capture' how it is generated", 12),
@@ -213,13 +215,13 @@ BROKEN = [
     (lark.parse, '%extend x: "a"\nstart: "b"', "there is no 'x' to extend", 0),
     (lark.parse, 'start: %regex {"regex": "a"}', "substring_chars", 7),
     (lark.parse, "start: %regex {", "no JSON after %regex", 7),
-    (lark.parse, r'start: %regex {"substring_chars": "\ud800"}', "half a character", 7),
+    (lark.parse, r'start: %regex {"substring_chars": "\ud800"}', "a lone surrogate", 7),
     (lark.parse, "start: /a(?=b)/", "lookahead", 7),
     (lark.parse, "start: A\nA: B\nB: A", "refers to itself", None),
     (lark.parse, "start: A\nA: b\nb: A", "refers to the rule b", None),
     (lark.parse, "%declare X\nstart: X", "X is declared", 7),
     (lark.parse, "%nothing X\nstart: X", "only %ignore, %import", 0),
-    (lark.parse, "start: <|eot|>", "of special tokens only <think>", 7),
+    (lark.parse, "start: <|eot|>", "the only supported special tokens are <think>", 7),
     (lark.parse, "start: %json {", "no JSON", 7),
     (lark.parse, "%import common.NOPE\nstart: NOPE", "no NOPE", 0),
     (lark.parse, 'x: "a"', "no rule 'start'", 0),

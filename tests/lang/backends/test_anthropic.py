@@ -12,7 +12,7 @@ from api_server import Drop, Events, Hold, Reply
 from pydantic import BaseModel, Field
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.anthropic import Anthropic, Repeated
+from sglang_lite.lang.backend.anthropic import Anthropic, RepeatedWhitespace
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.protocol import Delta
 
@@ -112,9 +112,9 @@ def test_blanks_that_the_api_was_not_given_are_not_doubled(api, claude, pieces):
 
 
 def test_reasoning_before_held_blanks_is_kept():
-    repeated = Repeated("It is\n ")
+    repeated = RepeatedWhitespace("It is\n ")
     pieces = [Delta("", reasoning="Hm"), Delta("\n", reasoning="."), Delta(" 42")]
-    told = [event for event in map(repeated.left_out, pieces) if event is not None]
+    told = [event for event in map(repeated.trim, pieces) if event is not None]
     assert [(event.text, event.reasoning) for event in told] == [("", "Hm"), ("", "."), ("42", "")]
 
 

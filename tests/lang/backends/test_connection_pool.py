@@ -15,8 +15,8 @@ import pytest
 from openai_answers import run, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.connection_pool import ConnectionPool, pooled
-from sglang_lite.lang.backend.http_client import Server
+from sglang_lite.lang.backend.connection_pool import ConnectionPool, pool_arguments
+from sglang_lite.lang.backend.http_client import ServerClient
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
 
@@ -128,7 +128,7 @@ def test_many_at_once_have_one_each_which_are_used_again():
 
 def test_there_are_no_more_than_the_most():
     async def main():
-        async with talking(ConnectionPool(most=3)) as (server, client):
+        async with talking(ConnectionPool(max_connections=3)) as (server, client):
             await echoed(client, *(f"/{i}" for i in range(20)))
             assert server.connections == 3
 
@@ -137,7 +137,7 @@ def test_there_are_no_more_than_the_most():
 
 def test_who_waits_too_long_for_one_is_told_and_takes_nothing_away():
     async def main():
-        async with talking(ConnectionPool(most=1)) as (server, client):
+        async with talking(ConnectionPool(max_connections=1)) as (server, client):
             asking = asyncio.create_task(echoed(client, "/hold"))
             await server.until("held", 1)
             with pytest.raises(httpx2.PoolTimeout):
@@ -163,7 +163,7 @@ def test_one_that_the_server_has_closed_is_not_used_again():
 
 def test_an_answer_that_nobody_waits_for_is_nobody_elses():
     async def main():
-        async with talking(ConnectionPool(most=1)) as (server, client):
+        async with talking(ConnectionPool(max_connections=1)) as (server, client):
             asking = asyncio.create_task(echoed(client, "/hold"))
             await server.until("held", 1)
             asking.cancel()
@@ -239,8 +239,8 @@ def test_a_proxy_of_the_environment_is_gone_through(api, openai, monkeypatch):
     monkeypatch.setenv("http_proxy", api.url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert pooled() == {}
-    assert pooled(trust_env=False) != {}
+    assert pool_arguments() == {}
+    assert pool_arguments(trust_env=False) != {}
     api.answers = [said("by the proxy")]
     assert run(openai(base_url="http://provider.invalid/v1"))["a"] == "by the proxy"
     assert api.requests[-1].path.startswith("http://provider.invalid/v1/")
@@ -268,5 +268,5 @@ def test_authorities_of_tls_are_read_once_and_without_tls_never(tmp_path, monkey
     for _ in range(3):
         ConnectionPool()
     assert len(read) == 1
-    assert Server(api.url, None, None, 60, 0).status("GET", "/v1/models") == 200
+    assert ServerClient(api.url, None, None, 60, 0).status("GET", "/v1/models") == 200
     assert len(read) == 1

@@ -11,7 +11,7 @@ from openai_answers import chunk, failure, said
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.turns import Begun, TurnRules, common_rules
+from sglang_lite.lang.backend.turns import BegunTurns, TurnRules, common_rules
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_an_engine_beside_an_api_keeps_to_the_rules_of_the_api(api, connected):
 
 
 def test_rules_in_common_are_the_weakest_of_each():
-    ways: tuple[Begun, ...] = ("continued", "asked", "refused")
+    ways: tuple[BegunTurns, ...] = ("continued", "asked", "refused")
     for one, other in itertools.product(ways, ways):
         rules = common_rules([TurnRules(one, True, True), TurnRules(other, False, True)])
         assert rules == TurnRules(ways[max(ways.index(one), ways.index(other))], False, True)

@@ -24,11 +24,11 @@ from pydantic import BaseModel
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.ladder import kinds_served, rung_of
+from sglang_lite.lang.backend.ladder import choose_rung, kinds_served
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.prices import price as known_price
-from sglang_lite.lang.backend.profile import named, profiles, providers
-from sglang_lite.lang.backend.rung import POLICIES, Asked, Refusal
+from sglang_lite.lang.backend.profile import profile_by_name, profiles, providers
+from sglang_lite.lang.backend.rung import POLICIES, Demands, Refusal
 from sglang_lite.protocol import (
     Choices,
     Constraint,
@@ -55,7 +55,7 @@ PETS = Choices(("dog", "cat"))
 
 
 def rung(profile, constraint=None, policy="strict", kind="gen", **params):
-    found = rung_of(named(profile), policy, Asked(kind, SamplingParams(**params), constraint))
+    found = choose_rung(profile_by_name(profile), policy, Demands(kind, SamplingParams(**params), constraint))
     return found if isinstance(found, Refusal) else found.name
 
 
@@ -150,7 +150,7 @@ def test_a_kind_of_constraint_is_served_or_refused_on_every_profile(policy):
         for profile in profiles(provider):
             kinds = kinds_served(profile, policy)
             for constraint in samples:
-                found = rung_of(profile, policy, Asked(constraint=constraint))
+                found = choose_rung(profile, policy, Demands(constraint=constraint))
                 assert isinstance(found, Refusal) == (type(constraint) not in kinds), (profile.name, constraint)
 
 
@@ -355,7 +355,7 @@ def test_warn_leaves_out_what_nothing_does_and_says_so(api, openai):
 
 def test_emulation_is_the_same_on_the_messages_api(connected):
     backend = connected(Anthropic, "claude-opus-5", policy="emulate")
-    assert backend.rung(Asked(constraint=Regex("a+"))).name == "repair"
+    assert backend.rung(Demands(constraint=Regex("a+"))).name == "repair"
     assert Regex in backend.capabilities.constraints
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.capabilities import Capabilities
-from sglang_lite.lang.backend.profile import FEATURES, named, profile_of, profiles, providers
+from sglang_lite.lang.backend.profile import FEATURES, find_profile, profile_by_name, profiles, providers
 from sglang_lite.testing.anthropic import Messages
 from sglang_lite.testing.openai_chat import Chat
 
@@ -58,36 +58,36 @@ def test_every_source_is_used_and_every_trait_is(provider):
     ],
 )
 def test_a_model_is_found_by_its_name(provider, asked, found):
-    assert profile_of(provider, asked).model == found
+    assert find_profile(provider, asked).model == found
 
 
 def test_what_no_entry_says_is_unknown():
-    unlisted = profile_of("openai", "gpt-99")
-    assert not unlisted.takes("json_schema")
-    assert not unlisted.refuses("json_schema")
-    assert unlisted.takes("max_tokens")
-    assert profile_of("openai", "gpt-4").refuses("json_schema")
+    unlisted = find_profile("openai", "gpt-99")
+    assert not unlisted.supports("json_schema")
+    assert not unlisted.lacks("json_schema")
+    assert unlisted.supports("max_tokens")
+    assert find_profile("openai", "gpt-4").lacks("json_schema")
 
 
 def test_a_provider_that_serves_anothers_software_has_its_facts():
-    crusoe, vllm = profile_of("crusoe", "x"), profile_of("vllm", "x")
+    crusoe, vllm = find_profile("crusoe", "x"), find_profile("vllm", "x")
     assert crusoe.provider == "crusoe"
     assert crusoe.features == vllm.features
 
 
 def test_a_profile_is_chosen_by_name():
-    assert named("vllm").api == "chat"
-    assert named("openai/gpt-5") == profile_of("openai", "gpt-5")
+    assert profile_by_name("vllm").api == "chat"
+    assert profile_by_name("openai/gpt-5") == find_profile("openai", "gpt-5")
     for wrong in ("nobody", "openai/gpt-99"):
         with pytest.raises(sgl.ParameterError, match="profile: "):
-            named(wrong)
+            profile_by_name(wrong)
 
 
 def test_what_the_user_says_wins():
-    told = profile_of("openai", "gpt-5").with_capabilities(Capabilities(params=frozenset({"top_k"}), prefill=False))
+    told = find_profile("openai", "gpt-5").with_capabilities(Capabilities(params=frozenset({"top_k"}), prefill=False))
     assert told.params == {"top_k"}
-    assert not told.takes("images")
-    assert told.takes("json_schema")
+    assert not told.supports("images")
+    assert told.supports("json_schema")
 
 
 SPELLED: dict[str, dict[str, Any]] = {
@@ -113,5 +113,5 @@ def test_the_server_for_tests_refuses_nothing_that_a_profile_takes(provider, api
         if provider == "openai":
             plain["max_completion_tokens"] = plain.pop("max_tokens")
         for name, fields in SPELLED.items():
-            if profile.takes(name):
+            if profile.supports(name):
                 assert api.refusal({**plain, **fields}, compatible=False) is None, (profile.name, name)

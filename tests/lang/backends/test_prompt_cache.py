@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.prompt_cache import LEAST, cache_key, marks
+from sglang_lite.lang.backend.prompt_cache import MIN_PREFIX_CHARS, cache_key, marks
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.protocol import Delta, Generation, Message, Prompt, Span
@@ -58,16 +58,16 @@ def prompt(*lengths: int, shared: tuple[int, ...]) -> Prompt:
 
 
 def test_only_long_prefixes_are_marked_and_four_at_most():
-    assert marks(prompt(LEAST - 1, 1, shared=(1, 2))) == (2,)
-    assert marks(prompt(*[LEAST] * 6, shared=(5, 1, 4, 2, 3))) == (1, 2, 4, 5)  # the likeliest, in order
-    assert marks(prompt(LEAST, shared=())) == ()
+    assert marks(prompt(MIN_PREFIX_CHARS - 1, 1, shared=(1, 2))) == (2,)
+    assert marks(prompt(*[MIN_PREFIX_CHARS] * 6, shared=(5, 1, 4, 2, 3))) == (1, 2, 4, 5)  # the likeliest, in order
+    assert marks(prompt(MIN_PREFIX_CHARS, shared=())) == ()
 
 
 def test_a_key_is_of_the_shortest_shared_prefix():
-    one = prompt(10, LEAST, shared=(1,))
-    assert cache_key(one) == cache_key(prompt(10, LEAST + 1, shared=(2, 1)))
-    assert cache_key(one) != cache_key(prompt(11, LEAST, shared=(1,)))
-    assert cache_key(prompt(10, LEAST, shared=())) is None
+    one = prompt(10, MIN_PREFIX_CHARS, shared=(1,))
+    assert cache_key(one) == cache_key(prompt(10, MIN_PREFIX_CHARS + 1, shared=(2, 1)))
+    assert cache_key(one) != cache_key(prompt(11, MIN_PREFIX_CHARS, shared=(1,)))
+    assert cache_key(prompt(10, MIN_PREFIX_CHARS, shared=())) is None
     assert cache_key(prompt(10, 10, shared=(1,))) is None  # nothing is cached of so little
 
 

@@ -100,23 +100,23 @@ def test_without_a_limit_nothing_waits():
 def test_limits_are_heard_in_headers(headers):
     clock = Clock()
     limit = limited(clock)
-    limit.heard(200, headers)
+    limit.update_from_response(200, headers)
     assert times(limit, clock, 3) == pytest.approx([0, 1, 2])
 
 
 def test_a_declared_limit_wins_over_a_heard_one():
     clock = Clock()
     limit = limited(clock, requests_per_minute=1)
-    limit.heard(200, {"x-ratelimit-limit-requests": "6000"})
+    limit.update_from_response(200, {"x-ratelimit-limit-requests": "6000"})
     assert times(limit, clock, 2) == pytest.approx([0, 60])
 
 
 def test_an_overloaded_provider_is_left_alone_for_as_long_as_it_asks():
     clock = Clock()
     limit = limited(clock)
-    limit.heard(429, {"retry-after": "7"})
+    limit.update_from_response(429, {"retry-after": "7"})
     assert times(limit, clock, 2) == pytest.approx([7, 7])
-    limit.heard(200, {"retry-after": "7"})
+    limit.update_from_response(200, {"retry-after": "7"})
     assert times(limit, clock, 1) == pytest.approx([7])
 
 
@@ -149,8 +149,8 @@ def test_what_a_header_asks_for_is_read_or_left(headers, seconds):
 def test_headers_that_are_nonsense_change_nothing():
     clock = Clock()
     limit = limited(clock)
-    limit.heard(200, {"x-ratelimit-limit-requests": "many", "x-ratelimit-remaining-requests": "-5"})
-    limit.heard(200, {"x-ratelimit-limit-requests": "0"})
+    limit.update_from_response(200, {"x-ratelimit-limit-requests": "many", "x-ratelimit-remaining-requests": "-5"})
+    limit.update_from_response(200, {"x-ratelimit-limit-requests": "0"})
     assert times(limit, clock, 3)[-1] == 0
 
 

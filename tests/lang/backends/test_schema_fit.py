@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_lite.lang.backend.profile import profile_of
+from sglang_lite.lang.backend.profile import find_profile
 from sglang_lite.lang.backend.schema_fit import fitted
 
-RULES = {"openai": profile_of("openai", "gpt-4o").schema, "anthropic": profile_of("anthropic", "claude-opus-5").schema}
+RULES = {
+    "openai": find_profile("openai", "gpt-4o").schema,
+    "anthropic": find_profile("anthropic", "claude-opus-5").schema,
+}
 
 
 def fit(schema, provider="openai"):
@@ -104,7 +107,7 @@ def test_a_schema_may_refer_to_itself_where_that_is_taken():
 
 
 def test_pointers_of_a_wrapped_value_are_its_own():
-    found = fit(an_object(value={"type": "string", "maxLength": 1})).below("/properties/value")
+    found = fit(an_object(value={"type": "string", "maxLength": 1})).subschema_report("/properties/value")
     assert found.checked == (("/maxLength", "not enforced by the provider"),)
     assert found.enforced == ("/type",)
 

@@ -5,7 +5,7 @@ from openai_answers import ask
 from plain_server import server
 
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.profile import profile_of
+from sglang_lite.lang.backend.profile import find_profile
 from sglang_lite.lang.backend.server_kind import kind_of_server
 
 
@@ -52,7 +52,7 @@ def test_it_is_asked_once_and_only_when_it_is_needed():
         assert [ask(backend, regex="[ab]+"), ask(backend)] == ["ab", "ab"]
         assert [path for path, _ in came] == ["/v1/models", "/v1/chat/completions", "/v1/chat/completions"]
         assert came[0][1] == "Bearer key"
-        assert backend.profile == profile_of("sglang", "local")
+        assert backend.profile == find_profile("sglang", "local")
         backend.shutdown()
 
 

@@ -4,7 +4,7 @@ import pytest
 from openai_answers import called, said
 
 import sglang_lite as sgl
-from sglang_lite.lang.backend.turn_object import Field
+from sglang_lite.lang.backend.turn_object import TurnField
 from sglang_lite.lang.backend.turn_text import turn_text
 from sglang_lite.protocol import Choices, Lark, Regex
 
@@ -68,12 +68,12 @@ def test_a_model_without_grammars_refuses_the_turn_as_before(openai):
 
 
 def test_generations_have_to_be_told_apart_by_something_between_them():
-    a, b = Field("a", Regex("[a-z]+")), Field("b", Lark('start: "b"'))
+    a, b = TurnField("a", Regex("[a-z]+")), TurnField("b", Lark('start: "b"'))
     assert turn_text(["x", a, "; ", b]) is not None
     assert turn_text([a, b]) is None
     assert turn_text([a, " ", b]) is None
-    assert turn_text(["x", Field("c", None)]) is None
-    assert turn_text([Field("a", Choices(("x", "y"))), "."]) is not None
+    assert turn_text(["x", TurnField("c", None)]) is None
+    assert turn_text([TurnField("a", Choices(("x", "y"))), "."]) is not None
 
 
 # ---------------------------------------------------------------------------------------- explain, by statements

@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.openai import OpenAI
-from sglang_lite.lang.backend.turns import GO_ON, unrepeated
+from sglang_lite.lang.backend.turns import CONTINUE_PROMPT, unrepeated
 
 TURN = "Name: Ann\nYear: 1910\nCity: Rome"
 PLAIN = "gpt-4-turbo"  # a chat model without structured outputs
@@ -63,7 +63,7 @@ def model(api, connected):
 def begun(body: Any) -> str | None:
     """The turn that a request wants to be continued; None: it asks for one from its start."""
     messages = body["messages"]
-    return messages[-2]["content"] if messages[-1]["content"] == GO_ON else None
+    return messages[-2]["content"] if messages[-1]["content"] == CONTINUE_PROMPT else None
 
 
 def stopped(text: str, body: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 
-from sglang_lite.bench.limits import Rates, ideal
+from sglang_lite.bench.limits import Rates, lower_bound
 from sglang_lite.bench.shapes import SHAPES
 from sglang_lite.bench.workloads import Workload
 from sglang_lite.protocol import ModelError
@@ -257,19 +257,19 @@ def test_a_pool_keeps_room_for_parts_of_rows_and_of_prefixes_that_are_shared(poo
 
 def test_ideal_times_know_latents():
     """The figures that the shape's goals were set against, in milliseconds."""
-    rates = Rates(copy=4.26e12, matmul=7.89e14)
+    rates = Rates(bytes_per_s=4.26e12, flops_per_s=7.89e14)
     spec = SHAPES["deepseek-v2-lite"]
     for rows, milliseconds in ((1, 1.15), (64, 7.3)):
-        two, three = (ideal(spec, Workload(0, (1000,) * rows, (count,) * rows), rates) for count in (2, 3))
+        two, three = (lower_bound(spec, Workload(0, (1000,) * rows, (count,) * rows), rates) for count in (2, 3))
         assert (three - two) * 1e3 == pytest.approx(milliseconds, rel=0.07)
 
 
 def test_ideal_times_with_weights_in_eight_bits_count_latents_in_sixteen():
     """8,000 more tokens that a step reads take the same time, whatever the weights' format."""
-    rates, spec = Rates(copy=4.26e12, matmul=7.89e14), SHAPES["deepseek-v2-lite"]
+    rates, spec = Rates(bytes_per_s=4.26e12, flops_per_s=7.89e14), SHAPES["deepseek-v2-lite"]
 
     def step(length, bits):
-        two, three = (ideal(spec, Workload(0, (length,), (count,)), rates, bits=bits) for count in (2, 3))
+        two, three = (lower_bound(spec, Workload(0, (length,), (count,)), rates, bits=bits) for count in (2, 3))
         return three - two
 
     assert step(9000, 8) - step(1000, 8) == pytest.approx(step(9000, 16) - step(1000, 16), rel=1e-6)

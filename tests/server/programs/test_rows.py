@@ -9,10 +9,10 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite import wire
 from sglang_lite.engine.engine import Engine
-from sglang_lite.lang.backend.http_client import Server
+from sglang_lite.lang.backend.http_client import ServerClient
 from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.protocol import Generation, Played, ProgramResult, SamplingParams
-from sglang_lite.wire.rows import FRAMES, FrameReader
+from sglang_lite.wire.rows import ROWS_MEDIA_TYPE, FrameReader
 from tests.constraints.test_generation import random_model
 from tests.lang.fakes import interruptible
 from tests.server.conftest import serving
@@ -114,8 +114,10 @@ def remote(small):
 @pytest.mark.slow
 def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
     asked = []
-    pieces = Server.pieces
-    monkeypatch.setattr(Server, "pieces", lambda self, path, *body: asked.append(path) or pieces(self, path, *body))
+    pieces = ServerClient.stream_bytes
+    monkeypatch.setattr(
+        ServerClient, "stream_bytes", lambda self, path, *body: asked.append(path) or pieces(self, path, *body)
+    )
     compiled = ask.compile(remote)
     found = compiled.run_batch(ROWS, backend=remote, seed=3)
     assert asked == ["/program/rows"]
@@ -125,13 +127,13 @@ def test_an_endpoint_sends_a_batch_as_one_request(remote, monkeypatch):
 
 def test_a_compiled_run_is_one_request(remote, monkeypatch):
     asked = []
-    events = Server.events
+    events = ServerClient.stream_events
 
     def noted(self, path, body, *more):
         asked.append((path, body["open"], len(body["program"]["nodes"])))
         return events(self, path, body, *more)
 
-    monkeypatch.setattr(Server, "events", noted)
+    monkeypatch.setattr(ServerClient, "stream_events", noted)
     found = ask.compile(remote).run("Why", backend=remote, seed=3).text()
     assert asked == [("/program", False, 7)]  # it takes nothing more
     assert found == ask.run("Why", backend=remote, seed=3).text()
@@ -231,7 +233,7 @@ def test_rows_are_told_as_events_and_in_frames(http):
     asked = body(ROWS, seeds=[7] * 20, window=4)
     events = told(http.post("/program/rows", json=asked))
     response = http.post("/program/rows", json={**asked, "form": "frames"})
-    assert response.headers["content-type"] == FRAMES
+    assert response.headers["content-type"] == ROWS_MEDIA_TYPE
     reader = FrameReader()
     frames = dict(reader.feed(response.content))
     assert reader.ended

@@ -9,10 +9,10 @@ from sglang_lite.constraints.formal.nodes import Node, Ref
 from sglang_lite.constraints.json_schema.formulas import Formula
 from sglang_lite.constraints.json_schema.reader import SchemaReader
 from sglang_lite.constraints.json_schema.values import ArrayShape, ObjectShape
-from sglang_lite.constraints.json_schema.watched import Watches
+from sglang_lite.constraints.json_schema.watched import WatchedShapes
 
 
-class Notation(Protocol):
+class ContainerWriter(Protocol):
     """Writer of arrays and objects, as JSON (grammar_writer.py) or between tags (write_tagged.py).
 
     Attributes:
@@ -21,7 +21,7 @@ class Notation(Protocol):
         comma: text between items.
         any_order: True if members may come in any order.
         plain: True if each number has exactly one spelling.
-        watches: receives the shapes whose remaining rules masks enforce; None if no masks do.
+        watched_shapes: receives the shapes whose remaining rules masks enforce; None if no masks do.
     """
 
     reader: SchemaReader
@@ -30,7 +30,7 @@ class Notation(Protocol):
     comma: Node
     any_order: bool
     plain: bool
-    watches: Watches | None
+    watched_shapes: WatchedShapes | None
 
     def rule(self, key: Hashable, body: Callable[[], Node]) -> Ref:
         """Reference to the rule of a key. Its body is computed later."""
@@ -44,7 +44,7 @@ class Notation(Protocol):
         """Texts of an item."""
         ...
 
-    def different_item(self, formula: Formula) -> Node:
+    def unique_item(self, formula: Formula) -> Node:
         """Texts of an item that has to differ from other items, with exactly one spelling for each number."""
         ...
 

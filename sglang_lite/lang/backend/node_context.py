@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 
-class AskedNode(NamedTuple):
+class NodeIdentity(NamedTuple):
     """Identity of a node in a run.
 
     Attributes:
@@ -25,14 +25,16 @@ class AskedNode(NamedTuple):
 # True while a selection needs the scores of its choices.
 scores_needed: ContextVar[bool] = ContextVar("sglang_lite_scores_needed", default=False)
 
-# Program, path of the branch, number of the node in it, and variable; combined to an AskedNode only on demand.
-asking: ContextVar[tuple[str, str, int, str | None] | None] = ContextVar("sglang_lite_asking", default=None)
+# Program, path of the branch, number of the node in it, and variable; combined to a NodeIdentity only on demand.
+current_node_var: ContextVar[tuple[str, str, int, str | None] | None] = ContextVar(
+    "sglang_lite_current_node", default=None
+)
 
 
-def asked_node() -> AskedNode:
-    """Identity of the node whose call runs in this context; an empty AskedNode outside of a call."""
-    said = asking.get()
-    if said is None:
-        return AskedNode()
-    program, path, number, name = said
-    return AskedNode(program, f"{path}/{number}", name)
+def current_node() -> NodeIdentity:
+    """Identity of the node whose call runs in this context; an empty NodeIdentity outside of a call."""
+    node = current_node_var.get()
+    if node is None:
+        return NodeIdentity()
+    program, path, number, name = node
+    return NodeIdentity(program, f"{path}/{number}", name)
