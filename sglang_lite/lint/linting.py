@@ -55,7 +55,7 @@ def lint(
         hint = f"Name one: {file}:{next(iter(programs))}."
         raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
     if fail_under is not None and data is None:
-        raise ParameterError("--fail-under", "nothing is known of the rows.", hint="Give --data rows.jsonl.")
+        raise ParameterError("--fail-under", "needs rows to measure.", hint="Give --data rows.jsonl.")
     rows = [] if data is None else rows_in(data)
     counter, missing = _counter(model)
     if counter is None and fail_under is not None:

@@ -147,8 +147,10 @@ class Filler:
         decisions = [compiled.decision, *(part.decision for part in compiled.parts)]
         # A list, so that every decision is checked.
         self._decides = bool([each for each in decisions if self._by_arguments(each)])
-        for _, path in (*self._holes, *self._seeds):
-            raise ParameterError("holes", f"{path!r:.60} is not the path of a node that can have one.")
+        for name, places in (("holes", self._holes), ("seeds", self._seeds)):
+            for _, path in places:
+                problem = f"{path!r:.60} is not the path of a node with fields."
+                raise ParameterError(name, problem, hint="Compile the program again.")
 
     def checked(self, row: Row, what: str = "arguments") -> dict[str, UserValue]:
         """Arguments of a row, including defaults.

@@ -33,7 +33,7 @@ def fill_value(value: UserValue, fill: Fill) -> UserValue:
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
-            whose = fill.argument if fill.argument is not None else "a node's value"
+            whose = fill.argument if fill.argument is not None else "node value"
             problem = f"{shown(value)} has no item {step!r:.60}."
             raise ParameterError(str(whose), problem, where=fill.where) from None
     return value if fill.read is None else _read(value, fill.read, fill)
@@ -56,7 +56,10 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
             return {"true": True, "false": False}[str(text)]
         return int(written) if reader == "int" else float(written)
     except (KeyError, ValueError):
-        raise ParameterError("a node's value", f"{shown(text)} can't be read as {reader}.", where=fill.where) from None
+        raise ParameterError(
+            "node value", f"{shown(text)} can't be read as {reader}.",
+            hint=f"Constrain the generation, as in gen(type={reader}).", where=fill.where,
+        ) from None  # fmt: skip
 
 
 def evaluate(condition: Condition, left: UserValue, right: UserValue) -> bool:
@@ -69,7 +72,8 @@ def evaluate(condition: Condition, left: UserValue, right: UserValue) -> bool:
         return bool(left) if condition.sign == "true" else bool(_SIGNS[condition.sign](left, right))
     except TypeError as error:
         problem = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
-        raise ParameterError("a decision", problem, where=condition.left.where) from error
+        hint = "Compare values of the same type."
+        raise ParameterError("condition", problem, hint=hint, where=condition.left.where) from error
 
 
 def holds(condition: Condition, value: ValueOf) -> bool:
@@ -199,7 +203,7 @@ def _decided(
         return (), msgspec.structs.replace(decision, condition=Condition(left, condition.sign, right))
     if isinstance(right, Fill):
         raise ParameterError(
-            "a decision", "the value of a node must be on the left of its condition.", where=condition.left.where
+            "condition", "the value of a node must be on the left of its condition.", where=condition.left.where
         )
     part = parts[decision.parts[0 if evaluate(condition, left, right) else 1]]
     return part.added, part.decision
@@ -216,8 +220,9 @@ def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
     for each in found if isinstance(found, tuple) else (found,):
         if each is not None and type(each) not in (str, int, float, bool):
             raise ParameterError(
-                "a decision", f"{shown(value)} can't be compared in a condition.", where=condition.left.where
-            )
+                "condition", f"{shown(value)} can't be compared with the value of a node.",
+                hint="Compare with a string, a number, a bool, None, or a list of these.", where=condition.left.where,
+            )  # fmt: skip
     return found  # type: ignore[no-any-return]  # the value was checked
 
 

@@ -232,7 +232,9 @@ async def _call(
     if len(done) > 1:
         done.sort(key=_index)
     if not done:
-        raise ProgramError(f"{type(backend).__name__} ended without an answer.")
+        raise ProgramError(
+            f"{type(backend).__name__} ended without an answer.", hint="Its `agenerate` must yield a Generation."
+        )
     if not backend.enforces and op.node.constraint is not None:
         try:
             _validate_unenforced(player, op, done)

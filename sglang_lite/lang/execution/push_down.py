@@ -146,7 +146,8 @@ class PushedProgram:
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.take(event.path[-1], event.event)
             return
-        error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
+        name = type(self.backend).__name__
+        error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
             self._ended, self._open = error, None
             # Breaks reference cycles, which the garbage collector would have to find.

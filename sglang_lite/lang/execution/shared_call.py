@@ -101,5 +101,7 @@ class SharedCall:
             others = [msgspec.structs.replace(each, index=0, meta={**each.meta, **meta}) for each in samples[1:]]
         finally:
             made.set_result(others)
+        if not samples:  # the caller raises the error for an answer that is missing
+            return
         first = samples[0]
         yield msgspec.structs.replace(first, meta={**first.meta, "branches": self.size})

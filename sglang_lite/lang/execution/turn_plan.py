@@ -52,21 +52,25 @@ class TurnSpan:
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
-    def has_visible_start(self) -> bool:
-        """True if the span has several generations, or visible text besides its only one."""
+    def continues_turn(self) -> bool:
+        """True if a generation of the span stands behind visible text or another generation, so that the model has to
+        continue a begun turn."""
         return len(self.generated) > 1 or bool(self.first_behind[1].strip())
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
-        """First generation with visible text before it, and that text; if there is none, the last generation and all
-        text of the span."""
-        before = ""
+        """First generation with visible text before it, and that text; if there is none, the last generation and the
+        text before it."""
+        before, found = "", None
         for part in self.parts:
             if isinstance(part, str):
                 before += part
-            elif before.strip():
-                return part, before
-        return self.generated[-1], before
+            else:
+                found = part, before
+                if before.strip():
+                    break
+        assert found is not None, "spans have a generation"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +178,18 @@ def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> Tu
     common = _common_params(span.generated, setting.params)
     # A single generation is continued if the backend can continue it.
     needed = len(span.generated) > 1 or not rules.continues_constrained
-    if span.has_visible_start and common is not None and needed:
+    if span.continues_turn and common is not None and needed:
         if rules.enforces_schemas and (fields := _fields(span, setting, "object", free=rules.begun_turns == "asked")):
             return TurnPlan("object", span, stops, common, fields)
         by_text = rules.enforces_grammars and rules.begun_turns != "continued"
         if by_text and (fields := _fields(span, setting, "text", free=False)):
             return TurnPlan("text", span, stops, common, fields)
-    ahead = setting.ahead and common is not None and span.has_visible_start
+    ahead = setting.ahead and common is not None and span.continues_turn
     if rules.begun_turns == "continued":
         return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
     if rules.begun_turns == "asked" or setting.speculation is not None:
         return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
-    if span.has_visible_start:
+    if span.continues_turn:
         generation, before = span.first_behind
         feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
         return TurnPlan("refused", span, refusal=(generation, feature, _INSTEAD))

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
-# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py.
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
+# them).
 MAX_NODES: Final = 100_000
 MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
 
