@@ -1,6 +1,6 @@
 """Latent attention on one GPU: decoding in TB/s of latents read and TFLOP/s, prefill in TFLOP/s of the causal products.
 
-    python benchmarks/latent_attention.py            # DeepSeek's latents: 512 numbers and 64 turned ones
+    python benchmarks/latent_attention.py            # DeepSeek's latents: 512 numbers and 64 rotary ones
     python benchmarks/latent_attention.py --sweep    # decoding by the kernels for all cards, with several launches, too
 
 Latents lie in pages of 16 tokens, scattered. "share" is that of the rate of a large copy. Products are those of
@@ -30,7 +30,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import Launch
 
-PAGE, RANK, TURNED = 16, 512, 64
+PAGE, RANK, ROPE_DIM = 16, 512, 64
 DECODING = {  # rows, tokens of each, heads
     "64 x 8,192, 16 heads": (64, 8192, 16),
     "64 x 8,192, 128 heads": (64, 8192, 128),
@@ -45,7 +45,7 @@ LAUNCHES = [(tokens, warps, stages) for warps in (4, 8) for tokens in (16, 32, 6
 def case(rows: int, length: int, new: int) -> tuple[KVCache, DevicePlan]:
     """A cache of rows of so many tokens, and a plan of the last `new` ones of each."""
     pages = -(-length // PAGE)
-    plane = torch.randn((1, rows * pages * PAGE, RANK + TURNED), device="cuda", dtype=torch.bfloat16)
+    plane = torch.randn((1, rows * pages * PAGE, RANK + ROPE_DIM), device="cuda", dtype=torch.bfloat16)
     table = torch.randperm(rows * pages, device="cuda").to(torch.int32).view(rows, pages)
     decoding = rows if new == 1 else 0
     starts = [] if decoding else [(row, at) for row in range(rows) for at in range(0, new, 128)]
@@ -53,7 +53,7 @@ def case(rows: int, length: int, new: int) -> tuple[KVCache, DevicePlan]:
     blocks.sort(key=lambda block: -block[3])
     slots = torch.arange(rows, device="cuda", dtype=torch.int32)
     plan = DevicePlan(
-        ids=slots, slots=slots, positions=slots * 0 + length - 1, drawn=slots, page_table=table, page_size=PAGE,
+        ids=slots, slots=slots, positions=slots * 0 + length - 1, last_tokens=slots, page_table=table, page_size=PAGE,
         decoding=decoding, shared=None, blocks=torch.tensor(blocks, dtype=torch.int32, device="cuda").view(-1, 4),
         block_size=128,
     )  # fmt: skip
@@ -63,12 +63,12 @@ def case(rows: int, length: int, new: int) -> tuple[KVCache, DevicePlan]:
 def milliseconds(heads: int, cache: KVCache, plan: DevicePlan, tokens: int) -> float:
     half = torch.bfloat16
     needs = AttentionRequirements(
-        heads, 1, RANK + TURNED, half, half, torch.device("cuda"), most_rows=max(plan.decoding, 1), most_chunks=0,
+        heads, 1, RANK + ROPE_DIM, half, half, torch.device("cuda"), max_rows=max(plan.decoding, 1), max_chunks=0,
         latent=RANK,
     )  # fmt: skip
-    q = torch.randn((tokens, heads, RANK + TURNED), device="cuda", dtype=half)
+    q = torch.randn((tokens, heads, RANK + ROPE_DIM), device="cuda", dtype=half)
     out = torch.empty_like(q)
-    attend = LatentAttention(needs).begin(plan).attend
+    attend = LatentAttention(needs).plan_step(plan).attend
     run = lambda: attend(q, cache, 0, out, scale=0.07, window=None, softcap=None)  # noqa: E731 # what is measured
     return float(triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median"))
 
@@ -89,7 +89,7 @@ def using(launch: Launch | None) -> Iterator[None]:
         if launch is not None:
             patches.enter_context(mock.patch.object(latent_attention, "latent_launch", return_value=launch))
             for module in (latent_attention, attention):
-                patches.enter_context(mock.patch.object(module, "on_hopper", return_value=None))
+                patches.enter_context(mock.patch.object(module, "hopper_module", return_value=None))
         yield
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"{'':44}{'us':>9}{'TB/s':>7}{'share':>7}{'TFLOP/s':>9}")
     for name, (rows, length, heads) in DECODING.items():
         cache, plan = case(rows, length, 1)
-        read, products = rows * length * (RANK + TURNED) * 2, rows * length * heads * (2 * RANK + TURNED)
+        read, products = rows * length * (RANK + ROPE_DIM) * 2, rows * length * heads * (2 * RANK + ROPE_DIM)
         for other, launch in launches(sweep and length == 8192, heads):
             with using(launch):
                 try:
@@ -118,7 +118,7 @@ def main() -> None:
     for name, (new, before, heads) in PREFILL.items():
         cache, plan = case(1, new + before, new)
         took = milliseconds(heads, cache, plan, new)
-        twice = heads * (2 * RANK + TURNED) * new * (2 * before + new + 1)  # a product and a sum
+        twice = heads * (2 * RANK + ROPE_DIM) * new * (2 * before + new + 1)  # a product and a sum
         print(f"prefill: {name:35}{took * 1e3:9.1f}{'':14}{twice / took / 1e9:9.0f}", flush=True)
 
 

@@ -45,8 +45,8 @@ def case(
     blocks.sort(key=lambda block: -block[3])
     nothing = torch.zeros(0, dtype=torch.int32, device="cuda")
     plan = DevicePlan(
-        ids=nothing, slots=nothing, positions=nothing, drawn=nothing, page_table=table, page_size=PAGE, decoding=0,
-        shared=None, blocks=torch.tensor(blocks, dtype=torch.int32, device="cuda"), block_size=128,
+        ids=nothing, slots=nothing, positions=nothing, last_tokens=nothing, page_table=table, page_size=PAGE,
+        decoding=0, shared=None, blocks=torch.tensor(blocks, dtype=torch.int32, device="cuda"), block_size=128,
     )  # fmt: skip
     queries = torch.randn((rows * new, heads, dim), device="cuda", dtype=torch.bfloat16)
     return queries, KVCache((keys,), (values,)), plan

@@ -122,9 +122,9 @@ def load_shape(name: str, *, fp8: bool = False, model_impl: str = "native") -> L
         device, kind = torch.device("cuda:0"), GpuDecoder
     formats = precision("auto", device, fp8=fp8, kv_fp8=kv_fp8)
     if device.type == "cuda":
-        from sglang_lite.runtime.executor.compile_ahead import compiling
+        from sglang_lite.runtime.executor.compile_ahead import start_compiling
 
-        compiles = compiling(EngineConfig(), spec, formats, spec.max_positions, device)
+        compiles = start_compiling(EngineConfig(), spec, formats, spec.max_positions, device)
     with torch.inference_mode():
         model = kind(spec, DummySource(device), formats, device, spec.max_positions)
     if kv_fp8:

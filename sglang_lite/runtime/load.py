@@ -35,7 +35,7 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.executor.compile_ahead import Compiling
+    from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation
 
 logger = logging.getLogger("sglang_lite")
 
@@ -54,7 +54,7 @@ class LoadedModel:
     vocab_size: int
     eos_ids: frozenset[int]
     context_length: int
-    compiling: Compiling | None = None
+    compiling: BackgroundCompilation | None = None
 
 
 def load(
@@ -142,13 +142,13 @@ def _compile(
     longest: int,
     device: torch.device,
     compiler: CompileProcess | None,
-) -> Compiling | None:
+) -> BackgroundCompilation | None:
     """Starts the compilation of a model's GPU kernels while it is loaded; returns None on a CPU."""
     if device.type != "cuda":
         return None
-    from sglang_lite.runtime.executor.compile_ahead import compiling  # imports Triton
+    from sglang_lite.runtime.executor.compile_ahead import start_compiling  # imports Triton
 
-    return compiling(config, spec, formats, longest, device, compiler)
+    return start_compiling(config, spec, formats, longest, device, compiler)
 
 
 def _load_transformers(config: EngineConfig, files: ModelFiles, spec: TransformersSpec) -> LoadedModel:

@@ -16,8 +16,8 @@ package when the backend is chosen, and its name in `registry.py`, where the con
   which is computed as a causal sequence at the end of its slot's first `position + count` tokens; the blocks cover the
   rest of the batch, in any order.
 
-A backend whose launches depend on lengths reads them in `begin`, once a step, and sets `captured` to False. The same
-tests run on every backend of the registry.
+A backend whose launches depend on lengths reads them in `plan_step`, once a step, and sets `capturable` to False. The
+same tests run on every backend of the registry.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class AttentionRequirements:
         compute: data type of queries and results.
         cache: data type of keys and values.
         device: device of the model.
-        most_rows: maximum number of tokens decoded in one step.
-        most_chunks: maximum number of pieces of a shared prefix; 0 if prefixes are not shared.
+        max_rows: maximum number of tokens decoded in one step.
+        max_chunks: maximum number of chunks of a shared prefix; 0 if prefixes are not shared.
         sinks: whether each head has an attention sink, a score whose weight goes to no value.
         latent: elements of a key that are its value, too: the first ones of a single plane that all heads read. 0 if
             values are stored separately.
@@ -57,8 +57,8 @@ class AttentionRequirements:
     compute: torch.dtype
     cache: torch.dtype
     device: torch.device
-    most_rows: int
-    most_chunks: int
+    max_rows: int
+    max_chunks: int
     sinks: bool = False
     latent: int = 0
     expanded: tuple[int, int, int] | None = None
@@ -165,14 +165,14 @@ class ModelAttention(Protocol):
     """Attention of all layers of a model on a device.
 
     Attributes:
-        captured: True if a CUDA graph can contain its steps: no launch depends on the contents of a tensor.
+        capturable: True if a CUDA graph can contain its steps: no launch depends on the contents of a tensor.
         shares_prefixes: True if it reads `plan.shared`; if False, `plan.shared` must be None.
     """
 
-    captured: bool
+    capturable: bool
     shares_prefixes: bool
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         """Sets up attention for a step. Called once a step, before the first layer."""
         ...
 
@@ -181,7 +181,7 @@ class AttentionBackend(ModelAttention, Protocol):
     """Attention of layers with the same heads."""
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         """Returns the reason that the backend can't meet the requirements, or None if it can."""
         ...
 

@@ -23,11 +23,11 @@ class AttentionByLayer:
 
     def __init__(self, layers: Sequence[ModelAttention]) -> None:
         self._layers = layers
-        self.captured = all(backend.captured for backend in layers)
+        self.capturable = all(backend.capturable for backend in layers)
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
-        plan = replace(plan, fresh=0)  # so that `attend` covers all tokens
-        begun = {backend: backend.begin(plan).attend for backend in self._layers}
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
+        plan = replace(plan, longest_uncached=0)  # so that `attend` covers all tokens
+        attends = {backend: backend.plan_step(plan).attend for backend in self._layers}
 
         def attend(
             q: torch.Tensor,
@@ -40,7 +40,7 @@ class AttentionByLayer:
             softcap: float | None,
             sinks: torch.Tensor | None = None,
         ) -> None:
-            own = begun[self._layers[layer]]
+            own = attends[self._layers[layer]]
             own(q, cache, layer, out, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
         return StepAttention(attend)

@@ -11,22 +11,22 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttendExpanded, AttentionRequirements
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
-from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, scaled_by_latents
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, gather
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 # Tokens of a row from which on the saved multiplications outweigh the additional launches.
-LEAST = 1536
+MIN_EXPANDED_TOKENS = 1536
 
 
 def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExpanded | None:
     """Returns expanded attention for the non-decoding tokens of a plan, or None if they see cached tokens, no kernel
     supports them or rows are too short for it to be faster."""
-    hopper = hopper_kernels(card_of(needs.device), "prefill_attention_hopper")
-    if hopper is None or needs.expanded is None or plan.fresh < LEAST:
+    hopper = hopper_kernels(properties_of(needs.device), "prefill_attention_hopper")
+    if hopper is None or needs.expanded is None or plan.longest_uncached < MIN_EXPANDED_TOKENS:
         return None
-    if not hopper.takes_fresh(plan, needs.compute, *needs.expanded):
+    if not hopper.supports_uncached(plan, needs.compute, *needs.expanded):
         return None
     first = plan.decoding
     at = token_slots(plan, plan.slots[first:], plan.positions[first:])
@@ -44,9 +44,9 @@ def attend_expanded(needs: AttentionRequirements, plan: DevicePlan) -> AttendExp
         stored = gather(cache.k[layer], at, q.dtype)[0]
         heads, _, rank = keys.shape
         if cache.scales is not None:
-            stored = scaled_by_latents(stored, cache.scales.k[layer], rank)
+            stored = apply_latent_scales(stored, cache.scales.k[layer], rank)
         latents = stored[:, :rank].expand(heads, -1, -1)
         own = torch.bmm(latents, keys.transpose(1, 2)), stored, torch.bmm(latents, values)
-        hopper.fresh_attention_hopper(q, *own, plan, out, scale=scale)
+        hopper.uncached_attention_hopper(q, *own, plan, out, scale=scale)
 
     return attend

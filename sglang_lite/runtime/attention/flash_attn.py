@@ -24,23 +24,23 @@ _TYPES = (torch.bfloat16, torch.float16)
 
 
 class FlashAttention:
-    captured = True
+    capturable = True
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
-            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
+            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
             return "the package flash-attn-4 is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device)[0] not in (9, 10, 11):
-            return "it reads pages on GPUs of compute capability 9 (Hopper) to 11 alone"
+            return "only GPUs of compute capability 9 (Hopper) to 11 are supported"
         if needs.head_dim % 16 or needs.head_dim > _WIDEST:
-            return f"heads of {needs.head_dim} elements are no multiple of 16 up to {_WIDEST}"
+            return f"the head size {needs.head_dim} is not a multiple of 16 up to {_WIDEST}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         if needs.cache != needs.compute:
-            return f"it reads no keys and values in {needs.cache}"
+            return f"a KV cache in {needs.cache} is not supported"
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
@@ -49,7 +49,7 @@ class FlashAttention:
         self._needs = needs
         self._attend = flash_attn_varlen_func
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = []
         if plan.decoding:
             parts.append(_decoding(plan))
@@ -77,7 +77,7 @@ class FlashAttention:
                     v,
                     cu_seqlens_q=part.queries,
                     seqused_k=part.lengths,
-                    max_seqlen_q=part.most,
+                    max_seqlen_q=part.max_new_tokens,
                     page_table=part.pages,
                     softmax_scale=scale,
                     causal=True,
@@ -96,14 +96,14 @@ class _Part(NamedTuple):
         queries: int32 [sequences + 1], start of each sequence's new tokens.
         lengths: int32 [sequences], length of each sequence.
         pages: int32 [sequences, pages], pages of each sequence.
-        most: maximum number of new tokens of a sequence.
+        max_new_tokens: maximum number of new tokens of a sequence.
     """
 
     tokens: slice
     queries: torch.Tensor
     lengths: torch.Tensor
     pages: torch.Tensor
-    most: int
+    max_new_tokens: int
 
 
 def _decoding(plan: DevicePlan) -> _Part:

@@ -18,7 +18,7 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 
 _HEADS = (64, 128, 256)
 _TYPES = (torch.bfloat16, torch.float16)
@@ -26,21 +26,21 @@ _WORKSPACE = 256 << 20  # bytes for partial results of rows until they are merge
 
 
 class FlashInferAttention:
-    captured = False
+    capturable = False
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks or needs.latent:
-            return "it knows no attention sinks" if needs.sinks else "it knows no latent attention"
+            return "attention sinks are not supported" if needs.sinks else "latent attention is not supported"
         if importlib.util.find_spec("flashinfer") is None:
             return "the package flashinfer-python is not installed"
         if needs.device.type != "cuda" or torch.cuda.get_device_capability(needs.device) < (8, 0):
-            return "it needs a GPU of compute capability 8.0 (Ampere) or newer"
+            return "a GPU of compute capability 8.0 (Ampere) or newer is required"
         if needs.head_dim not in _HEADS:
-            return f"heads of {needs.head_dim} elements are not one of {', '.join(map(str, _HEADS))}"
+            return f"the head size {needs.head_dim} is not one of {', '.join(map(str, _HEADS))}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
@@ -48,7 +48,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=needs.device)
         self._wrappers: dict[tuple[str, float, int | None, float | None], Any] = {}
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         parts = list(_parts(plan))
         planned: dict[tuple[float, int | None, float | None], list[tuple[_Part, Any]]] = {}
 
@@ -72,7 +72,7 @@ class FlashInferAttention:
             for part, wrapper in planned[kind]:
                 wrapper.run(q[part.first : part.end], pages, out=out[part.first : part.end])
             if cache.scales is not None:
-                out.copy_(by_kv_head(out, cache.scales.v[layer]))
+                out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 
@@ -151,15 +151,15 @@ def _joined(blocks: list[list[int]]) -> list[tuple[int, int, int]]:
 def _part(plan: DevicePlan, backend: str, first: int, sequences: list[tuple[int, int, int]]) -> _Part:
     slots, counts, lengths = zip(*sequences)
     size, device = plan.page_size, plan.page_table.device
-    held = [-(-length // size) for length in lengths]
-    table = plan.page_table[torch.tensor(slots, device=device), : max(held)]
-    is_held = torch.arange(max(held), device=device) < torch.tensor(held, device=device).unsqueeze(1)
+    page_counts = [-(-length // size) for length in lengths]
+    table = plan.page_table[torch.tensor(slots, device=device), : max(page_counts)]
+    is_used = torch.arange(max(page_counts), device=device) < torch.tensor(page_counts, device=device).unsqueeze(1)
     return _Part(
         backend,
         first,
         first + sum(counts),
         torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-        torch.tensor([0, *accumulate(held)], dtype=torch.int32),
-        table[is_held],
+        torch.tensor([0, *accumulate(page_counts)], dtype=torch.int32),
+        table[is_used],
         torch.tensor([(length - 1) % size + 1 for length in lengths], dtype=torch.int32),
     )

@@ -7,67 +7,78 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.attention.expanded import attend_expanded
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import split_work
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.latent_attention import PAIRS, latent_decode, latent_prefill, latent_prefix, on_hopper
+from sglang_lite.runtime.kernels.latent_attention import (
+    PAIRS_PER_PROGRAM,
+    hopper_module,
+    latent_decode,
+    latent_prefill,
+    latent_prefix,
+)
 from sglang_lite.runtime.kernels.launch_config import latent_launch
 
-_LEAST = 128  # minimum number of tokens in a decoding program's share
-_MOST_PARTS = 32  # most parts of a row, as a single program merges them
+_MIN_TOKENS = 128  # minimum number of tokens in a decoding program's share
+_MAX_PARTS = 32  # most parts of a row, as a single program merges them
 _WIDEST = 512  # largest latent that fits a program's registers
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class LatentAttention:
-    captured = True
+    capturable = True
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.latent > _WIDEST:
-            return f"latents of {needs.latent} elements are more than its {_WIDEST}"
+            return f"the latent size {needs.latent} is above the limit of {_WIDEST}"
         if needs.cache not in (needs.compute, torch.float8_e4m3fn):
-            return f"it reads no latents in {needs.cache}"
+            return f"latents in {needs.cache} are not supported"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
-        card = card_of(needs.device)
-        if latent_launch(card, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS) is None:
-            return f"latents find no room in the {card.shared:,} bytes of shared memory of a {card.name}"
+            return f"computing in {needs.compute} is not supported"
+        properties = properties_of(needs.device)
+        if (
+            latent_launch(properties, size=needs.head_dim, item=needs.compute.itemsize, queries=PAIRS_PER_PROGRAM)
+            is None
+        ):
+            return (
+                f"latents don't fit in the {properties.shared_memory:,} bytes of shared memory of a {properties.name}"
+            )
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
-        self.shares_prefixes = card_of(needs.device).copies  # without TMA, registers overflow
-        self._at_once = 0  # shares computed at once if one program fills a multiprocessor, else 0
-        if on_hopper(needs.device, needs.cache, needs.latent, needs.head_dim):
-            self._at_once = max(1, card_of(needs.device).multiprocessors // -(-needs.heads // 64))
-        parts, device = self._items(needs.most_rows) * needs.heads, needs.device
-        shared = needs.most_rows * needs.most_chunks * needs.heads
+        self.shares_prefixes = properties_of(needs.device).has_tma  # without TMA, registers overflow
+        self._concurrent_items = 0  # shares computed at once if one program fills a multiprocessor, else 0
+        if hopper_module(needs.device, needs.cache, needs.latent, needs.head_dim):
+            self._concurrent_items = max(1, properties_of(needs.device).multiprocessors // -(-needs.heads // 64))
+        parts, device = self._items(needs.max_rows) * needs.heads, needs.device
+        shared = needs.max_rows * needs.max_chunks * needs.heads
         blocks = 2 * -(-needs.heads // 16)  # upper bound for blocks of heads times halves of latents
         self._partials = Partials(
             acc=torch.empty((parts, needs.latent), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((needs.most_rows + 1, blocks), dtype=torch.int32, device=device),
+            counters=torch.zeros((needs.max_rows + 1, blocks), dtype=torch.int32, device=device),
             prefix_acc=torch.empty((shared, needs.latent), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
     def _items(self, rows: int) -> int:
-        programs = 2 * self._at_once or card_of(self._needs.device).programs
-        return rows + min(programs, _MOST_PARTS * rows)
+        programs = 2 * self._concurrent_items or properties_of(self._needs.device).programs_to_fill
+        return rows + min(programs, _MAX_PARTS * rows)
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         rows, device = plan.decoding, self._needs.device
-        work = Work(
+        work = DecodeWork(
             items=torch.empty((self._items(rows), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
         if rows:
             split_work(
-                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=_LEAST,
-                at_once=self._at_once,
+                plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=_MIN_TOKENS,
+                concurrent_programs=self._concurrent_items,
             )  # fmt: skip
 
         expanded = attend_expanded(self._needs, plan)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 AttentionBackendName = Literal["auto", "triton", "torch", "flashinfer", "flash_attn"]
-OWN = ("triton", "torch")  # fastest first; the last one supports every model
-PACKAGES = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *OWN))
+BUILTIN_BACKENDS = ("triton", "torch")  # fastest first; the last one supports every model
+PACKAGE_BACKENDS = tuple(name for name in get_args(AttentionBackendName) if name not in ("auto", *BUILTIN_BACKENDS))
 
 
 def _backend(name: str, needs: AttentionRequirements) -> type[AttentionBackend]:
@@ -56,8 +56,8 @@ def make_layers_attention(name: str, needs: Sequence[AttentionRequirements]) -> 
     """
     from sglang_lite.runtime.attention.by_layer import AttentionByLayer  # needs Triton
 
-    made = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
-    return AttentionByLayer([made[each] for each in needs]) if len(made) > 1 else made[needs[0]]
+    backends = {each: make_attention(name, each) for each in dict.fromkeys(needs)}
+    return AttentionByLayer([backends[each] for each in needs]) if len(backends) > 1 else backends[needs[0]]
 
 
 def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
@@ -68,16 +68,24 @@ def make_attention(name: str, needs: AttentionRequirements) -> AttentionBackend:
         ParameterError: the named backend can't meet the requirements.
     """
     if name == "auto":
-        refused = {}
-        for name in OWN:
-            reason = _backend(name, needs).refuses(needs)
+        unsupported = {}
+        for name in BUILTIN_BACKENDS:
+            reason = _backend(name, needs).unsupported_reason(needs)
             if reason is None:
                 break
-            refused[name] = reason
-        for other, reason in refused.items():
-            logger.warning("attention_backend: %r, the slower path, as %r can't: %s.", name, other, reason)
-    elif (reason := _backend(name, needs).refuses(needs)) is not None:
-        able = [other for other in (*OWN, *PACKAGES) if _backend(other, needs).refuses(needs) is None]
+            unsupported[name] = reason
+        for other, reason in unsupported.items():
+            logger.warning(
+                "attention_backend: %r can't run this model: %s. Using %r, which is slower. To accept that without "
+                "this warning, set attention_backend=%r.",
+                other, reason, name, name,
+            )  # fmt: skip
+    elif (reason := _backend(name, needs).unsupported_reason(needs)) is not None:
+        able = [
+            other
+            for other in (*BUILTIN_BACKENDS, *PACKAGE_BACKENDS)
+            if _backend(other, needs).unsupported_reason(needs) is None
+        ]
         raise ParameterError(
             "attention_backend", f"{name!r} can't run this model: {reason}.",
             hint=f"These can: {', '.join(map(repr, able))}.",

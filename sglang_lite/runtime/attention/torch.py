@@ -10,26 +10,26 @@ import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DecodeRows, DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, scaled_by_latents
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, scale_by_kv_head
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 
 # Most elements of keys, and of values, gathered for one product of several rows.
-AT_ONCE = 1 << 26
+MAX_GATHERED_ELEMENTS = 1 << 26
 
 
 class TorchAttention:
-    captured = False
+    capturable = False
     shares_prefixes = False
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         return None
 
     def __init__(self, needs: AttentionRequirements) -> None:
-        self._tokens = AT_ONCE // (needs.kv_heads * needs.head_dim)
+        self._tokens = MAX_GATHERED_ELEMENTS // (needs.kv_heads * needs.head_dim)
         self._latent = needs.latent
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         lengths = [position + 1 for position in plan.positions[: plan.decoding].tolist()]
         parts: list[tuple[int, int, DecodeRows | ExtendRow]] = [
             (first, end, _decoding(plan, first, end, lengths[first:end]))
@@ -50,29 +50,29 @@ class TorchAttention:
             softcap: float | None,
             sinks: torch.Tensor | None = None,
         ) -> None:
-            how = Scoring(scale, window, softcap, sinks)
+            rules = AttentionRules(scale, window, softcap, sinks)
             if self._latent and cache.scales is not None:
-                q = scaled_by_latents(q, cache.scales.k[layer], self._latent)
+                q = apply_latent_scales(q, cache.scales.k[layer], self._latent)
             for first, end, part in parts:
-                out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, how)
+                out[first:end] = attend_rows(q[first:end], cache.k[layer], cache.v[layer], part, rules)
             if cache.scales is not None:
-                out.copy_(by_kv_head(out, cache.scales.v[layer]))
+                out.copy_(scale_by_kv_head(out, cache.scales.v[layer]))
 
         return StepAttention(attend)
 
 
-def _groups(lengths: list[int], most: int) -> list[tuple[int, int]]:
+def _groups(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
     """Returns neighbouring rows that are computed together, padded to the longest, as (first, end).
 
     Args:
         lengths: number of tokens that each row reads.
-        most: maximum number of tokens of a group of several rows, padding included.
+        max_tokens: maximum number of tokens of a group of several rows, padding included.
     """
     groups: list[tuple[int, int]] = []
     longest = 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if groups and (row + 1 - groups[-1][0]) * longest <= most:
+        if groups and (row + 1 - groups[-1][0]) * longest <= max_tokens:
             groups[-1] = groups[-1][0], row + 1
         else:
             groups.append((row, row + 1))

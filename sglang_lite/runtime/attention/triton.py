@@ -8,78 +8,79 @@ from functools import partial
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements, StepAttention
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.few_queries import columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.launch_config import Kernel, attention_launch
 from sglang_lite.runtime.kernels.prefill_attention import prefill_attention
-from sglang_lite.runtime.kernels.prefix_attention import MOST_GROUP, block_queries, prefix_attention
+from sglang_lite.runtime.kernels.prefix_attention import MAX_GROUP, block_queries, prefix_attention
 from sglang_lite.runtime.kernels.rope_attention import rope_attention
 
-_LEAST = 64  # minimum number of tokens in a decoding program's share
+_MIN_TOKENS = 64  # minimum number of tokens in a decoding program's share
 # The same for a program that has a multiprocessor to itself: merging shares takes longer than reading this many.
-_LEAST_ALONE = 256
+_MIN_EXCLUSIVE_TOKENS = 256
 _WIDEST = 256  # largest head that fits a program's registers and shared memory
 # Most 16-bit heads that `rope_attention` takes from the QKV product: with 32 heads, steps of 1 and of 256 rows take 1 %
 # longer, and steps of 64 rows 2 % less.
-MOST_HEADS = 16
+MAX_HEADS = 16
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TritonAttention:
-    captured = True
+    capturable = True
     shares_prefixes = True
 
     @staticmethod
-    def refuses(needs: AttentionRequirements) -> str | None:
+    def unsupported_reason(needs: AttentionRequirements) -> str | None:
         if needs.sinks:
-            return "it knows no attention sinks"
+            return "attention sinks are not supported"
         if needs.head_dim > _WIDEST:
-            return f"heads of {needs.head_dim} elements are more than its {_WIDEST}"
-        if needs.heads // needs.kv_heads > MOST_GROUP:
-            return f"{needs.heads // needs.kv_heads} heads for each key-value head are more than its {MOST_GROUP}"
+            return f"the head size {needs.head_dim} is above the limit of {_WIDEST}"
+        if needs.heads // needs.kv_heads > MAX_GROUP:
+            return f"{needs.heads // needs.kv_heads} query heads per KV head are above the limit of {MAX_GROUP}"
         if needs.compute not in _TYPES:
-            return f"it does not compute in {needs.compute}"
+            return f"computing in {needs.compute} is not supported"
         return _no_room(needs)
 
     def __init__(self, needs: AttentionRequirements) -> None:
         self._needs = needs
-        parts = self._items(needs.most_rows) * needs.heads
-        shared = needs.most_rows * needs.most_chunks * needs.heads
+        parts = self._items(needs.max_rows) * needs.heads
+        shared = needs.max_rows * needs.max_chunks * needs.heads
         dim, device = needs.head_dim, needs.device
         self._partials = Partials(
             acc=torch.empty((parts, dim), device=device),
             ml=torch.empty((parts, 2), device=device),
-            counters=torch.zeros((needs.most_rows + 1, needs.kv_heads), dtype=torch.int32, device=device),
+            counters=torch.zeros((needs.max_rows + 1, needs.kv_heads), dtype=torch.int32, device=device),
             prefix_acc=torch.empty((shared, dim), device=device),
             prefix_ml=torch.empty((shared, 2), device=device),
         )
 
-    def _items(self, rows: int, *, alone: bool = False) -> int:
-        card = card_of(self._needs.device)
+    def _items(self, rows: int, *, exclusive: bool = False) -> int:
+        properties = properties_of(self._needs.device)
         eight_bits = self._needs.cache.itemsize == 1  # 8-bit programs are small, so more run at once
-        programs = card.multiprocessors if alone else (4 if eight_bits else 1) * card.programs
+        programs = properties.multiprocessors if exclusive else (4 if eight_bits else 1) * properties.programs_to_fill
         return rows + -(-programs // self._needs.kv_heads)
 
-    def begin(self, plan: DevicePlan) -> StepAttention:
+    def plan_step(self, plan: DevicePlan) -> StepAttention:
         rows, device, needs = plan.decoding, self._needs.device, self._needs
         launch = attention_launch(
-            card_of(device), "decode", dim=needs.head_dim, item=needs.compute.itemsize, cached=needs.cache.itemsize,
+            properties_of(device), "decode",
+            dim=needs.head_dim, item=needs.compute.itemsize, cached=needs.cache.itemsize,
             queries=columns(needs.heads // needs.kv_heads), rows=rows, heads=needs.kv_heads,
             shared=plan.shared is not None,
         )  # fmt: skip
         assert launch is not None, "refused"
-        work = Work(
-            items=torch.empty((self._items(rows, alone=launch.alone), 4), dtype=torch.int32, device=device),
+        work = DecodeWork(
+            items=torch.empty((self._items(rows, exclusive=launch.exclusive), 4), dtype=torch.int32, device=device),
             rows=torch.empty((max(rows, 1), 2), dtype=torch.int32, device=device),
             partials=self._partials,
         )
         if rows:
             split_work(
                 plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows,
-                least=_LEAST_ALONE if launch.alone else _LEAST, up=launch.alone,
+                min_tokens=_MIN_EXCLUSIVE_TOKENS if launch.exclusive else _MIN_TOKENS, round_up=launch.exclusive,
             )  # fmt: skip
 
         def attend(
@@ -101,21 +102,21 @@ class TritonAttention:
             if len(plan.blocks):
                 prefill_attention(q, cache, layer, plan, out, scale=scale, window=window, softcap=softcap)
 
-        few = needs.heads <= MOST_HEADS or launch.alone
+        few = needs.heads <= MAX_HEADS or launch.exclusive
         direct = few and plan.separate and plan.shared is None and rows == len(plan.ids)
         return StepAttention(attend, partial(rope_attention, plan=plan, work=work) if direct else None)
 
 
 def _no_room(needs: AttentionRequirements) -> str | None:
-    """Returns the reason that some kernel can't run on the card, or None if all can."""
-    card, item, group = card_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
+    """Returns the reason that some kernel can't run on the GPU, or None if all can."""
+    properties, item, group = properties_of(needs.device), needs.compute.itemsize, needs.heads // needs.kv_heads
     kernels: dict[Kernel, int] = {"decode": columns(group), "prefill": 16, "prefix": block_queries(group, item)}
     for kernel, queries in kernels.items():
         if not attention_launch(
-            card, kernel, dim=needs.head_dim, item=item, cached=needs.cache.itemsize, queries=queries
+            properties, kernel, dim=needs.head_dim, item=item, cached=needs.cache.itemsize, queries=queries
         ):
             return (
-                f"heads of {needs.head_dim} elements of {item} bytes find no room in the {card.shared:,} bytes of "
-                f"shared memory that a program has on a {card.name}"
+                f"heads of {needs.head_dim} elements of {item} bytes don't fit in the "
+                f"{properties.shared_memory:,} bytes of shared memory that a program has on a {properties.name}"
             )
     return None

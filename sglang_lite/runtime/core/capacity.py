@@ -30,7 +30,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if device.type == "cuda" and config.max_total_tokens is None:
         assert is_fused(loaded.model), "models on a GPU are made of kernels"
         pool = kv_pool_size.pool_tokens(loaded.model, config.mem_fraction, sizes, context_length)
-    pages = min(-(-pool // sizes.page_size), kv_pool_size.MOST_SLOTS // sizes.page_size - 1)
+    pages = min(-(-pool // sizes.page_size), kv_pool_size.MAX_SLOTS // sizes.page_size - 1)
     longest = min(context_length, pages * sizes.page_size)
     tokens = pages * sizes.page_size
     parts = {f"{tokens:,} tokens of keys and values": tokens * loaded.model.token_bytes}

@@ -95,7 +95,7 @@ def build(config: EngineConfig, load: Callable[[], LoadedModel | LoadedEncoder])
         return _core(config, load())  # not assigned to a local name, so that a failure releases the model
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # so that a stored error keeps no tensors alive
-        raise memory_shortage.explained(error) from error.__cause__
+        raise memory_shortage.startup_error(error) from error.__cause__
 
 
 def _core(config: EngineConfig, loaded: LoadedModel | LoadedEncoder) -> EngineCore | EmbeddingCore:

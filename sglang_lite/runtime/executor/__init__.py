@@ -18,7 +18,7 @@ from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.model import Model, is_fused
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.executor.compile_ahead import Compiling
+    from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation
 
 
 def make_runner(
@@ -28,8 +28,8 @@ def make_runner(
     pages: int,
     sizes: Sizes,
     config: EngineConfig,
-    compiling: Compiling | None = None,
-    crowded: Callable[[], bool] | None = None,
+    compiling: BackgroundCompilation | None = None,
+    cores_contended: Callable[[], bool] | None = None,
 ) -> ModelRunner:
     """Returns the runner for the device that the model is on; a GPU's is warmed up.
 
@@ -41,15 +41,15 @@ def make_runner(
         sizes: maximum numbers of rows and tokens of a step, and the page size.
         config: attention backend, CUDA graphs and numerical settings.
         compiling: background compilation of the model's kernels; the warm-up waits for each kernel that it launches.
-        crowded: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's threads
-            use all cores of the process, and in deterministic mode.
+        cores_contended: callback that returns True if other work of the engine needs a CPU core. Ignored unless torch's
+            threads use all cores of the process, and in deterministic mode.
     """
     if not is_fused(model):
         has_all = torch.get_num_threads() >= len(os.sched_getaffinity(0)) if sys.platform == "linux" else False
         return CpuRunner(
             model, table, sampling, pages * sizes.page_size, one_by_one=config.deterministic,
             original_logprobs=config.original_logprobs,
-            crowded=crowded if has_all and not config.deterministic else None,
+            cores_contended=cores_contended if has_all and not config.deterministic else None,
         )  # fmt: skip
     from sglang_lite.runtime.executor.cuda_graphs import graph_sizes  # needs Triton
     from sglang_lite.runtime.executor.gpu_runner import GpuRunner
@@ -60,6 +60,6 @@ def make_runner(
         original_logprobs=config.original_logprobs,
     )  # fmt: skip
     if model.device.type == "cuda":
-        with contextlib.nullcontext() if compiling is None else compiling.awaited():
+        with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             runner.warm_up()
     return runner

@@ -2,7 +2,7 @@
 
 A separate process warms up the same runner on tensors without memory, which yields the kernel variants that the
 engine's warm-up will launch. Forks of that process compile them into Triton's cache and report each one. The engine's
-warm-up waits for a variant when it first launches it. No part of this touches the GPU, so no card need be present.
+warm-up waits for a variant when it first launches it. No part of this touches a GPU, so none need be present.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor.gpu_runner import GpuRunner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kernels.cache import prepare_cache
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVScales
-from sglang_lite.runtime.kernels.variants import Variant, awaiting, compile_driver, telling
+from sglang_lite.runtime.kernels.variants import Variant, collecting_variants, compile_driver, waiting_for_variants
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
@@ -45,16 +45,16 @@ from sglang_lite.runtime.models.weights.source import WeightSource
 
 logger = logging.getLogger("sglang_lite")
 
-_MOST_FORKS = 16
+_MAX_FORKS = 16
 # Kernels that take longest to compile, from 4 s down to 1 s; all others take less.
 _LONGEST = ("prefill_kernel", "prefix_kernel", "_rope_attention", "_decode", "_prefix", "_prefill", "_pick", "_scan")
-# Modules that are imported late by tensors without memory and by kernels of newer cards: imported while the engine's
-# process looks for its card.
+# Modules that are imported late by tensors without memory and by kernels of newer GPUs: imported while the engine's
+# process looks for its GPU.
 _IMPORTED_LATE = ("sglang_lite.runtime.kernels.prefix_attention_hopper",)
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class RunnerShape:
     """Parameters of a runner that decide which kernel variants it launches.
 
     Attributes:
@@ -74,23 +74,26 @@ class Runner:
     attention: str
 
 
-def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object]) -> None:
-    """Passes every kernel variant that a runner's warm-up launches on a card to `tell`. Stops early without an error if
-    the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their values.
+def collect_variants(
+    runner: RunnerShape, properties: DeviceProperties, on_variant: Callable[[Variant], object]
+) -> None:
+    """Passes every kernel variant that a runner's warm-up launches on a GPU to `on_variant`. Stops early without an
+    error if the warm-up can't run on tensors without memory, as with the attention backend "torch", which reads their
+    values.
 
     Args:
         runner: parameters of the runner.
-        card: card that the runner will run on.
-        tell: callback for each variant.
+        properties: properties of the GPU that the runner will run on.
+        on_variant: callback for each variant.
     """
     layers = runner.spec.layers
     unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]  # equal ones share kernels
     spec = replace(runner.spec, layers=(layers[0], *unlike))  # a separate first layer, which adds no residual
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)
-    can_not_be = contextlib.suppress(NotImplementedError, ParameterError)
-    with telling(card, tell), torch.inference_mode(), _Products(), can_not_be:
-        model = GpuDecoder(spec, _Weightless(), runner.precision, nowhere, runner.longest)
+    unsupported = contextlib.suppress(NotImplementedError, ParameterError)
+    with collecting_variants(properties, on_variant), torch.inference_mode(), _ShapeOnlyProducts(), unsupported:
+        model = GpuDecoder(spec, _ZeroWeights(), runner.precision, nowhere, runner.longest)
         if runner.precision.cache.itemsize == 1:
             planes = [planes[0].heads for planes in spec.kv_layout.layers]
             model.kv_scales = KVScales(*(tuple(torch.empty(n, device=nowhere) for n in planes) for _ in "kv"))
@@ -100,7 +103,7 @@ def tell_variants(runner: Runner, card: Card, tell: Callable[[Variant], object])
         ).warm_up()  # fmt: skip
 
 
-class _Products(TorchFunctionMode):
+class _ShapeOnlyProducts(TorchFunctionMode):
     """Computes only the shape of matrix products of tensors without memory: torch would first import a library for
     symbolic shapes (1.6 s)."""
 
@@ -117,7 +120,7 @@ class _Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Weightless(WeightSource):
+class _ZeroWeights(WeightSource):
     """Source of zeros of any shape, which take no memory."""
 
     def __init__(self) -> None:
@@ -130,26 +133,31 @@ class _Weightless(WeightSource):
         raise AssertionError("take() needs no file")
 
 
-class Compiling:
+class BackgroundCompilation:
     """Background compilation of a runner's kernels in a separate process, unless the cache has all of them.
 
     Args:
         runner: parameters of the runner.
-        card: card that the runner will run on.
+        properties: properties of the GPU that the runner will run on.
         model: name of the model, as in the config.
         processes: maximum number of parallel forks; None for one per core, at most 16; 0 for no separate process.
         early: process that was started before the runner was known. Its creator ends it.
     """
 
     def __init__(
-        self, runner: Runner, card: Card, model: str, processes: int | None = None, early: CompileProcess | None = None
+        self,
+        runner: RunnerShape,
+        properties: DeviceProperties,
+        model: str,
+        processes: int | None = None,
+        early: CompileProcess | None = None,
     ) -> None:
         folder = prepare_cache()
-        self._done = folder / MARKS / _name(runner, card)
-        self._known = mark_of(model)
+        self._done = folder / MARKS / _name(runner, properties)
+        self._model_mark = mark_of(model)
         self._process: CompileProcess | None = None
         cores = len(os.sched_getaffinity(0))
-        count = min(cores, _MOST_FORKS) if processes is None else processes
+        count = min(cores, _MAX_FORKS) if processes is None else processes
         if self._done.exists() or not count or (processes is None and cores == 1):
             return
         try:
@@ -157,24 +165,24 @@ class Compiling:
         except OSError as error:
             logger.warning("no process to compile kernels can be started (%s): the engine compiles them.", error)
         else:
-            self._process.send(pickle.dumps((os.fspath(folder), runner, card, count)))
+            self._process.send(pickle.dumps((os.fspath(folder), runner, properties, count)))
 
     @contextlib.contextmanager
-    def awaited(self) -> Iterator[None]:
+    def waiting_for_kernels(self) -> Iterator[None]:
         """Context for the runner's warm-up, in which the first launch of each kernel waits until it is compiled. After
         it, the cache has all kernels."""
         try:
             if self._process is None:
                 yield
             else:
-                with awaiting(self._process.wait_for):
+                with waiting_for_variants(self._process.wait_for):
                     yield
         finally:
             self.end()
         try:
             self._done.parent.mkdir(exist_ok=True)
             self._done.touch()
-            self._known.touch()
+            self._model_mark.touch()
         except OSError as error:
             logger.warning("%s can't be written (%s): the next start looks for kernels again.", self._done, error)
 
@@ -184,10 +192,10 @@ class Compiling:
             self._process.end()
 
 
-def compiling(
+def start_compiling(
     config: EngineConfig, spec: ModelSpec, precision: Precision, longest: int, device: torch.device,
     early: CompileProcess | None = None,
-) -> Compiling:  # fmt: skip
+) -> BackgroundCompilation:  # fmt: skip
     """Starts compiling the kernels of a model that is about to be loaded.
 
     Args:
@@ -196,18 +204,18 @@ def compiling(
         precision: data types of the model and its cache.
         longest: longest sequence in tokens.
         device: GPU that the model will run on.
-        early: as for `Compiling`.
+        early: as for `BackgroundCompilation`.
     """
     sizes = config.sized(gpu=True, longest=longest)
-    runner = Runner(
+    runner = RunnerShape(
         spec, precision, longest, sizes.max_running, sizes.page_size, sizes.step_tokens, config.attention_backend
     )
-    return Compiling(runner, card_of(device), config.model, config.compile_processes, early)
+    return BackgroundCompilation(runner, properties_of(device), config.model, config.compile_processes, early)
 
 
-def _name(runner: Runner, card: Card) -> str:
-    """Digest of everything that decides which kernels a runner needs: runner, card, kernel sources and versions."""
-    digest = hashlib.sha256(f"{runner} {card} {triton.__version__} {torch.__version__}".encode())
+def _name(runner: RunnerShape, properties: DeviceProperties) -> str:
+    """Digest of everything that decides which kernels a runner needs: runner, GPU, kernel sources and versions."""
+    digest = hashlib.sha256(f"{runner} {properties} {triton.__version__} {torch.__version__}".encode())
     for file in sorted(Path(kernels.__path__[0]).glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -228,9 +236,9 @@ def main(descriptor: int) -> None:
     work = b"".join(iter(lambda: line.recv(1 << 20), b""))
     if not work:
         return
-    os.environ["TRITON_CACHE_DIR"], runner, card, count = pickle.loads(work)
+    os.environ["TRITON_CACHE_DIR"], runner, properties, count = pickle.loads(work)
     variants: list[Variant] = []
-    tell_variants(runner, card, variants.append)
+    collect_variants(runner, properties, variants.append)
     raise SystemExit(compile_all(variants, count, line))
 
 

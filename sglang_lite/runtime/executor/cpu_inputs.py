@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.prefix_groups import find_groups
+from sglang_lite.runtime.executor.prefix_groups import MIN_SAVED_TOKENS, find_groups
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
     DecodeGroup,
@@ -20,13 +20,11 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 from sglang_lite.runtime.scheduler.batch import Batch
 
-# Number of token reads saved from which on rows with a common prefix are computed together.
-_SAVED_TOKENS = 4096
 # Padding tokens that a group of decoding rows may read in vain: about the cost of one more group.
 _PADDING = 512
 # Token reads up to which a row with several new tokens is computed as that many decoding rows: about the cost of
 # computing the row separately.
-_FEW_READ = 128
+_MAX_DECODED_READS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,13 @@ class CpuInputs:
     last: torch.Tensor
 
 
-def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one: bool = False) -> CpuInputs:
+def build_cpu_inputs(batch: Batch, table: SlotTable, last_tokens: Ints, *, one_by_one: bool = False) -> CpuInputs:
     """Returns the model's inputs for a batch.
 
     Args:
         batch: rows of the step.
         table: slot table that the batch refers to.
-        drawn: int32 [slots], last drawn token of each slot.
+        last_tokens: int32 [slots], last drawn token of each slot.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
     """
     counts = batch.ends - batch.starts
@@ -61,7 +59,7 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     slots = batch.slots[rows]
     size = table.page_size
     ids = table.tokens[slots, positions]
-    ids[last[batch.pending]] = drawn[batch.slots[batch.pending]]
+    ids[last[batch.pending]] = last_tokens[batch.slots[batch.pending]]
     store_at = table.pages[slots, positions // size].astype(np.int64) * size + positions % size
     first = last + 1 - counts
     lengths = positions + 1  # number of tokens that each token attends to
@@ -76,22 +74,22 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
         for i in range(len(singles), len(counts))
         if not grouped[i]
     ]
-    several: list[slice | NDArray[np.int64]] = []
+    decode_groups: list[slice | NDArray[np.int64]] = []
     if one_by_one:
-        alone, extends = list(range(len(rows))), []  # every token becomes an extend row
+        separate, extends = list(range(len(rows))), []  # every token becomes an extend row
     else:
-        few = {} if len(batch.slots) == 1 else _few(extends)
-        extends = [row for row in extends if row.start not in few]
-        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in few.items())])
-        alone, several = _by_length(at, lengths[at])
-    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in alone]
+        short_rows = {} if len(batch.slots) == 1 else _short_rows(extends)
+        extends = [row for row in extends if row.start not in short_rows]
+        at = np.concatenate([singles[~grouped[singles]], *(np.arange(start, end) for start, end in short_rows.items())])
+        separate, decode_groups = _by_length(at, lengths[at])
+    extends += [ExtendRow(t, t + 1, _read_at(table, slots[t], lengths[t])) for t in separate]
     extends += [row for group in groups for row in group.rows]
     return CpuInputs(
         ids=torch.from_numpy(ids.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
         plan=AttentionPlan(
             torch.from_numpy(store_at),
-            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in several),
+            tuple(_decode_group(table, tokens, slots[tokens], lengths[tokens]) for tokens in decode_groups),
             tuple(extends),
             groups,
         ),
@@ -99,10 +97,10 @@ def build_cpu_inputs(batch: Batch, table: SlotTable, drawn: Ints, *, one_by_one:
     )
 
 
-def _few(extends: list[ExtendRow]) -> dict[int, int]:
+def _short_rows(extends: list[ExtendRow]) -> dict[int, int]:
     """Returns the rows that read few tokens, as a map from first token to end; their tokens are computed as decoding
     rows. Keys and values are stored before any are read, so a token sees the others of its step."""
-    return {row.start: row.end for row in extends if (row.end - row.start) * row.length <= _FEW_READ}
+    return {row.start: row.end for row in extends if (row.end - row.start) * row.length <= _MAX_DECODED_READS}
 
 
 def _groups(
@@ -115,14 +113,14 @@ def _groups(
         first, last: index of each row's first and last token in the batch.
     """
     grouped = np.zeros(len(first), dtype=bool)
-    held = batch.starts // table.page_size
-    if len(held) < 2 or int(held.sum()) * table.page_size < _SAVED_TOKENS:
+    shareable_pages = batch.starts // table.page_size
+    if len(shareable_pages) < 2 or int(shareable_pages.sum()) * table.page_size < MIN_SAVED_TOKENS:
         return (), grouped
     groups = []
-    for group in find_groups(table.pages[batch.slots, : int(held.max())], held):
+    for group in find_groups(table.pages[batch.slots, : int(shareable_pages.max())], shareable_pages):
         shared = group.pages * table.page_size
         for rows in _of_one_size(group.rows, last + 1 - first, batch.ends - shared, shared):
-            if (len(rows) - 1) * shared < _SAVED_TOKENS:
+            if (len(rows) - 1) * shared < MIN_SAVED_TOKENS:
                 continue
             grouped[rows] = True
             groups.append(ExtendGroup.of(
@@ -145,12 +143,16 @@ def _of_one_size(rows: Ints, counts: Ints, own: Ints, shared: int) -> list[list[
         shared: number of tokens in the shared prefix.
     """
     found: list[list[int]] = []
-    most = longest = tokens = 0
+    max_new = longest = tokens = 0
     for row in sorted(rows.tolist(), key=lambda row: -int(counts[row]) * int(own[row])):
-        most, longest, tokens = max(most, int(counts[row])), max(longest, int(own[row])), tokens + int(counts[row])
-        if not found or (len(found[-1]) + 1) * most * longest > tokens * shared:
+        max_new, longest, tokens = (
+            max(max_new, int(counts[row])),
+            max(longest, int(own[row])),
+            tokens + int(counts[row]),
+        )
+        if not found or (len(found[-1]) + 1) * max_new * longest > tokens * shared:
             found.append([])
-            most, longest, tokens = int(counts[row]), int(own[row]), int(counts[row])
+            max_new, longest, tokens = int(counts[row]), int(own[row]), int(counts[row])
         found[-1].append(row)
     return [sorted(each) for each in found]
 
@@ -190,8 +192,8 @@ def _by_length(tokens: NDArray[np.int64], lengths: Ints) -> tuple[list[int], lis
             groups.append([])
             padding, longest = 0, length
         groups[-1].append(int(tokens[i]))
-    alone = [group[0] for group in groups if len(group) == 1]
-    return alone, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
+    separate = [group[0] for group in groups if len(group) == 1]
+    return separate, [np.sort(np.array(group, dtype=np.int64)) for group in groups if len(group) > 1]
 
 
 def _decode_group(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs
-from sglang_lite.runtime.executor.prompt_logprobs import Scored, score
+from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score
 from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled, SamplingTable, sample
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -33,7 +33,7 @@ class CpuForward:
     batch: Batch
     hidden: torch.Tensor
     last: torch.Tensor
-    scored: dict[int, Scored]
+    scored: dict[int, PromptLogprobs]
 
 
 class CpuRunner:
@@ -46,8 +46,8 @@ class CpuRunner:
         cache_slots: size of the KV cache in tokens.
         one_by_one: whether to compute each token's attention separately, so that it doesn't depend on the batch.
         original_logprobs: whether log-probabilities are those before adjustments of the logits, as in `sampler.sample`.
-        crowded: callback that returns True if other work of the process needs a core. A step with streamed rows then
-            uses one thread fewer: a team in which one thread waits for a core takes longer than a smaller team.
+        cores_contended: callback that returns True if other work of the process needs a core. A step with streamed rows
+            then uses one thread fewer: a team in which one thread waits for a core takes longer than a smaller team.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class CpuRunner:
         *,
         one_by_one: bool = False,
         original_logprobs: bool = False,
-        crowded: Callable[[], bool] | None = None,
+        cores_contended: Callable[[], bool] | None = None,
     ) -> None:
-        self._crowded = crowded
+        self._cores_contended = cores_contended
         self._model, self._table, self._sampling = model, table, sampling
         self._cache = model.allocate_cache(cache_slots)
         self._one_by_one, self._original_logprobs = one_by_one, original_logprobs
-        self._drawn: Ints = np.zeros(len(table.length), dtype=np.int32)  # last drawn token of each slot
+        self._last_tokens: Ints = np.zeros(len(table.length), dtype=np.int32)  # last drawn token of each slot
 
     @property
     def model(self) -> Model:
@@ -84,7 +84,7 @@ class CpuRunner:
         with torch.inference_mode(), self._team(batch):
             if len(batch.copies[0]):
                 self._model.copy_slots(self._cache, *(torch.from_numpy(at.astype(np.int64)) for at in batch.copies))
-            inputs = build_cpu_inputs(batch, self._table, self._drawn, one_by_one=self._one_by_one)
+            inputs = build_cpu_inputs(batch, self._table, self._last_tokens, one_by_one=self._one_by_one)
             hidden = self._model.forward(inputs.ids, inputs.positions, inputs.plan, self._cache)
             scored = score(self._model, self._table, batch, inputs.last.tolist(), hidden)
         return CpuForward(batch, hidden, inputs.last, scored)
@@ -97,7 +97,7 @@ class CpuRunner:
         self,
         forward: CpuForward,
         rows: NDArray[np.int64],
-        special: dict[int, DrawAdjustments],
+        adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
     ) -> Sampled:
         """Draws the next tokens of some rows.
@@ -105,7 +105,7 @@ class CpuRunner:
         Args:
             forward: forward that computed the rows' hidden states.
             rows: indices of rows of the batch.
-            special: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
+            adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
         """
         if not len(rows):
@@ -114,15 +114,15 @@ class CpuRunner:
         with torch.inference_mode(), self._team(forward.batch):
             logits = self._model.logits(forward.hidden[forward.last[torch.from_numpy(rows)]])
             sampled = sample(
-                logits, self._sampling, slots, forward.batch.ends[rows], special, masks,
+                logits, self._sampling, slots, forward.batch.ends[rows], adjustments, masks,
                 original_logprobs=self._original_logprobs,
             )  # fmt: skip
-        self._drawn[slots] = sampled.tokens
+        self._last_tokens[slots] = sampled.tokens
         return sampled
 
     def _team(self, batch: Batch) -> AbstractContextManager[None]:
         """Context that sets the number of threads for the computations of a step."""
-        leaves_one = self._crowded is not None and batch.streams > 0 and self._crowded()
+        leaves_one = self._cores_contended is not None and batch.streams > 0 and self._cores_contended()
         return _one_thread_fewer() if leaves_one else nullcontext()
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sglang_lite.runtime.executor.gpu_inputs import GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, SharedWork
+from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, SharedPrefixArrays
 from sglang_lite.runtime.executor.staging import Staging, aligned
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -26,11 +26,11 @@ class CudaGraphs:
 
     Args:
         sizes: numbers of rows that are worth a graph, ascending; empty if steps can't be captured.
-        most_tokens: maximum number of tokens decoded in one step.
+        max_tokens: maximum number of tokens decoded in one step.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
-        pieces: room for pieces of shared prefixes in addition to one for each token.
+        extra_items: items for chunks of shared prefixes in addition to one for each token.
         vocab_size: size of the model's vocabulary.
         dtype: data type of logits.
     """
@@ -38,19 +38,19 @@ class CudaGraphs:
     def __init__(
         self,
         sizes: tuple[int, ...],
-        most_tokens: int,
+        max_tokens: int,
         slots: GpuSlots,
         staging: Staging,
         *,
         page_size: int,
-        pieces: int,
+        extra_items: int,
         vocab_size: int,
         dtype: torch.dtype,
     ) -> None:
         self.sizes = sizes
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._slots, self._staging, self._page_size = slots, staging, page_size
-        self._pieces, self._vocab_size, self._dtype = pieces, vocab_size, dtype
+        self._extra_items, self._vocab_size, self._dtype = extra_items, vocab_size, dtype
         self._logits: torch.Tensor | None = None  # shared by all graphs
         # Key: number of tokens, whether rows have several tokens, whether rows share prefixes.
         self.captured: dict[tuple[int, bool, bool], CapturedGraph] = {}
@@ -69,12 +69,12 @@ class CudaGraphs:
         """
         for size in sorted(self.sizes, reverse=True):
             for shared in sharing if size > 1 else (False,):
-                self.captured[size, False, shared] = self._capture(compute, size, several=False, shared=shared)
-        for size in reversed(_token_sizes(self._most_tokens)) if self.sizes else ():
+                self.captured[size, False, shared] = self._capture(compute, size, multi_token_rows=False, shared=shared)
+        for size in reversed(_token_sizes(self._max_tokens)) if self.sizes else ():
             for shared in sharing:
-                self.captured[size, True, shared] = self._capture(compute, size, several=True, shared=shared)
+                self.captured[size, True, shared] = self._capture(compute, size, multi_token_rows=True, shared=shared)
 
-    def padded(self, rows: int) -> int:
+    def padded_rows(self, rows: int) -> int:
         """Returns the number of rows of the smallest graph that fits `rows` rows, or `rows` if no graph does."""
         return min((size for size in self.sizes if size >= rows), default=rows)
 
@@ -82,7 +82,7 @@ class CudaGraphs:
         """True if a graph can run the batch, provided that all its tokens are decoded. Graphs return the logits of last
         tokens only, so rows whose prompt is scored can't run."""
         scored = any(request.score_from is not None for request in batch.requests[batch.decoding :])
-        return not scored and self.padded(len(batch.slots)) in self.sizes
+        return not scored and self.padded_rows(len(batch.slots)) in self.sizes
 
     def find(self, compute: Compute, batch: Batch, inputs: GpuInputs, shared: bool) -> CapturedGraph | None:
         """Returns the graph that runs the batch, captured if necessary, or None if not all tokens are decoded.
@@ -96,18 +96,18 @@ class CudaGraphs:
         tokens, rows = len(inputs.ids), len(batch.slots)
         if inputs.decoding < tokens:
             return None
-        size, several = self.padded(rows), tokens > rows
-        if several:
-            size = next(most for most in _token_sizes(self._most_tokens) if most >= tokens)
-        key = size, several, shared
+        size, multi_token_rows = self.padded_rows(rows), tokens > rows
+        if multi_token_rows:
+            size = next(size for size in _token_sizes(self._max_tokens) if size >= tokens)
+        key = size, multi_token_rows, shared
         if key not in self.captured:
-            self.captured[key] = self._capture(compute, size, several=several, shared=shared)
+            self.captured[key] = self._capture(compute, size, multi_token_rows=multi_token_rows, shared=shared)
         return self.captured[key]
 
-    def _capture(self, compute: Compute, tokens: int, *, several: bool, shared: bool) -> CapturedGraph:
+    def _capture(self, compute: Compute, tokens: int, *, multi_token_rows: bool, shared: bool) -> CapturedGraph:
         """Captures a graph that decodes `tokens` tokens and returns the logits of all, or of each row's last one if
         some rows have several."""
-        slots, items, stride = self._slots, tokens + self._pieces, aligned(tokens)
+        slots, items, stride = self._slots, tokens + self._extra_items, aligned(tokens)
         device = slots.page_table.device
         static = torch.zeros((4, stride), dtype=torch.int32, device=device)
         static[1] = slots.dummy
@@ -115,29 +115,29 @@ class CudaGraphs:
         if shared:
             shared_static = torch.zeros(3 * stride + 6 * items, dtype=torch.int32, device=device)
             lengths, chunks, order = shared_static[: 3 * stride].view(3, stride)[:, :tokens]
-            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MOST_CHUNKS)
+            prefixes = SharedPrefixes(lengths, chunks, order, shared_static[3 * stride :].view(-1, 6), MAX_CHUNKS)
         plan = DevicePlan(
             ids=static[0, :tokens],
             slots=static[1, :tokens],
             positions=static[2, :tokens],
-            drawn=slots.drawn,
+            last_tokens=slots.last_tokens,
             page_table=slots.page_table,
             page_size=self._page_size,
             decoding=tokens,
             shared=prefixes,
             blocks=torch.zeros((0, 4), dtype=torch.int32, device=device),
             block_size=16,
-            separate=not several,
+            separate=not multi_token_rows,
         )
 
         rows = min(tokens, slots.dummy)
         if self._logits is None:  # a tensor for each graph would take as much memory in all as a model's weights
             shape = max(slots.dummy, *self.sizes), self._vocab_size
             self._logits = torch.empty(shape, dtype=self._dtype, device=device)
-        room = self._logits[:rows]
+        out = self._logits[:rows]
 
         def step() -> torch.Tensor:
-            return compute(plan, static[3, :rows] if several else None, room)
+            return compute(plan, static[3, :rows] if multi_token_rows else None, out)
 
         graph, logits = self.record(step)
         return CapturedGraph(graph, plan, static, shared_static, logits, self._staging, slots.dummy)
@@ -176,9 +176,9 @@ class CapturedGraph:
     staging: Staging
     dummy: int
     draws: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-    _shared: SharedWork | None = None
+    _shared: SharedPrefixArrays | None = None
 
-    def run(self, inputs: GpuInputs, shared: SharedWork | None) -> torch.Tensor:
+    def run(self, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> torch.Tensor:
         """Launches the step. Returns the logits [rows, vocab_size], valid until any graph runs again.
 
         Args:
@@ -203,12 +203,14 @@ class CapturedGraph:
         return self.logits[:rows]
 
 
-def graph_sizes(most: int) -> tuple[int, ...]:
+def graph_sizes(max_rows: int) -> tuple[int, ...]:
     """Returns the batch sizes that are worth a separate graph: padding costs at most an eighth."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 32, 32)]
-    return (*(size for size in sizes if size < most), most)
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
 
 
-def _token_sizes(most: int) -> list[int]:
+def _token_sizes(max_tokens: int) -> list[int]:
     """Returns the numbers of tokens that are worth a graph of rows with several tokens, for which padding is cheap."""
-    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, most, 128)) if size < most] + [most]
+    return [size for size in (8, 16, 32, 64, 128, 192, *range(256, max_tokens, 128)) if size < max_tokens] + [
+        max_tokens
+    ]

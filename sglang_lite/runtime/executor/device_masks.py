@@ -9,7 +9,7 @@ import torch
 from sglang_lite.runtime.executor.sampler import Masks
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-_READ_THERE = 4  # most rows whose draws read masks from host memory, as starting a copy takes longer
+_MAX_ROWS_READ_FROM_HOST = 4  # most rows whose draws read masks from host memory, as starting a copy takes longer
 
 
 class DeviceMasks:
@@ -40,7 +40,7 @@ class DeviceMasks:
     def of(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns all masks in memory that kernels can read, and the index of each row's mask, for a step of `rows`
         rows."""
-        if rows <= _READ_THERE:
+        if rows <= _MAX_ROWS_READ_FROM_HOST:
             return self._host, self._host_rows[:rows]
         return self._masks, self._rows[:rows]
 
@@ -53,7 +53,7 @@ class DeviceMasks:
         """
         count, real = len(masks.words), len(masks.rows)
         self._which[:real], self._which[real:rows] = masks.rows, -1
-        if rows <= _READ_THERE:
+        if rows <= _MAX_ROWS_READ_FROM_HOST:
             return
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._masks[:count].copy_(self._host[:count], non_blocking=True)

@@ -20,11 +20,16 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_layers_attention
 from sglang_lite.runtime.executor.cuda_graphs import CapturedGraph, CudaGraphs
 from sglang_lite.runtime.executor.device_masks import DeviceMasks
-from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, READ, GpuInputs, build_gpu_inputs
+from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, MAX_TOKEN_READS, GpuInputs, build_gpu_inputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.prefill_graphs import PrefillGraphs, captured_tokens
-from sglang_lite.runtime.executor.prefix_groups import LATENTS, MOST_CHUNKS, PrefixGroups, SharedWork
-from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, Scored, Scoring, score, score_rows
+from sglang_lite.runtime.executor.prefix_groups import (
+    LATENT_SAVING_FACTOR,
+    MAX_CHUNKS,
+    PrefixGroups,
+    SharedPrefixArrays,
+)
+from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, PromptLogprobs, TokensToScore, score, score_rows
 from sglang_lite.runtime.executor.sampler import (
     DrawAdjustments,
     Masks,
@@ -37,10 +42,10 @@ from sglang_lite.runtime.executor.sampler import (
 from sglang_lite.runtime.executor.staging import Staging, make_event
 from sglang_lite.runtime.kernels import sampling as draws
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.page_table import update_pages
-from sglang_lite.runtime.kernels.prefix_attention import block_queries, prefix_on_hopper
+from sglang_lite.runtime.kernels.prefix_attention import block_queries, hopper_prefix_module
 from sglang_lite.runtime.kernels.sampling import draw
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
@@ -51,11 +56,11 @@ from sglang_lite.runtime.resolved_params import resolve_params
 from sglang_lite.runtime.scheduler.batch import Batch
 
 _TEXT = int(WatchedTokens.TEXT)  # as int: comparing an array with a member of an enumeration is slow
-_MARKS = 8  # events in the ring: a measured step uses two until its tokens are read
+_EVENT_RING_SIZE = 8  # events in the ring: a measured step uses two until its tokens are read
 # One in this many steps with masks measures how long the device waits for them: recording events takes the host as long
 # as a launch.
-_MEASURED = 8
-_FEW = 64  # most rows of a graph whose draws are captured, too
+_MEASURE_EVERY = 8
+_MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class GpuForward:
     hidden: torch.Tensor | None
     logits: torch.Tensor | None
     last: Ints
-    scored: dict[int, Scored]
+    scored: dict[int, PromptLogprobs]
     graph: CapturedGraph | None
     done: torch.cuda.Event | None = None
 
@@ -89,7 +94,7 @@ class GpuPendingTokens:
         tokens: int32 [R], on the host once `done` has come.
         done: event after the draws; None if the device is not a GPU.
         positions: positions [R] of the drawn tokens.
-        special, masks: arguments of `sample`.
+        adjustments, masks: arguments of `sample`.
         logprobs: log-probabilities [V] on the device, by row.
         errors: reason that a row has no valid token, by row.
         waiting: events at the start and the end of the device's wait for masks; None if that is not measured.
@@ -98,7 +103,7 @@ class GpuPendingTokens:
     tokens: torch.Tensor
     done: torch.cuda.Event | None
     positions: Ints
-    special: dict[int, DrawAdjustments]
+    adjustments: dict[int, DrawAdjustments]
     masks: Masks | None
     logprobs: dict[int, torch.Tensor]
     errors: dict[int, SglError]
@@ -118,7 +123,7 @@ class GpuPendingTokens:
             elif self.masks is None or self.masks.rows[i] < 0:  # the error of a grammar explains that better
                 errors[i] = ModelError(f"no token can follow at position {self.positions[i]}: all logits are -inf.")
         tokens = [max(token, 0) for token in tokens]
-        logprobs = {i: token_logprob(row, tokens[i], self.special[i].params) for i, row in self.logprobs.items()}
+        logprobs = {i: token_logprob(row, tokens[i], self.adjustments[i].params) for i, row in self.logprobs.items()}
         waited = None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
         return Sampled(tokens, logprobs, errors, waited)
 
@@ -160,42 +165,48 @@ class GpuRunner:
         slots, heads = len(table.length), model.attentions[0]
         self._cache = model.allocate_cache((pages + 1) * table.page_size)
         self._copy = KVCopy(self._cache)
-        self._most_decoded = 2 * slots
+        self._max_decoded_tokens = 2 * slots
         # One latent counts as one KV head for every four query heads.
-        self._most_read = READ // (max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads)
+        self._max_token_reads = MAX_TOKEN_READS // (
+            max(heads.heads // 4, 1) if isinstance(heads, LatentSpec) else heads.kv_heads
+        )
         self._attention = make_layers_attention(attention, [self._needs(each) for each in model.attentions])
         self._masks = DeviceMasks(device, 0, 0)  # empty until `allocate_masks`
         self._staging = Staging(device, 3 * step_tokens + 8 * (slots + 1) + 4096)
         cuda = device.type == "cuda"
         # Results of captured draws, in memory that the host can read.
-        self._tokens = torch.empty(_FEW, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda)
+        self._tokens = torch.empty(
+            _MAX_CAPTURED_DRAWS, dtype=torch.int32, device=None if cuda else device, pin_memory=cuda
+        )
         self._slots = GpuSlots(table, sampling, pages, self._staging, device)
         self._dummy_token = pages * table.page_size  # first token slot of the dummy page
-        self._marks = cycle([make_event(timed=True) for _ in range(_MARKS if cuda else 0)])
-        self._with_masks = 0  # number of steps whose draws may wait for masks
+        self._event_ring = cycle([make_event(timed=True) for _ in range(_EVENT_RING_SIZE if cuda else 0)])
+        self._masked_steps = 0  # number of steps whose draws may wait for masks
         self._prefixes: PrefixGroups | None = None
-        self._pieces = -(-card_of(device).programs // heads.kv_heads)
+        self._target_chunks = -(-properties_of(device).programs_to_fill // heads.kv_heads)
         if model.shares_prefixes and self._attention.shares_prefixes:
             self._prefixes = self._find_prefixes(heads)
-        captured = self._attention.captured and model.uncapturable is None
+        captured = self._attention.capturable and model.uncapturable is None
         self.graphs = CudaGraphs(
-            graphs if captured else (), self._most_decoded, self._slots, self._staging,
-            page_size=table.page_size, pieces=self._pieces, vocab_size=model.vocab_size,
+            graphs if captured else (), self._max_decoded_tokens, self._slots, self._staging,
+            page_size=table.page_size, extra_items=self._target_chunks, vocab_size=model.vocab_size,
             dtype=model.precision.compute,
         )  # fmt: skip
-        most = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
-        self.prompts = PrefillGraphs(most, self._slots, self._staging, table.page_size, self.graphs.record)
+        max_captured = captured_tokens(model, step_tokens) if self.graphs.sizes else 0
+        self.prompts = PrefillGraphs(max_captured, self._slots, self._staging, table.page_size, self.graphs.record)
 
     def _find_prefixes(self, heads: AttentionSpec | LatentSpec) -> PrefixGroups:
         group, precision = heads.heads // heads.kv_heads, self._model.precision
         queries = block_queries(group, precision.compute.itemsize)
         if isinstance(heads, LatentSpec):
-            return PrefixGroups(self._table, self._pieces, queries // group, LATENTS)
-        card, page_size = card_of(self._device), self._table.page_size
-        hopper = prefix_on_hopper(card, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap)
+            return PrefixGroups(self._table, self._target_chunks, queries // group, LATENT_SAVING_FACTOR)
+        properties, page_size = properties_of(self._device), self._table.page_size
+        hopper = hopper_prefix_module(
+            properties, heads.key_size, precision.compute, precision.cache, page_size, heads.softcap
+        )
         if hopper is None:
-            return PrefixGroups(self._table, self._pieces, queries // group)
-        return PrefixGroups(self._table, hopper.programs(card, heads.kv_heads), hopper.MOST_QUERIES // group)
+            return PrefixGroups(self._table, self._target_chunks, queries // group)
+        return PrefixGroups(self._table, hopper.programs(properties, heads.kv_heads), hopper.MAX_QUERIES // group)
 
     @property
     def model(self) -> DeviceModel:
@@ -224,35 +235,39 @@ class GpuRunner:
         """Launches the forward of the batch's tokens."""
         captured, prefixes = self.graphs.can_run(batch), self._prefixes
         inputs = build_gpu_inputs(
-            batch, self._table, self._most_decoded, most_read=self._most_read if captured else 0,
-            together=1 if prefixes is None else prefixes.rows_per_block,
+            batch, self._table, self._max_decoded_tokens, max_token_reads=self._max_token_reads if captured else 0,
+            queries_per_read=1 if prefixes is None else prefixes.rows_per_block,
         )  # fmt: skip
         if len(batch.copies[0]):
             self._copy(*(torch.from_numpy(at.astype(np.int64)).to(self._device) for at in batch.copies))
         self._slots.send_changes(batch)
-        several = inputs.decoding > batch.singles
-        shared = None if prefixes is None else prefixes.find(batch, self.graphs.padded, several=several)
+        multi_token_rows = inputs.decoding > batch.singles
+        shared = (
+            None
+            if prefixes is None
+            else prefixes.find(batch, self.graphs.padded_rows, multi_token_rows=multi_token_rows)
+        )
         graph = self.graphs.find(self._compute, batch, inputs, shared is not None) if captured else None
         if graph is not None:
             logits = graph.run(inputs, shared)
             if graph.draws is None:
                 self._capture_draws(graph)
-            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._mark(batch))
-        read = self.prompts.run(self._run, inputs) if shared is None else None
-        hidden, last = read or (self._run(self._plan(batch, inputs, shared)), inputs.last)
+            return GpuForward(batch, None, logits, inputs.last, {}, graph, self._forward_event(batch))
+        prefilled = self.prompts.run(self._run, inputs) if shared is None else None
+        hidden, last = prefilled or (self._run(self._plan(batch, inputs, shared)), inputs.last)
         scored = score(self._model, self._table, batch, last.tolist(), hidden, self._staging.fetch)
-        return GpuForward(batch, hidden, None, last, scored, None, self._mark(batch))
+        return GpuForward(batch, hidden, None, last, scored, None, self._forward_event(batch))
 
-    def _mark(self, batch: Batch) -> torch.cuda.Event | None:
+    def _forward_event(self, batch: Batch) -> torch.cuda.Event | None:
         """Records an event after the forward in some of the steps that have a row whose new tokens the host must check,
         as these may wait for masks. Returns None in all other steps."""
         if self._device.type != "cuda" or not (self._table.watched[batch.slots] >= _TEXT).any():
             return None
-        self._with_masks += 1
-        return self._now() if self._with_masks % _MEASURED == 1 else None
+        self._masked_steps += 1
+        return self._record_event() if self._masked_steps % _MEASURE_EVERY == 1 else None
 
-    def _now(self) -> torch.cuda.Event:
-        mark = next(self._marks)
+    def _record_event(self) -> torch.cuda.Event:
+        mark = next(self._event_ring)
         mark.record()
         return mark
 
@@ -261,47 +276,47 @@ class GpuRunner:
         self,
         forward: GpuForward,
         rows: NDArray[np.int64],
-        special: dict[int, DrawAdjustments],
+        adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
     ) -> GpuPendingTokens | Sampled:
         """Launches the draws of the next tokens of some rows. Arguments as for `ModelRunner.sample`."""
         if not len(rows):
             return Sampled((), {})
         batch, graph = forward.batch, forward.graph
-        waiting = None if masks is None or forward.done is None else (forward.done, self._now())
+        waiting = None if masks is None or forward.done is None else (forward.done, self._record_event())
         whole = graph is not None and graph.plan.separate and len(rows) == len(batch.slots)
-        if not whole or graph is None or graph.draws is None or special:
-            return self._draw_each(forward, rows, special, masks, waiting)
+        if not whole or graph is None or graph.draws is None or adjustments:
+            return self._draw_each(forward, rows, adjustments, masks, waiting)
         if masks is not None:
             self._masks.send(masks, len(graph.logits))
         graph.draws[masks is not None].replay()
-        tokens, done = self._tokens[: len(rows)], self._staging.written()
+        tokens, done = self._tokens[: len(rows)], self._staging.record_event()
         return GpuPendingTokens(tokens, done, batch.ends[rows], {}, masks, {}, {}, waiting)
 
     def _draw_each(
-        self, forward: GpuForward, rows: NDArray[np.int64], special: dict[int, DrawAdjustments], masks: Masks | None,
-        waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
+        self, forward: GpuForward, rows: NDArray[np.int64], adjustments: dict[int, DrawAdjustments],
+        masks: Masks | None, waiting: tuple[torch.cuda.Event, torch.cuda.Event] | None,
     ) -> GpuPendingTokens:  # fmt: skip
         """Implements `sample` without captured draws."""
         batch, logits = forward.batch, self._logits_of(forward, rows)
         slots, positions = batch.slots[rows], batch.ends[rows]
-        reported = [i for i, row in special.items() if row.params.return_logprob]
+        reported = [i for i, row in adjustments.items() if row.params.return_logprob]
         logprobs: dict[int, torch.Tensor] = {}
         errors: dict[int, SglError] = {}
         softcap = self._model.logit_softcap
-        if special:
+        if adjustments:
             logits = logits.float()
             if softcap is not None:
                 logits, softcap = torch.tanh(logits / softcap) * softcap, None
             if self._original_logprobs:
                 logprobs = {i: logits[i].log_softmax(-1) for i in reported}
-            for i, row in special.items():
+            for i, row in adjustments.items():
                 try:
                     adjust_logits(logits[i], row)
                 except SglError as error:
                     errors[i] = error
         where = self._staging.send_all(slots, positions - 1)
-        tokens = self._staging.room(len(rows))
+        tokens = self._staging.host_buffer(len(rows))
         device_masks = mask_rows = None
         if masks is not None:
             self._masks.send(masks, len(rows))
@@ -310,13 +325,13 @@ class GpuRunner:
             for i in reported:
                 if masks is not None and device_masks is not None and masks.rows[i] >= 0:
                     _forbid(logits[i], device_masks[masks.rows[i]].to(logits.device))
-                logprobs[i] = draw_logprobs(logits[i], special[i].params)
+                logprobs[i] = draw_logprobs(logits[i], adjustments[i].params)
         draw(
-            logits, where[0], where[1], self._slots.sampling, self._slots.drawn, tokens,
+            logits, where[0], where[1], self._slots.sampling, self._slots.last_tokens, tokens,
             masks=device_masks, mask_rows=mask_rows, softcap=softcap,
         )  # fmt: skip
-        done = self._staging.written()
-        return GpuPendingTokens(tokens, done, positions, special, masks, logprobs, errors, waiting)
+        done = self._staging.record_event()
+        return GpuPendingTokens(tokens, done, positions, adjustments, masks, logprobs, errors, waiting)
 
     def _logits_of(self, forward: GpuForward, rows: NDArray[np.int64]) -> torch.Tensor:
         """Returns the logits of some rows: a view if a graph computed them and `rows` is all, else a new tensor."""
@@ -338,21 +353,21 @@ class GpuRunner:
     def _capture_draws(self, graph: CapturedGraph) -> None:
         """Captures the draws of a graph with few rows, whose kernels could take longer to launch than to run."""
         plan, rows = graph.plan, len(graph.logits)
-        if not plan.separate or rows > _FEW:
+        if not plan.separate or rows > _MAX_CAPTURED_DRAWS:
             return
 
-        def drawn(masked: bool) -> torch.Tensor:
+        def draw_rows(masked: bool) -> torch.Tensor:
             masks, mask_rows = self._masks.of(rows) if masked else (None, None)
             draw(
-                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.drawn,
+                graph.logits, plan.slots[:rows], plan.positions[:rows], self._slots.sampling, self._slots.last_tokens,
                 self._tokens[:rows], masks=masks, mask_rows=mask_rows, softcap=self._model.logit_softcap,
             )  # fmt: skip
             return self._tokens
 
-        graph.draws = self.graphs.record(partial(drawn, False))[0], self.graphs.record(partial(drawn, True))[0]
+        graph.draws = self.graphs.record(partial(draw_rows, False))[0], self.graphs.record(partial(draw_rows, True))[0]
 
     def _run(self, plan: DevicePlan) -> torch.Tensor:
-        return self._model.run(plan, self._cache, self._attention.begin(plan))
+        return self._model.run(plan, self._cache, self._attention.plan_step(plan))
 
     def _compute(self, plan: DevicePlan, last: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         hidden = self._run(plan)
@@ -368,8 +383,8 @@ class GpuRunner:
             compute=precision.compute,
             cache=precision.cache,
             device=self._device,
-            most_rows=self._most_decoded,
-            most_chunks=MOST_CHUNKS if self._model.shares_prefixes else 0,
+            max_rows=self._max_decoded_tokens,
+            max_chunks=MAX_CHUNKS if self._model.shares_prefixes else 0,
             sinks=spec.sinks,
             latent=spec.rank if isinstance(spec, LatentSpec) else 0,
             expanded=(spec.nope_size, spec.rope_size, spec.value_size) if isinstance(spec, LatentSpec) else None,
@@ -380,9 +395,9 @@ class GpuRunner:
     def warm_up(self) -> None:
         """Compiles every kernel, captures the graphs and runs first steps, so that no request waits for these."""
         sharing = (False,) if self._prefixes is None else (False, True)
-        for count in _doubled(self._most_decoded):
+        for count in _doubled(self._max_decoded_tokens):
             for shared in sharing if count > 1 else (False,):
-                self._try(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
+                self._warm_up_step(count, decoding=count, blocks=[], block_size=BLOCK_SIZES[0], shares=shared)
         self.graphs.capture_all(self._compute, sharing)
         page_table = self._slots.page_table
         dummy = torch.full((1,), self._dummy_token, dtype=torch.int64, device=self._device)
@@ -393,7 +408,7 @@ class GpuRunner:
         longest = self._table.tokens.shape[1] - 1  # learned position embeddings end there
         for block in BLOCK_SIZES:
             count = min(block, longest)
-            self._try(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
+            self._warm_up_step(count, decoding=0, blocks=[(0, count, self._slots.dummy, 0)], block_size=block)
         if self._device.type != "meta":
             self._run_first_steps()
 
@@ -411,21 +426,21 @@ class GpuRunner:
         slots, row = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64)
         count = min(FIRST_ROWS, self._table.tokens.shape[1] - 1)
         tokens = self._table.tokens[0, :count]
-        special = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
+        adjustments = {0: DrawAdjustments(everything, tokens, prompt_len=0, banned=(0,))}
         self._masks = DeviceMasks(self._device, 1, -(-self._model.vocab_size // 32))
         masks = Masks(self._masks.words, slots)
         masks.words.fill(-1)  # masks that allow every token
         for start in (0, count - 1):
             forward = self.forward(_one_row(slots, start, count))
             self.sample(forward, row, {}).read()
-            self.sample(forward, row, special, masks).read()
+            self.sample(forward, row, adjustments, masks).read()
         prompt = _one_row(slots, 0, count)
-        inputs = build_gpu_inputs(prompt, self._table, self._most_decoded, most_read=0, together=1)
-        rows = [Scoring(1, tokens, self._run(self._plan(prompt, inputs, None)))]
+        inputs = build_gpu_inputs(prompt, self._table, self._max_decoded_tokens, max_token_reads=0, queries_per_read=1)
+        rows = [TokensToScore(1, tokens, self._run(self._plan(prompt, inputs, None)))]
         score_rows(self._model, rows, 2, (0,), self._staging.fetch)[0].read()
 
     @torch.inference_mode()
-    def _try(
+    def _warm_up_step(
         self,
         count: int,
         *,
@@ -451,14 +466,14 @@ class GpuRunner:
 
         shared = None
         if shares:
-            items = zeros(decoding + self._pieces, 6)
-            shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MOST_CHUNKS)
+            items = zeros(decoding + self._target_chunks, 6)
+            shared = SharedPrefixes(zeros(decoding), zeros(decoding), zeros(decoding), items, MAX_CHUNKS)
         slots = full(self._slots.dummy, count)
         plan = DevicePlan(
             ids=zeros(count),
             slots=slots,
             positions=zeros(count) if decoding else torch.arange(count, dtype=torch.int32).to(self._device),
-            drawn=self._slots.drawn,
+            last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
             page_size=self._table.page_size,
             decoding=decoding,
@@ -469,7 +484,7 @@ class GpuRunner:
         if decoding and not shares:
             self._run(replace(plan, separate=True))  # as in graphs whose rows have one token each
         if blocks:
-            self._run(replace(plan, fresh=self._table.tokens.shape[1]))
+            self._run(replace(plan, longest_uncached=self._table.tokens.shape[1]))
         hidden = self._run(plan)
         for rows in _doubled(min(count, self._slots.dummy)):
             logits = self._model.raw_logits(hidden[:rows])
@@ -479,11 +494,11 @@ class GpuRunner:
         for one, cap in ((logits[:1], softcap), (logits[:1].float(), None)):
             for mask, which in ((None, None), (masks, zeros(1))):
                 draw(
-                    one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.drawn, zeros(1),
+                    one, slots[:1], plan.positions[:1], self._slots.sampling, self._slots.last_tokens, zeros(1),
                     masks=mask, mask_rows=which, softcap=cap,
                 )  # fmt: skip
 
-    def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedWork | None) -> DevicePlan:
+    def _plan(self, batch: Batch, inputs: GpuInputs, shared: SharedPrefixArrays | None) -> DevicePlan:
         count = inputs.decoding
         ids, slots, positions, blocks = self._staging.send_all(
             inputs.ids, inputs.slots, inputs.positions, inputs.blocks.reshape(-1)
@@ -492,22 +507,22 @@ class GpuRunner:
             ids=ids,
             slots=slots,
             positions=positions,
-            drawn=self._slots.drawn,
+            last_tokens=self._slots.last_tokens,
             page_table=self._slots.page_table,
             page_size=self._table.page_size,
             decoding=count,
             shared=None if shared is None else self._send_shared(shared, count),
             blocks=blocks.view(-1, 4),
             block_size=inputs.block_size,
-            fresh=inputs.fresh,
+            longest_uncached=inputs.longest_uncached,
         )
 
-    def _send_shared(self, shared: SharedWork, rows: int) -> SharedPrefixes:
+    def _send_shared(self, shared: SharedPrefixArrays, rows: int) -> SharedPrefixes:
         padded = np.zeros((3, rows), dtype=np.int32)
         for row, array in zip(padded, (shared.lengths, shared.chunks, shared.order)):
             row[: len(array)] = array
         lengths, chunks, order, items = self._staging.send_all(*padded, shared.items.reshape(-1))
-        return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MOST_CHUNKS)
+        return SharedPrefixes(lengths, chunks, order, items.view(-1, 6), MAX_CHUNKS)
 
 
 def _one_row(slots: Ints, start: int, end: int) -> Batch:
@@ -527,6 +542,6 @@ def _forbid(logits: torch.Tensor, words: torch.Tensor) -> None:
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
-def _doubled(most: int) -> list[int]:
-    """Returns 1, 2, 4 and so on, then `most`: kernels are compiled for ranges of row counts between powers of two."""
-    return [*(1 << i for i in range((most - 1).bit_length())), most]
+def _doubled(limit: int) -> list[int]:
+    """Returns 1, 2, 4 and so on, then `limit`: kernels are compiled for ranges of row counts between powers of two."""
+    return [*(1 << i for i in range((limit - 1).bit_length())), limit]

@@ -29,7 +29,7 @@ class GpuSlots:
     Attributes:
         dummy: index of the dummy slot.
         page_table: int32 [slots + 1, pages].
-        drawn: int32 [slots + 1], last drawn token of each slot.
+        last_tokens: int32 [slots + 1], last drawn token of each slot.
         sampling: sampling parameters by slot, on the device.
     """
 
@@ -42,7 +42,7 @@ class GpuSlots:
         self.page_table = torch.zeros((slots + 1, per_slot), dtype=torch.int32, device=device)
         self.page_table[slots] = dummy_page
         self._sent: Ints = np.zeros((slots, per_slot), dtype=np.int32)  # host copy of the device's page table
-        self.drawn = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
         self._parameters = torch.zeros(6 * (slots + 1), dtype=torch.int32, device=device)
         self.sampling = _views(self._parameters, slots + 1)
 
@@ -51,9 +51,9 @@ class GpuSlots:
         table = self._table
         if batch.started:
             self._parameters.copy_(self._staging.send(_packed(self._sampling)), non_blocking=True)
-        most = int(table.held[batch.slots].max())
-        now: Ints = table.pages[batch.slots, :most]
-        row, page = (now != self._sent[batch.slots, :most]).nonzero()
+        max_pages = int(table.held[batch.slots].max())
+        now: Ints = table.pages[batch.slots, :max_pages]
+        row, page = (now != self._sent[batch.slots, :max_pages]).nonzero()
         if len(row):
             values = now[row, page]
             at = batch.slots[row] * table.pages.shape[1] + page

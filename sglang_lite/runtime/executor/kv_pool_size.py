@@ -6,13 +6,13 @@ import torch
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.config import Sizes
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS
+from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS
 from sglang_lite.runtime.executor.prompt_logprobs import FIRST_ROWS, LOGITS_AT_ONCE
 from sglang_lite.runtime.models.model import DeviceModel
 
 _SPARE = 512 << 20  # bytes for graphs, the allocator's rounding and the libraries
 # Most token slots of a pool with its dummy page: kernels index token slots with 32-bit integers.
-MOST_SLOTS = 2**31 - 1
+MAX_SLOTS = 2**31 - 1
 
 
 def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_length: int) -> int:
@@ -39,12 +39,12 @@ def pool_tokens(model: DeviceModel, fraction: float, sizes: Sizes, context_lengt
     rows = max(sizes.max_running, FIRST_ROWS)  # rows whose logits are in memory at once
     # Logits of graphs and of other steps, and the float32 copies that some draws and log-probabilities need.
     logits = max(rows * model.vocab_size, LOGITS_AT_ONCE) * (2 * item + 3 * 4)
-    chunks = MOST_CHUNKS if model.shares_prefixes else 0
+    chunks = MAX_CHUNKS if model.shares_prefixes else 0
     kinds = {(a.heads, a.key_size) for a in model.attentions}
     partials = sum(2 * sizes.max_running * (chunks + 3) * heads * (size + 2) * 4 for heads, size in kinds)
-    room = fraction * total - (total - free) - step - logits - partials - _SPARE
+    available = fraction * total - (total - free) - step - logits - partials - _SPARE
     token = model.token_bytes
-    tokens = min(int(room // token), MOST_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
+    tokens = min(int(available // token), MAX_SLOTS - sizes.page_size) // sizes.page_size * sizes.page_size
     if tokens < sizes.page_size + min(context_length, 1024):
         raise ModelError(
             f"out of GPU memory: of {total / 2**30:.1f} GiB, {(total - free) / 2**30:.1f} are taken (the weights and "

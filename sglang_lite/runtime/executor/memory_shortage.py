@@ -21,7 +21,7 @@ def is_shortage(error: BaseException) -> bool:
 _SHORTAGE = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def explained(error: BaseException) -> BaseException:
+def startup_error(error: BaseException) -> BaseException:
     """Returns the error to raise if an engine can't start: a ModelError with advice if memory ran out, or `error`
     itself."""
     if not is_shortage(error):

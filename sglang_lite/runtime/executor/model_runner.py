@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lite.runtime.executor.prompt_logprobs import Scored
+from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
 from sglang_lite.runtime.executor.sampler import DrawAdjustments, Masks, Sampled
 from sglang_lite.runtime.models.model import Model
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -25,7 +25,7 @@ class LaunchedForward(Protocol):
     def batch(self) -> Batch: ...
 
     @property
-    def scored(self) -> dict[int, Scored]: ...
+    def scored(self) -> dict[int, PromptLogprobs]: ...
 
 
 class PendingTokens(Protocol):
@@ -56,7 +56,7 @@ class ModelRunner(Protocol):
         self,
         forward: Any,  # value that this runner's `forward` returned
         rows: NDArray[np.int64],
-        special: dict[int, DrawAdjustments],
+        adjustments: dict[int, DrawAdjustments],
         masks: Masks | None = None,
     ) -> PendingTokens:
         """Launches the draws of the next tokens of some rows.
@@ -64,7 +64,7 @@ class ModelRunner(Protocol):
         Args:
             forward: forward that computes the rows' logits.
             rows: indices [R] of rows of the batch.
-            special: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
+            adjustments: adjustments of draws that the sampling table doesn't cover, by index into `rows`.
             masks: token masks of the rows that have a grammar; None if no row has one.
         """
         ...

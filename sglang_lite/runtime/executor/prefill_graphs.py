@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from sglang_lite.runtime.attention.expanded import LEAST as EXPANDED
+from sglang_lite.runtime.attention.expanded import MIN_EXPANDED_TOKENS as MIN_EXPANDED_TOKENS
 from sglang_lite.runtime.executor.gpu_inputs import BLOCK_SIZES, GpuInputs
 from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.staging import Staging, aligned
@@ -34,7 +34,9 @@ _ROWS = 32  # spare blocks of a graph, for rows that don't fill their last block
 def captured_tokens(model: DeviceModel, step_tokens: int) -> int:
     """Returns the number of tokens of the largest step that is worth a captured graph."""
     latent = any(isinstance(each, LatentSpec) for each in model.attentions)
-    longest = EXPANDED - 1 if latent else _LONGEST  # longer prompts attend to keys and values expanded from latents
+    longest = (
+        MIN_EXPANDED_TOKENS - 1 if latent else _LONGEST
+    )  # longer prompts attend to keys and values expanded from latents
     return min(longest, step_tokens, _PRODUCTS // model.products)
 
 
@@ -43,7 +45,7 @@ class PrefillGraphs:
     needs it.
 
     Args:
-        most: maximum number of tokens in a captured step; 0 to capture none.
+        max_tokens: maximum number of tokens in a captured step; 0 to capture none.
         slots: state of slots on the device.
         staging: copies to the device.
         page_size: tokens in a page.
@@ -53,13 +55,13 @@ class PrefillGraphs:
 
     def __init__(
         self,
-        most: int,
+        max_tokens: int,
         slots: GpuSlots,
         staging: Staging,
         page_size: int,
         record: Callable[[Callable[[], torch.Tensor]], tuple[torch.cuda.CUDAGraph, torch.Tensor]],
     ) -> None:
-        self.most = most
+        self.max_tokens = max_tokens
         self._slots, self._staging, self._page_size, self._record = slots, staging, page_size, record
         self.captured: dict[tuple[int, int], _Captured] = {}
 
@@ -79,27 +81,27 @@ class PrefillGraphs:
             Hidden states, valid until any graph runs again, and int64 [rows], the index of each row's last token among
             them; or None if no graph fits the step.
         """
-        if inputs.block_size != _BLOCK or len(inputs.ids) > self.most:
+        if inputs.block_size != _BLOCK or len(inputs.ids) > self.max_tokens:
             return None
-        decoding, read = inputs.decoding, len(inputs.ids) - inputs.decoding
-        size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(read)
-        padding = self._padding(*size, read)
+        decoding, prefilled = inputs.decoding, len(inputs.ids) - inputs.decoding
+        size = min(_padded_rows(decoding), self._slots.dummy), _padded_tokens(prefilled)
+        padding = self._padding(*size, prefilled)
         if len(inputs.blocks) + len(padding) > _blocks(size[1]):
             return None
         if size not in self.captured:
             self.captured[size] = self._capture(compute, *size)
-        graph, behind = self.captured[size], size[0] - decoding
+        graph, shift = self.captured[size], size[0] - decoding
         host = np.zeros(len(graph.static), dtype=np.int32)
         tokens, blocks = _parts(host, sum(size))
         tokens[1] = self._slots.dummy
         for to, of in zip(tokens, (inputs.ids, inputs.slots, inputs.positions)):
-            to[:decoding], to[size[0] : size[0] + read] = of[:decoding], of[decoding:]
+            to[:decoding], to[size[0] : size[0] + prefilled] = of[:decoding], of[decoding:]
         blocks[: len(inputs.blocks)] = inputs.blocks
-        blocks[: len(inputs.blocks), 0] += behind
+        blocks[: len(inputs.blocks), 0] += shift
         blocks[len(inputs.blocks) : len(inputs.blocks) + len(padding)] = padding
         self._staging.send(host, graph.static)
         graph.graph.replay()
-        return graph.hidden, np.where(inputs.last < decoding, inputs.last, inputs.last + behind)
+        return graph.hidden, np.where(inputs.last < decoding, inputs.last, inputs.last + shift)
 
     @property
     def _reach(self) -> int:
@@ -107,15 +109,15 @@ class PrefillGraphs:
         positions."""
         return min(_BLOCK, self._slots.page_table.shape[1] * self._page_size)
 
-    def _padding(self, decoding: int, tokens: int, read: int) -> Ints:
+    def _padding(self, decoding: int, tokens: int, prefilled: int) -> Ints:
         """Returns blocks of the dummy slot for the tokens that only fill the graph, so that all results are defined.
 
         Args:
             decoding: decoded tokens of the graph.
             tokens: prefilled tokens of the graph.
-            read: prefilled tokens of the step.
+            prefilled: prefilled tokens of the step.
         """
-        starts = np.arange(decoding + read, decoding + tokens, self._reach, dtype=np.int32)
+        starts = np.arange(decoding + prefilled, decoding + tokens, self._reach, dtype=np.int32)
         counts = np.minimum(decoding + tokens - starts, self._reach)
         return np.stack((starts, counts, np.full_like(starts, self._slots.dummy), np.zeros_like(starts)), 1)
 
@@ -129,7 +131,7 @@ class PrefillGraphs:
             ids=ids,
             slots=of_slots,
             positions=positions,
-            drawn=slots.drawn,
+            last_tokens=slots.last_tokens,
             page_table=slots.page_table,
             page_size=self._page_size,
             decoding=decoding,

@@ -30,22 +30,22 @@ class CopyToHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PromptLogprobs:
     """Prompt tokens of a row whose log-probabilities have been launched and may still be running.
 
     Attributes:
         first: position of the first token.
         tokens: ids of the tokens.
-        asked: ids whose log-probabilities are reported at each position.
-        values: float32 [N, 1 + tops + asked], the log-probabilities of the token, of the likeliest tokens and of
-            `asked`.
+        requested: ids whose log-probabilities are reported at each position.
+        values: float32 [N, 1 + tops + requested], the log-probabilities of the token, of the likeliest tokens and of
+            `requested`.
         tops: int64 [N, tops], ids of the likeliest tokens.
         done: event after which both tensors are on the host; None if they already are.
     """
 
     first: int
     tokens: list[int]
-    asked: tuple[int, ...]
+    requested: tuple[int, ...]
     values: torch.Tensor
     tops: torch.Tensor
     done: torch.cuda.Event | None
@@ -60,7 +60,7 @@ class Scored:
                 own,
                 token,
                 top=tuple((value, i, None) for value, i in zip(others, tops)),
-                ids=tuple((value, i, None) for value, i in zip(others[count:], self.asked)),
+                ids=tuple((value, i, None) for value, i in zip(others[count:], self.requested)),
             )
             for token, (own, *others), tops in zip(self.tokens, self.values.tolist(), self.tops.tolist())
         ]
@@ -73,7 +73,7 @@ def score(
     last: Sequence[int],
     hidden: torch.Tensor,
     fetch: CopyToHost = lambda tensor: (tensor, None),
-) -> dict[int, Scored]:
+) -> dict[int, PromptLogprobs]:
     """Scores the prompt tokens that rows request and that this step's hidden states predict.
 
     Args:
@@ -87,7 +87,7 @@ def score(
     Returns:
         Scored tokens by row, without rows that have none.
     """
-    alike: dict[_Reported, dict[int, Scoring]] = {}
+    alike: dict[_Reported, dict[int, TokensToScore]] = {}
     for i, request in enumerate(batch.requests):
         if request.score_from is None:
             continue
@@ -99,10 +99,10 @@ def score(
         offset = last[i] + 1 - end  # index that position 0 of the row would have in the batch
         states = hidden[offset + first - 1 : offset + stop - 1]
         reported = (request.params.top_logprobs_num, request.params.token_ids_logprob)
-        alike.setdefault(reported, {})[i] = Scoring(first, table.tokens[batch.slots[i], first:stop], states)
-    scored: dict[int, Scored] = {}
-    for (tops, asked), rows in alike.items():
-        scored.update(zip(rows, score_rows(model, list(rows.values()), tops, asked, fetch)))
+        alike.setdefault(reported, {})[i] = TokensToScore(first, table.tokens[batch.slots[i], first:stop], states)
+    scored: dict[int, PromptLogprobs] = {}
+    for (tops, requested), rows in alike.items():
+        scored.update(zip(rows, score_rows(model, list(rows.values()), tops, requested, fetch)))
     return scored
 
 
@@ -110,7 +110,7 @@ _Reported: TypeAlias = tuple[int, tuple[int, ...]]  # number of likeliest tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class TokensToScore:
     """Prompt tokens of a row to score.
 
     Attributes:
@@ -125,8 +125,8 @@ class Scoring:
 
 
 def score_rows(
-    model: HasLogits, rows: Sequence[Scoring], tops: int, asked: tuple[int, ...], fetch: CopyToHost
-) -> list[Scored]:
+    model: HasLogits, rows: Sequence[TokensToScore], tops: int, requested: tuple[int, ...], fetch: CopyToHost
+) -> list[PromptLogprobs]:
     """Scores tokens of rows in pieces, as the logits of thousands of positions take more memory than a model. A piece
     has tokens of many rows, because each piece reads the head's weights: scoring eighty choices of one or two tokens
     separately would read them eighty times.
@@ -135,12 +135,12 @@ def score_rows(
         model: model whose head computes the logits.
         rows: tokens to score.
         tops: number of likeliest tokens that are reported at each position.
-        asked: ids whose log-probabilities are reported at each position.
+        requested: ids whose log-probabilities are reported at each position.
         fetch: function that starts copying a tensor to the host.
     """
     states = torch.cat([row.states for row in rows]) if len(rows) > 1 else rows[0].states
     following = _sent(np.concatenate([row.tokens for row in rows]), states.device)
-    reported = _sent(asked, states.device)
+    reported = _sent(requested, states.device)
     values, likeliest = list[torch.Tensor](), list[torch.Tensor]()
     at, step = 0, FIRST_ROWS
     while at < len(states):
@@ -151,11 +151,11 @@ def score_rows(
         likeliest.append(top.indices)
         at, step = at + step, max(1, LOGITS_AT_ONCE // logprobs.shape[1])
         del logprobs  # frees them before the next piece
-    there, _ = fetch(torch.cat(values))
+    host_values, _ = fetch(torch.cat(values))
     ids, done = fetch(torch.cat(likeliest))
     counts = [len(row.tokens) for row in rows]
-    parts = zip(rows, torch.split(there, counts), torch.split(ids, counts))
-    return [Scored(row.first, row.tokens.tolist(), asked, some, best, done) for row, some, best in parts]
+    parts = zip(rows, torch.split(host_values, counts), torch.split(ids, counts))
+    return [PromptLogprobs(row.first, row.tokens.tolist(), requested, some, best, done) for row, some, best in parts]
 
 
 def _sent(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> torch.Tensor:

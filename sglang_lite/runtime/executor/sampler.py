@@ -102,7 +102,7 @@ def sample(
     table: SamplingTable,
     slots: Ints,
     positions: Ints,
-    special: Mapping[int, DrawAdjustments],
+    adjustments: Mapping[int, DrawAdjustments],
     masks: Masks | None = None,
     *,
     original_logprobs: bool = False,
@@ -113,14 +113,14 @@ def sample(
         logits: float32 [R, V]; changed in place.
         table: sampling parameters by slot.
         slots, positions: slot and position of the drawn token of each row [R].
-        special: adjustments that the sampling table doesn't cover, by row.
+        adjustments: adjustments that the sampling table doesn't cover, by row.
         masks: token masks of the rows; None if no row has one.
         original_logprobs: whether log-probabilities are those of `logits` as passed, or those of the adjusted logits.
     """
-    reported = [i for i, row in special.items() if row.params.return_logprob]
+    reported = [i for i, row in adjustments.items() if row.params.return_logprob]
     logprobs = {i: logits[i].log_softmax(-1) for i in reported if original_logprobs}
     errors: dict[int, SglError] = {}
-    for i, row in special.items():
+    for i, row in adjustments.items():
         try:
             adjust_logits(logits[i], row)
         except SglError as error:
@@ -130,7 +130,7 @@ def sample(
         for i in masked:
             allowed = np.unpackbits(masks.words[masks.rows[i]].view(np.uint8), bitorder="little")[: logits.shape[1]]
             logits[i].masked_fill_(torch.from_numpy(allowed) == 0, float("-inf"))
-    logprobs = logprobs or {i: draw_logprobs(logits[i], special[i].params) for i in reported}
+    logprobs = logprobs or {i: draw_logprobs(logits[i], adjustments[i].params) for i in reported}
     picked = logits.argmax(-1)
     highest = logits.gather(1, picked.unsqueeze(1)).squeeze(1)  # NaN if the row contains one
     for i in (~highest.isfinite()).nonzero()[:, 0].tolist():
@@ -143,7 +143,7 @@ def sample(
         rows = torch.from_numpy(drawn)
         picked[rows] = _draw(logits[rows], table, slots[drawn], positions[drawn])
     tokens: list[int] = picked.tolist()
-    return Sampled(tokens, {i: token_logprob(logprobs[i], tokens[i], special[i].params) for i in reported}, errors)
+    return Sampled(tokens, {i: token_logprob(logprobs[i], tokens[i], adjustments[i].params) for i in reported}, errors)
 
 
 def draw_logprobs(logits: torch.Tensor, params: ResolvedParams) -> torch.Tensor:

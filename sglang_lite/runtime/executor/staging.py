@@ -27,8 +27,8 @@ class Staging:
             self._arrays = [b.numpy() for b in self._buffers]
             self._events = [make_event() for _ in range(_RING)]
             self._now, self._at = 0, 0
-            self._rooms = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # memory for `room`
-            self._given = 0
+            self._host_buffers = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]  # memory for `host_buffer`
+            self._host_buffer = 0
 
     def send(self, array: Ints, target: torch.Tensor | None = None) -> torch.Tensor:
         """Starts copying an int32 array to the device, into `target` if given. Returns the copy."""
@@ -37,7 +37,7 @@ class Staging:
             return tensor if target is None else target.copy_(tensor)
         count = array.size
         if self._at + count > len(self._buffers[self._now]):
-            self._turn(count)
+            self._next_buffer(count)
         place = slice(self._at, self._at + count)
         self._at += count
         self._arrays[self._now][place] = array.reshape(-1)
@@ -68,17 +68,17 @@ class Staging:
         done.record()
         return host, done
 
-    def room(self, count: int) -> torch.Tensor:
+    def host_buffer(self, count: int) -> torch.Tensor:
         """Returns pinned int32 [count] that a kernel may write and the host may read. The data is valid after an event
-        that `written` returns next; the memory is reused by the `_RING`-th call after this one."""
+        that `record_event` returns next; the memory is reused by the `_RING`-th call after this one."""
         if not self._cuda:
             return torch.empty(count, dtype=torch.int32, device=self._device)
-        self._given = (self._given + 1) % _RING
-        if count > len(self._rooms[self._given]):
-            self._rooms[self._given] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
-        return self._rooms[self._given][:count]
+        self._host_buffer = (self._host_buffer + 1) % _RING
+        if count > len(self._host_buffers[self._host_buffer]):
+            self._host_buffers[self._host_buffer] = torch.empty(2 * count, dtype=torch.int32, pin_memory=True)
+        return self._host_buffers[self._host_buffer][:count]
 
-    def written(self) -> torch.cuda.Event | None:
+    def record_event(self) -> torch.cuda.Event | None:
         """Records and returns an event after everything launched so far; returns None if the device is not a GPU."""
         if not self._cuda:
             return None
@@ -86,7 +86,7 @@ class Staging:
         done.record()
         return done
 
-    def _turn(self, count: int) -> None:
+    def _next_buffer(self, count: int) -> None:
         """Switches to the next buffer after all copies from it have ended."""
         self._events[self._now].record()
         self._now, self._at = (self._now + 1) % _RING, 0

@@ -8,13 +8,13 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 
 @triton.jit
-def activated(x, KIND: tl.constexpr):
+def apply_activation(x, KIND: tl.constexpr):
     """Applies the activation KIND to float32 x."""
     if KIND == "silu":
         x = x * tl.sigmoid(x)
@@ -37,11 +37,11 @@ def gated_pair(gate, up, alpha, limit, KIND: tl.constexpr):
         up = tl.clamp(up, -limit, limit, propagate_nan=tl.PropagateNan.ALL) + 1.0
         gate = gate * tl.sigmoid(alpha * gate)
     else:
-        gate = activated(gate, KIND)
+        gate = apply_activation(gate, KIND)
     return gate * up
 
 
-@launched
+@cached_launch
 @triton.jit
 def _activate(
     x, row_scales, scales, out, out_scales, size,
@@ -59,7 +59,7 @@ def _activate(
     if SCALED:
         own = tl.load(row_scales + row)
         value *= own * tl.load(scales + at, mask=inside, other=0.0)
-    value = activated(value, KIND)
+    value = apply_activation(value, KIND)
     if GATED:
         up = tl.load(first + size, mask=inside, other=0.0).to(tl.float32)
         if SCALED:
@@ -111,7 +111,7 @@ def _launch(x: torch.Tensor, size: int, activation: str, scales: Scales | None) 
     _activate[(rows, cdiv(size, block))](
         x, scales and scales.rows, scales and scales.columns, out, None, size,
         GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=False, KIND=activation, BLOCK=block, num_warps=4,
-        **overlapped(x.device),
+        **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -122,6 +122,6 @@ def _launch_fp8(x: torch.Tensor, size: int, activation: str, scales: Scales | No
     _activate[(len(x), 1)](
         x, scales and scales.rows, scales and scales.columns, eight.values, eight.scales, size,
         GATED=x.shape[1] > size, SCALED=scales is not None, EIGHT=True, KIND=activation,
-        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+        BLOCK=block, num_warps=min(max(block // 512, 1), 16), **pdl_options(x.device),
     )  # fmt: skip
     return eight

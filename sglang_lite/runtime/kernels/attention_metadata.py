@@ -16,18 +16,18 @@ class SharedPrefixes:
 
     Attributes:
         lengths: int32 [rows], number of tokens of each row in a shared prefix, 0 for none.
-        chunks: int32 [rows], number of pieces of the row's prefix.
+        chunks: int32 [rows], number of chunks of the row's prefix.
         order: int32 [rows], rows sorted by group.
         items: int32 [items, 6]: first index into `order`, number of rows, slot whose pages are read, first token, end,
-            index of the piece. An item with 0 rows is unused.
-        most_chunks: maximum number of pieces of any row.
+            index of the chunk. An item with 0 rows is unused.
+        max_chunks: maximum number of chunks of any row.
     """
 
     lengths: torch.Tensor
     chunks: torch.Tensor
     order: torch.Tensor
     items: torch.Tensor
-    most_chunks: int
+    max_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Partials:
         acc: weighted values of each part, not yet divided by the sum of weights.
         ml: highest score (base 2) and sum of weights of each part, interleaved.
         counters: int32, number of finished parts by row and KV head; zero between kernels.
-        prefix_acc, prefix_ml: the same as `acc` and `ml` for pieces of shared prefixes.
+        prefix_acc, prefix_ml: the same as `acc` and `ml` for chunks of shared prefixes.
     """
 
     acc: torch.Tensor
@@ -49,7 +49,7 @@ class Partials:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DecodeWork:
     """Distribution of the tokens that a step's decoding rows read among programs.
 
     Attributes:
@@ -69,10 +69,10 @@ class DevicePlan:
     """Batch of a step, as tensors on the device.
 
     Attributes:
-        ids: int32 [T]; -1 if the previous step draws the token, which is then `drawn[slot]`.
+        ids: int32 [T]; -1 if the previous step draws the token, which is then `last_tokens[slot]`.
         slots: int32 [T], slot of each token.
         positions: int32 [T], position of each token in its sequence.
-        drawn: int32 [slots], last drawn token of each slot.
+        last_tokens: int32 [slots], last drawn token of each slot.
         page_table: int32 [slots, pages], copy of the slot table's pages, and a row of the dummy page for padding.
         page_size: tokens in a page.
         decoding: number of decoded tokens, the first ones of the batch.
@@ -81,14 +81,14 @@ class DevicePlan:
             position.
         block_size: maximum number of tokens in a block.
         separate: True if no two decoding tokens are of the same slot, except the dummy slot.
-        fresh: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they see no
-            cached tokens; else 0.
+        longest_uncached: maximum number of tokens of a row in blocks if all these rows begin in this step, so that they
+            see no cached tokens; else 0.
     """
 
     ids: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
-    drawn: torch.Tensor
+    last_tokens: torch.Tensor
     page_table: torch.Tensor
     page_size: int
     decoding: int
@@ -96,7 +96,7 @@ class DevicePlan:
     blocks: torch.Tensor
     block_size: int
     separate: bool = False
-    fresh: int = 0
+    longest_uncached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ class ExtendGroup:
         length: number of shared tokens, none of which is new.
         tokens: int64 [T], indices of the rows' new tokens in the batch, row by row.
         own: int64 [rows, longest], token slots of each row after the shared ones; padded with the row's first one.
-        padded: int64 [rows, most], each row's new tokens as indices into `tokens`; padded with the row's last one.
+        padded: int64 [rows, max_new], each row's new tokens as indices into `tokens`; padded with the row's last one.
         places: int64 [T], index of each of `tokens` in flattened `padded`.
-        hidden: bool [rows, most, longest], True for the positions of `own` that a new token doesn't see.
+        masked: bool [rows, max_new, longest], True for the positions of `own` that a new token doesn't see.
     """
 
     rows: tuple[ExtendRow, ...]
@@ -180,16 +180,16 @@ class ExtendGroup:
     own: torch.Tensor
     padded: torch.Tensor
     places: torch.Tensor
-    hidden: torch.Tensor
+    masked: torch.Tensor
 
     @classmethod
     def of(cls, rows: tuple[ExtendRow, ...], length: int) -> ExtendGroup:
         """Returns the group of rows that share `length` tokens."""
         counts = torch.tensor([row.end - row.start for row in rows])
         lengths = torch.tensor([row.length - length for row in rows])
-        most, longest = int(counts.max()), int(lengths.max())
+        max_new, longest = int(counts.max()), int(lengths.max())
         own = torch.stack([F.pad(row.slots(length), (0, longest - row.length + length), value=-1) for row in rows])
-        new = torch.arange(most)
+        new = torch.arange(max_new)
         first = counts.cumsum(0) - counts
         is_token = new < counts.unsqueeze(1)
         return cls(
@@ -199,7 +199,7 @@ class ExtendGroup:
             own=torch.where(own < 0, own[:, :1], own),
             padded=first.unsqueeze(1) + torch.minimum(new, counts.unsqueeze(1) - 1),
             places=is_token.flatten().nonzero().squeeze(1),
-            hidden=torch.arange(longest) > (lengths - counts).view(-1, 1, 1) + new.view(1, -1, 1),
+            masked=torch.arange(longest) > (lengths - counts).view(-1, 1, 1) + new.view(1, -1, 1),
         )
 
     @property

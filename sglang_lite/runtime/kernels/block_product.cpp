@@ -12,7 +12,7 @@
 #include "bf16.h"
 #include "block_product.h"
 
-static const int AHEAD = 1024;  // bytes to prefetch ahead
+static const int PREFETCHED_BYTES = 1024;  // bytes to prefetch ahead
 
 // The processor's operations on vectors of LANES 32-bit numbers, or twice as many 16-bit ones.
 
@@ -132,10 +132,11 @@ static inline void multiply(const Matrix &matrix, Integers rows, int64_t row, vo
         for (int s = 0; s < S; s++) sums[r][s] = no_floats();
     for (int b = 0; b < count; b++, x += BLOCK) {
         const Block *w = blocks + b;  // neighbouring groups are `count` blocks apart
-        int64_t last = (count - b) * sizeof(Block) > AHEAD ? 0 : (S - 1) * count;  // at the end, the next groups
+        // At the end, the next groups are prefetched.
+        int64_t last = (count - b) * sizeof(Block) > PREFETCHED_BYTES ? 0 : (S - 1) * count;
         for (int s = 0; s < S; s++) {
             for (size_t at = 0; at < sizeof(Block); at += 64)  // hardware prefetchers stop at 4 KB boundaries
-                __builtin_prefetch(reinterpret_cast<const char *>(w + s * count + last) + AHEAD + at);
+                __builtin_prefetch(reinterpret_cast<const char *>(w + s * count + last) + PREFETCHED_BYTES + at);
             Floats least = w[s * count].least();
             for (int r = 0; r < R; r++) sums[r][s] = fma(least, all(sum[r * count + b]), sums[r][s]);
         }

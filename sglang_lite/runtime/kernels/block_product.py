@@ -89,9 +89,9 @@ class BlockProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, rows = x.contiguous(), len(x)
         out = x.new_empty((rows, self._outputs))
-        room = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # integers, scales and sums
+        buffer = torch.empty(rows * (self._inputs // 2 + 2 * self._inputs // _BLOCK))  # integers, scales and sums
         matrix = self.matrices[x.dtype]
-        self._run(matrix, x.data_ptr(), out.data_ptr(), rows, room.data_ptr(), torch.get_num_threads())
+        self._run(matrix, x.data_ptr(), out.data_ptr(), rows, buffer.data_ptr(), torch.get_num_threads())
         return out
 
 

@@ -1,7 +1,7 @@
 """Folder of compiled kernels, which is Triton's cache (`TRITON_CACHE_DIR`, by default ~/.triton/cache), checked before
 use.
 
-Kernels of other versions of Triton, other sources or other kinds of card are never read: Triton's names depend on all
+Kernels of other versions of Triton, other sources or other kinds of GPU are never read: Triton's names depend on all
 of these.
 """
 

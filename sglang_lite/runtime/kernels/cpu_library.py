@@ -40,8 +40,10 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
         The library, or None if no compiler is installed or compilation fails, which is logged.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or sys.platform == "win32":
-        logger.info("there is no C++ compiler: few rows on a CPU are decoded by torch's operators, which is slower.")
+    if sys.platform == "win32":
+        return None
+    if compiler is None:
+        warn_without_compiler()
         return None
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))))
     digest.update(repr((_FLAGS, os.path.realpath(compiler), _processor())).encode())
@@ -54,6 +56,15 @@ def cpu_library(source: Path, folder: Path, kind: type[ctypes.CDLL] = ctypes.CDL
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("%s: can't be compiled to %s, torch's operators run instead: %s", source.name, library, error)
         return None
+
+
+@functools.cache
+def warn_without_compiler() -> None:
+    """Warns once that no compiler is installed; it is needed for each of several libraries."""
+    logger.warning(
+        "no C++ compiler was found: decoding on a CPU uses torch's operators, which is slower. Install g++ or clang++, "
+        "or set CXX to a compiler."
+    )
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:

@@ -13,13 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.card import card_of
-from sglang_lite.runtime.kernels.few_queries import attend_few, columns, seen_page
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.few_queries import attend_few, clamped_page_of, columns
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launch_config import Launch, attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _ITEMS = 16  # items that one program of _split writes
@@ -28,12 +28,12 @@ _LONG = 1024
 _WARP = 32  # minimum block of rows: fewer are no faster, and each power of two is compiled
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["rows", "items"])
 def _split(
     positions, slots, shared, work, row_work, rows, items,
-    LEAST: tl.constexpr, AT_ONCE: tl.constexpr, LONG: tl.constexpr, UP: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, ITEMS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr, CONCURRENT_PROGRAMS: tl.constexpr, LONG: tl.constexpr, ROUND_UP: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, BLOCK)
     length = tl.load(positions + r, mask=r < rows, other=-1) + 1
@@ -42,10 +42,10 @@ def _split(
     # Splits each row evenly into about length / chunk pieces, so that no piece is small. All pieces find room, as
     # max(round(x), 1) <= x + 1, and likewise rounded up.
     tokens = tl.sum(length)
-    chunk = tl.maximum(tl.cdiv(tokens, items - rows), LEAST)
-    if AT_ONCE > 0:
-        chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, AT_ONCE), LONG))
-    about = tl.cdiv(length, chunk) if UP else (2 * length + chunk) // (2 * chunk)
+    chunk = tl.maximum(tl.cdiv(tokens, items - rows), MIN_TOKENS)
+    if CONCURRENT_PROGRAMS > 0:
+        chunk = tl.maximum(chunk, tl.minimum(tl.cdiv(tokens, CONCURRENT_PROGRAMS), LONG))
+    about = tl.cdiv(length, chunk) if ROUND_UP else (2 * length + chunk) // (2 * chunk)
     about = tl.maximum(about, 1)
     even = tl.maximum(tl.cdiv(tl.cdiv(length, about), 64) * 64, 64)
     splits = tl.cdiv(length, even)
@@ -76,27 +76,29 @@ def split_work(
     work: torch.Tensor,
     row_work: torch.Tensor,
     *,
-    least: int,
-    at_once: int = 0,
-    up: bool = False,
+    min_tokens: int,
+    concurrent_programs: int = 0,
+    round_up: bool = False,
 ) -> None:
     """Splits the tokens that decoding rows read into items, each of which one program reads.
 
     Args:
         positions, slots: int32 [rows], position and slot of each row's new token.
         shared: shared prefixes, whose tokens are left out.
-        work: `Work.items`, int32 [items, 4] (written); there must be more items than rows.
-        row_work: `Work.rows`, int32 [rows, 2] (written).
-        least: minimum number of tokens in an item, unless its row has fewer.
-        at_once: number of programs that run at once, if more items than that are available: items are then only as
-            short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use all items.
-        up: whether to round the number of items up: no item has more than `least` tokens if there are enough items.
+        work: `DecodeWork.items`, int32 [items, 4] (written); there must be more items than rows.
+        row_work: `DecodeWork.rows`, int32 [rows, 2] (written).
+        min_tokens: minimum number of tokens in an item, unless its row has fewer.
+        concurrent_programs: number of programs that run at once, if more items than that are available: items are then
+            only as short as needed to give each of these programs one, but have at most about 1,024 tokens. 0 to use
+            all items.
+        round_up: whether to round the number of items up: no item has more than `min_tokens` tokens if there are enough
+            items.
     """
     rows, items = len(positions), len(work)
     _split[(cdiv(items, _ITEMS),)](
         positions, slots, positions if shared is None else shared.lengths, work, row_work, rows, items,
-        LEAST=least, AT_ONCE=at_once, LONG=_LONG, UP=up, SHARED=shared is not None,
-        BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
+        MIN_TOKENS=min_tokens, CONCURRENT_PROGRAMS=concurrent_programs, LONG=_LONG, ROUND_UP=round_up,
+        SHARED=shared is not None, BLOCK=max(_WARP, power_of_2(rows)), ITEMS=_ITEMS, num_warps=4,
     )  # fmt: skip
 
 
@@ -109,13 +111,13 @@ def _merge_all(
     one after the other each would wait for its loads."""
     p, g, d = tl.arange(0, PARTS), tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     for at in range(0, count, PARTS):
-        there = (at + p < count)[:, None] & (g < G)[None, :]
+        valid = (at + p < count)[:, None] & (g < G)[None, :]
         part = first + (at + p).to(tl.int64)[:, None] * step + g[None, :]
-        m_part = tl.load(ml_buffer + part * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-        total_part = tl.load(ml_buffer + part * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        m_part = tl.load(ml_buffer + part * 2, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        total_part = tl.load(ml_buffer + part * 2 + 1, mask=valid, other=0.0, cache_modifier=".cg")
         acc_part = tl.load(
             acc_buffer + part[:, :, None] * DIM + d[None, None, :],
-            mask=there[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+            mask=valid[:, :, None] & (d < DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         highest = tl.maximum(m, tl.max(m_part, 0))
         shift = tl.where(highest == float("-inf"), 0.0, highest)  # all parts were outside the window
@@ -138,14 +140,14 @@ def _first_heads(x, HEADS: tl.constexpr):
 
 @triton.jit
 def _complete(
-    m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
+    m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, max_chunks,
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """Stores the final result of a row, merged with that of its prefix."""
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     if PREFIX:
-        start = ((row * most_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
+        start = ((row * max_chunks * KV_HEADS + kv_head) * G).to(tl.int64)
         m, total, acc = _merge_all(prefix_acc, prefix_ml, start, KV_HEADS * G, chunks, m, total, acc, G, DIM, PARTS)
     if SCALED:
         acc *= tl.load(v_scales + kv_head)
@@ -154,9 +156,9 @@ def _complete(
 
 
 @triton.jit
-def finish(
+def store_or_merge(
     m, total, acc, row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-    prefix_acc, prefix_ml, chunks, most_chunks,
+    prefix_acc, prefix_ml, chunks, max_chunks,
     G: tl.constexpr, DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr, PREFIX: tl.constexpr,
     GROUP: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -182,19 +184,19 @@ def finish(
                 tl.zeros(acc.shape, tl.float32), G, DIM, PARTS,
             )  # fmt: skip
             _complete(
-                own_m, own_total, own_acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
+                own_m, own_total, own_acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, max_chunks,
                 G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
             )  # fmt: skip
     else:
         _complete(
-            m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, most_chunks,
+            m, total, acc, row, kv_head, out, v_scales, prefix_acc, prefix_ml, chunks, max_chunks,
             G, DIM, KV_HEADS, SCALED, PREFIX, PARTS,
         )  # fmt: skip
 
 
-def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
-    """Returns keyword arguments for kernels that call `finish`, including the number of parts merged at once, which is
-    limited by registers.
+def merge_options(launch: Launch, group: int, dim: int) -> dict[str, int]:
+    """Returns keyword arguments for kernels that call `store_or_merge`, including the number of parts merged at once,
+    which is limited by registers.
 
     Args:
         launch: launch parameters of the kernel.
@@ -203,15 +205,15 @@ def merging(launch: Launch, group: int, dim: int) -> dict[str, int]:
     """
     heads: int = power_of_2(group)
     # Adding up parts across many warps takes longer.
-    most = 1 if launch.alone else 1024 * launch.warps // (heads * padded(dim))
-    return {"GROUP": heads, "PARTS": max(most, 1)}
+    max_parts = 1 if launch.exclusive else 1024 * launch.warps // (heads * padded_head_size(dim))
+    return {"GROUP": heads, "PARTS": max(max_parts, 1)}
 
 
-@launched
-@triton.jit(do_not_specialize=["most_chunks", "window"])
+@cached_launch
+@triton.jit(do_not_specialize=["max_chunks", "window"])
 def _decode(
     q, q_stride, k, v, v_scales, head_stride, out, work, row_work, positions, page_table, pages_per_slot,
-    acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, most_chunks, scale, softcap, window,
+    acc_buffer, ml_buffer, counters, prefix_acc, prefix_ml, prefix_chunks, max_chunks, scale, softcap, window,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PREFIX: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
@@ -236,7 +238,7 @@ def _decode(
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
-    page = seen_page(pages, start + n, end, PAGE)
+    page = clamped_page_of(pages, start + n, end, PAGE)
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
     chunks = 0
@@ -258,9 +260,9 @@ def _decode(
     )  # fmt: skip
     if PREFIX:
         wait(PDL)
-    finish(
+    store_or_merge(
         m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
-        prefix_acc, prefix_ml, chunks, most_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,
+        prefix_acc, prefix_ml, chunks, max_chunks, G, DIM, KV_HEADS, SCALED, PREFIX, GROUP, PARTS,
     )  # fmt: skip
 
 
@@ -269,7 +271,7 @@ def decode_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     scale: float,
@@ -296,8 +298,8 @@ def decode_attention(
     kv_heads = len(keys)
     group = heads // kv_heads
     launch = attention_launch(
-        card_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(), queries=columns(group),
-        rows=rows, heads=kv_heads, shared=plan.shared is not None,
+        properties_of(q.device), "decode", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        queries=columns(group), rows=rows, heads=kv_heads, shared=plan.shared is not None,
     )  # fmt: skip
     assert launch is not None, "refused"
     partials, shared = work.partials, plan.shared
@@ -308,10 +310,10 @@ def decode_attention(
         work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
         plan.slots if shared is None else shared.chunks,
-        0 if shared is None else shared.most_chunks, scale, softcap or 0.0, window or 0,
+        0 if shared is None else shared.max_chunks, scale, softcap or 0.0, window or 0,
         G=group, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
         PREFIX=shared is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
-        **overlapped(q.device),
+        BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
+        **pdl_options(q.device),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorAddress:
     """Properties of a tensor that a descriptor needs, without keeping its memory alive: another tensor of the same
     shape at the same address has the same descriptor."""
 
@@ -23,7 +23,9 @@ class _Place:
         return self.address
 
 
-def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None) -> Any:  # descriptor of Triton
+def tensor_descriptor(
+    x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any = None
+) -> Any:  # descriptor of Triton
     """Returns the descriptor of a contiguous tensor, viewed as rows of `columns` elements.
 
     Args:
@@ -35,12 +37,14 @@ def described(x: torch.Tensor, columns: int, block: tuple[int, int], layout: Any
     rows = x.numel() // columns
     if triton.knobs.runtime.interpret:
         return TensorDescriptor(x, [rows, columns], [columns, 1], list(block))
-    return _described(x.data_ptr(), x.dtype, rows, columns, block, layout)
+    return _cached_descriptor(x.data_ptr(), x.dtype, rows, columns, block, layout)
 
 
 @functools.lru_cache(maxsize=4096)
-def _described(address: int, dtype: torch.dtype, rows: int, columns: int, block: tuple[int, int], layout: Any) -> Any:
-    place = _Place(address, dtype)
+def _cached_descriptor(
+    address: int, dtype: torch.dtype, rows: int, columns: int, block: tuple[int, int], layout: Any
+) -> Any:
+    place = _TensorAddress(address, dtype)
     if layout is None:
         return TensorDescriptor(place, [rows, columns], [columns, 1], list(block))
     from triton.experimental.gluon.nvidia import hopper  # absent in Triton 3.5

@@ -7,20 +7,20 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import first_of_step, start_next
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import first_kernel_options, start_next
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
-def _embed(ids, slots, drawn, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _embed(ids, slots, last_tokens, table, out, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     id = tl.load(ids + token)
     if id < 0:
-        id = tl.load(drawn + tl.load(slots + token))
+        id = tl.load(last_tokens + tl.load(slots + token))
     row = tl.load(table + id.to(tl.int64) * size + at, mask=at < size)
     tl.store(out + token * size + at, (row.to(tl.float32) * scale).to(out.dtype.element_ty), mask=at < size)
 
@@ -31,6 +31,6 @@ def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
     out = torch.empty((len(plan.ids), size), dtype=table.dtype, device=table.device)
     block = min(1024, power_of_2(size))
     _embed[(len(out), cdiv(size, block))](
-        plan.ids, plan.slots, plan.drawn, table, out, size, scale, BLOCK=block, **first_of_step(out.device)
+        plan.ids, plan.slots, plan.last_tokens, table, out, size, scale, BLOCK=block, **first_kernel_options(out.device)
     )
     return out

@@ -21,8 +21,8 @@ from sglang_lite.runtime.kernels.experts_tiled import (
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 
-MOST_FEW = 8  # most tokens that are computed pair by pair
-MOST_FEW_EIGHT = 4  # the same for 8-bit weights
+MAX_PAIRWISE_TOKENS = 8  # most tokens that are computed pair by pair
+MAX_PAIRWISE_TOKENS_8_BIT = 4  # the same for 8-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def apply_experts(
     """
     own, top = matrices, ids.shape[1]
     eight = own.gate_up_scales is not None
-    if len(x) <= (MOST_FEW_EIGHT if eight else MOST_FEW) or not (
+    if len(x) <= (MAX_PAIRWISE_TOKENS_8_BIT if eight else MAX_PAIRWISE_TOKENS) or not (
         can_tile_experts(own.gate_up) and can_tile_experts(own.down)
     ):
         hidden = experts_gate_up_few(

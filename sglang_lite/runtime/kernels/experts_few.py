@@ -16,20 +16,20 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 SCALED_BLOCK = 128  # rows and columns of 8-bit weights that share a scale
 
 
 @triton.jit
-def _weights(at, there, inside, WHOLE: tl.constexpr):
+def _weights(at, valid, inside, WHOLE: tl.constexpr):
     """Loads weights [N, K] as float32, marked for early eviction, as no other program reads them soon."""
     if WHOLE:
         matrix = tl.load(at, eviction_policy="evict_first")
     else:
-        matrix = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        matrix = tl.load(at, mask=valid[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
     return matrix.to(tl.float32)
 
 
@@ -41,7 +41,7 @@ def _runs(matrix, value, RUN: tl.constexpr):
     return tl.sum(tl.reshape(products, [products.shape[0], products.shape[1] // RUN, RUN]), 2)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _gate_up(
     x, ids, w, scales, bias, out, alpha, limit,
@@ -84,7 +84,7 @@ def _gate_up(
     tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _down(
     hidden, ids, weights, w, scales, bias, base, out,
@@ -159,7 +159,7 @@ def experts_gate_up_few(
     _gate_up[(pairs, cdiv(outputs, block_n))](
         x, ids, weight, scales, bias, out, alpha, limit,
         TOP=ids.shape[1], K=inputs, N=outputs, SCALED=scales is not None, BIAS=bias is not None, KIND=activation,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(x.device),
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -195,7 +195,7 @@ def experts_down_few(
         hidden, ids, weights, weight, scales, bias, base, out,
         TOP=ids.shape[1], K=inputs, N=outputs,
         SCALED=scales is not None, BIAS=bias is not None, BASE=base is not None,
-        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **overlapped(hidden.device),
+        BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, **pdl_options(hidden.device),
     )  # fmt: skip
     return out
 

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _CHUNK = 4096  # pairs that a program looks at together
@@ -49,7 +49,7 @@ def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
     return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["count"])
 def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -59,10 +59,10 @@ def _count(ids, counts, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PDL: 
     tl.store(counts + chunk * BLOCK_E + tl.arange(0, BLOCK_E), tl.histogram(experts, BLOCK_E))
 
 
-@launched
-@triton.jit(do_not_specialize=["count", "most_blocks"])
+@cached_launch
+@triton.jit(do_not_specialize=["count", "max_blocks"])
 def _order(
-    ids, counts, pairs, block_experts, count, most_blocks,
+    ids, counts, pairs, block_experts, count, max_blocks,
     COUNTED: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -89,13 +89,13 @@ def _order(
     hit = (experts == own).to(tl.int32)
     tl.store(pairs + row + tl.cumsum(hit, 0) - 1, chunk * CHUNK + tl.arange(0, CHUNK), mask=hit > 0)
     if chunk == last:
-        rest = row + tl.sum(hit, 0) + tl.arange(0, SIZE)
-        tl.store(pairs + rest, count, mask=rest < end * SIZE)
+        padding = row + tl.sum(hit, 0) + tl.arange(0, SIZE)
+        tl.store(pairs + padding, count, mask=padding < end * SIZE)
         for start in range(first, end, BLOCK_E):
             tl.store(block_experts + start + bins, own, mask=start + bins < end)
         if own == E - 1:
-            for start in range(end, most_blocks, BLOCK_E):
-                tl.store(block_experts + start + bins, -1, mask=start + bins < most_blocks)
+            for start in range(end, max_blocks, BLOCK_E):
+                tl.store(block_experts + start + bins, -1, mask=start + bins < max_blocks)
 
 
 def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
@@ -112,10 +112,10 @@ def experts_order(ids: torch.Tensor, experts: int, size: int) -> ExpertBlocks:
     warps, chunks = min(max(chunk // 256, 1), 8), cdiv(count, chunk)
     counts = torch.empty((chunks, bins), dtype=torch.int32, device=ids.device)
     if chunks > 1:
-        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **overlapped(ids.device))
+        _count[(chunks,)](ids, counts, count, BLOCK_E=bins, CHUNK=chunk, num_warps=warps, **pdl_options(ids.device))
     _order[(experts, chunks)](
         ids, counts, blocks.pairs, blocks.experts, count, len(blocks.experts),
         COUNTED=chunks > 1, E=experts, SIZE=size, BLOCK_E=bins, CHUNK=chunk,
-        num_warps=warps, **overlapped(ids.device),
+        num_warps=warps, **pdl_options(ids.device),
     )  # fmt: skip
     return blocks

@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _route(
     logits, correction, ids, weights, scale, PARTS: tl.constexpr,
@@ -33,12 +33,12 @@ def _route(
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_G)
     member = tl.arange(0, BLOCK_S)
-    there = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
+    valid = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     expert = group[:, None] * SIZE + member[None, :]
-    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=there, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + row * (GROUPS * SIZE) + expert, mask=valid, other=float("-inf")).to(tl.float32)
     for part in tl.static_range(1, PARTS):
         later = logits + (part * tl.num_programs(0) + row) * (GROUPS * SIZE)
-        x += tl.load(later + expert, mask=there, other=0.0).to(tl.float32)
+        x += tl.load(later + expert, mask=valid, other=0.0).to(tl.float32)
     if SIGMOID:
         score = tl.sigmoid(x)
     else:
@@ -47,10 +47,10 @@ def _route(
         score = score / tl.sum(tl.sum(score, 1), 0)
     choice = score
     if CORRECTED:
-        choice += tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
-    bad = tl.max(tl.max((there & (choice != choice)).to(tl.int32), 1), 0) > 0
+        choice += tl.load(correction + expert, mask=valid, other=0.0).to(tl.float32)
+    bad = tl.max(tl.max((valid & (choice != choice)).to(tl.int32), 1), 0) > 0
     # Only experts that can't be chosen get -inf, so an expert is always found.
-    choice = tl.where(there, tl.maximum(choice, -1.0e30), float("-inf"))
+    choice = tl.where(valid, tl.maximum(choice, -1.0e30), float("-inf"))
     if KEPT < GROUPS:
         best, at = tl.max(choice, 1, return_indices=True)
         rank = best
@@ -125,6 +125,6 @@ def experts_route(
         GROUPS=groups, KEPT=kept_groups, GROUP_TOP=group_top, SIZE=size,
         BLOCK_G=power_of_2(groups), BLOCK_S=power_of_2(size),
         BLOCK_K=power_of_2(top_k),
-        num_warps=min(max(block // 256, 1), 8), **overlapped(logits.device),
+        num_warps=min(max(block // 256, 1), 8), **pdl_options(logits.device),
     )  # fmt: skip
     return ids, weights

@@ -21,13 +21,13 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.activation import gated_pair
-from sglang_lite.runtime.kernels.card import Card, card_of
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.experts_order import ExpertBlocks
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
 from sglang_lite.runtime.kernels.launch_config import tile_stages
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _TOGETHER: tl.constexpr = tl.constexpr(8)  # blocks whose programs are adjacent for one tile of outputs
@@ -52,7 +52,7 @@ def _add_product(acc, w, row, at, columns, scales, EIGHT: tl.constexpr):
     return tl.dot(weights, columns, acc, input_precision="ieee")
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _gate_up(
     x, x_scales, w, scales, bias, pairs, block_experts, out, blocks, count, alpha, limit,
@@ -69,8 +69,8 @@ def _gate_up(
     if expert >= 0:
         k = tl.arange(0, BLOCK_K)
         pair = tl.load(pairs + block * BLOCK_M + m)
-        there = pair < count
-        token = tl.where(there, pair // TOP, 0)
+        valid = pair < count
+        token = tl.where(valid, pair // TOP, 0)
         rows = x + token.to(tl.int64)[:, None] * K + k[None, :]
         gate_row = expert * (2 * N) + first
         gate_scales = scales
@@ -82,12 +82,12 @@ def _gate_up(
         up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for at in range(0, K, BLOCK_K):
             if K % BLOCK_K == 0:
-                values = tl.load(rows + at, mask=there[:, None], other=0.0)
+                values = tl.load(rows + at, mask=valid[:, None], other=0.0)
             else:
-                values = tl.load(rows + at, mask=there[:, None] & (at + k < K)[None, :], other=0.0)
+                values = tl.load(rows + at, mask=valid[:, None] & (at + k < K)[None, :], other=0.0)
             acc = _add_product(acc, w, gate_row, at, values.T, gate_scales, EIGHT)
             up = _add_product(up, w, gate_row + N, at, values.T, up_scales, EIGHT)
-        start_next(PDL)  # not earlier, as not all programs fit the card at once
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
         if EIGHT:
             factors = tl.load(x_scales + token)[None, :]
             acc *= factors
@@ -105,7 +105,7 @@ def _gate_up(
         tl.store(place, tl.zeros((BLOCK_N, BLOCK_M), out.dtype.element_ty), mask=(n < N)[:, None])
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["blocks", "count"])
 def _down(
     hidden, hidden_scales, w, scales, bias, weights, base, pairs, block_experts, out, blocks, count,
@@ -132,10 +132,10 @@ def _down(
         if BIAS:
             acc += tl.load(bias + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         pair = tl.load(pairs + m)
-        there = pair < count
-        acc *= tl.load(weights + pair, mask=there, other=0.0)[None, :]
+        valid = pair < count
+        acc *= tl.load(weights + pair, mask=valid, other=0.0)[None, :]
         token, part = (pair // TOP).to(tl.int64)[None, :], pair % TOP
-        here = there[None, :] & (n < N)[:, None]
+        here = valid[None, :] & (n < N)[:, None]
         if BASE:
             mask = here & (part == 0)[None, :]
             acc += tl.load(base + token * N + n[:, None], mask=mask, other=0.0).to(tl.float32)
@@ -143,7 +143,7 @@ def _down(
         tl.store(place, acc.to(out.dtype.element_ty), mask=here)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _sum(y, out, tokens, N, TOP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -199,13 +199,13 @@ def experts_gate_up(
     outputs, count = both // 2, len(blocks.experts)
     rows, values, row_scales, dtype = _parts(x)
     out = torch.empty((len(blocks.pairs), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = gate_up_launch(card_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = gate_up_launch(properties_of(out.device), blocks.size, values.element_size())
     _gate_up[(count * cdiv(outputs, block_n),)](
-        values, row_scales, described(weight, inputs, (block_n, block_k)),
+        values, row_scales, tensor_descriptor(weight, inputs, (block_n, block_k)),
         scales, bias, blocks.pairs, blocks.experts, out, count, rows * top, alpha, limit,
         TOP=top, K=inputs, N=outputs, EIGHT=scales is not None, BIAS=bias is not None, KIND=activation,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **overlapped(out.device),
+        num_warps=warps, num_stages=stages, **pdl_options(out.device),
     )  # fmt: skip
     return out
 
@@ -239,15 +239,15 @@ def experts_down(
     pairs, count = weights.numel(), len(blocks.experts)
     _, values, row_scales, dtype = _parts(hidden)
     out = torch.empty((weights.shape[1], len(weights), outputs), dtype=dtype, device=values.device)
-    block_n, block_k, warps, stages = down_launch(card_of(out.device), blocks.size, values.element_size())
+    block_n, block_k, warps, stages = down_launch(properties_of(out.device), blocks.size, values.element_size())
     _down[(count * cdiv(outputs, block_n),)](
-        described(values, inputs, (blocks.size, block_k)), row_scales,
-        described(weight, inputs, (block_n, block_k)), scales,
+        tensor_descriptor(values, inputs, (blocks.size, block_k)), row_scales,
+        tensor_descriptor(weight, inputs, (block_n, block_k)), scales,
         bias, weights, base, blocks.pairs, blocks.experts, out, count, pairs,
         TOP=weights.shape[1], K=inputs, N=outputs,
         EIGHT=scales is not None, BIAS=bias is not None, BASE=base is not None,
         BLOCK_M=blocks.size, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=warps, num_stages=stages, **overlapped(out.device),
+        num_warps=warps, num_stages=stages, **pdl_options(out.device),
     )  # fmt: skip
     return out
 
@@ -258,7 +258,7 @@ def experts_sum(y: torch.Tensor) -> torch.Tensor:
     out = torch.empty((tokens, outputs), dtype=y.dtype, device=y.device)
     block = min(1024, power_of_2(outputs))
     _sum[(tokens, cdiv(outputs, block))](
-        y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **overlapped(y.device)
+        y, out, tokens, outputs, TOP=top, BLOCK=block, num_warps=4, **pdl_options(y.device)
     )
     return out
 
@@ -270,26 +270,26 @@ def _parts(x: torch.Tensor | Fp8Rows) -> tuple[int, torch.Tensor, torch.Tensor |
     return len(x), x, None, x.dtype
 
 
-def gate_up_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
+def gate_up_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns BLOCK_N, BLOCK_K, warps and stages for blocks of `rows` rows and elements of `item` bytes. Measured on an
     H200 with Qwen3-30B-A3B's shape."""
     if item > 2:
-        block_n, block_k, warps, most = 32, 32, 4, 2
-    elif rows > 16 and not card.copies:  # registers hold the operands, and larger tiles overflow them
-        block_n, block_k, warps, most = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
+        block_n, block_k, warps, max_stages = 32, 32, 4, 2
+    elif rows > 16 and not properties.has_tma:  # registers hold the operands, and larger tiles overflow them
+        block_n, block_k, warps, max_stages = (64, 64 // item, 4, 3) if rows <= 64 else (64, 128 // item, 8, 3)
     elif item == 1:
-        block_n, block_k, warps, most = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 3) if rows <= 64 else (128, 128, 8, 3)
     else:
-        block_n, block_k, warps, most = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
-    return block_n, block_k, warps, tile_stages(card, rows, 2 * block_n, block_k, item, most)
+        block_n, block_k, warps, max_stages = (64, 128, 4, 2) if rows <= 64 else (128, 64, 8, 4)
+    return block_n, block_k, warps, tile_stages(properties, rows, 2 * block_n, block_k, item, max_stages)
 
 
-def down_launch(card: Card, rows: int, item: int) -> tuple[int, int, int, int]:
+def down_launch(properties: DeviceProperties, rows: int, item: int) -> tuple[int, int, int, int]:
     """Returns launch parameters of `_down`, as `gate_up_launch`."""
     if item > 2:
-        block_n, block_k, most = 32, 32, 2
+        block_n, block_k, max_stages = 32, 32, 2
     elif item == 1:
-        block_n, block_k, most = 128 if card.copies or rows <= 64 else 64, 128, 3
+        block_n, block_k, max_stages = 128 if properties.has_tma or rows <= 64 else 64, 128, 3
     else:
-        block_n, block_k, most = 128, 64, 4 if rows <= 64 else 3
-    return block_n, block_k, 4, tile_stages(card, rows, block_n, block_k, item, most)
+        block_n, block_k, max_stages = 128, 64, 4 if rows <= 64 else 3
+    return block_n, block_k, 4, tile_stages(properties, rows, block_n, block_k, item, max_stages)

@@ -12,16 +12,16 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
-_LEAST = 8
+_MIN_COLUMNS = 8
 
 
 def columns(group: int) -> int:
     """Returns the number of queries of a program for `group` real ones: a power of two of at least 8."""
-    return max(_LEAST, power_of_2(group))
+    return max(_MIN_COLUMNS, power_of_2(group))
 
 
 @triton.jit
-def seen_page(pages, token, end, PAGE: tl.constexpr):
+def clamped_page_of(pages, token, end, PAGE: tl.constexpr):
     """Returns the pages of tokens [N]; tokens from `end` on get the page of token `end` - 1, so that reads there yield
     finite numbers."""
     return tl.load(pages + tl.maximum(tl.minimum(token, end - 1), 0) // PAGE)
@@ -29,22 +29,22 @@ def seen_page(pages, token, end, PAGE: tl.constexpr):
 
 @triton.jit
 def load_few(
-    k, v, page, token, there, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
+    k, v, page, token, valid, DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Loads the keys [N, BLOCK_D] and values [BLOCK_D, N] of a block of tokens.
 
     Args:
         k, v: keys and values of the KV head.
         page, token: page and position of each token [N].
-        there: bool [N], tokens that may be read; used only if MASKED.
+        valid: bool [N], tokens that may be read; used only if MASKED.
     """
     d = tl.arange(0, BLOCK_D)
     offset = (page.to(tl.int64) * PAGE + token % PAGE) * DIM
     at_keys = k + offset[:, None] + d[None, :]
     at_values = v + offset[None, :] + d[:, None]
     if MASKED:
-        keys = tl.load(at_keys, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
-        values = tl.load(at_values, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
+        keys = tl.load(at_keys, mask=valid[:, None] & (d < DIM)[None, :], other=0.0)
+        values = tl.load(at_values, mask=valid[None, :] & (d < DIM)[:, None], other=0.0)
     elif DIM < BLOCK_D:
         keys = tl.load(at_keys, mask=(d < DIM)[None, :], other=0.0)
         values = tl.load(at_values, mask=(d < DIM)[:, None], other=0.0)
@@ -55,13 +55,13 @@ def load_few(
 
 
 @triton.jit
-def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
+def add_few(queries, keys, values, visible, m, total, acc, scale, softcap, SOFTCAP: tl.constexpr):
     """Adds a block of N tokens to the running results of Q queries.
 
     Args:
         queries: [BLOCK_D, Q].
         keys, values: [N, BLOCK_D] and [BLOCK_D, N], from `load_few`.
-        seen: bool [N], tokens that count.
+        visible: bool [N], tokens that count.
         m, total, acc: highest score [Q], sum of weights [Q] and weighted values [BLOCK_D, Q].
 
     Returns:
@@ -72,7 +72,7 @@ def add_few(queries, keys, values, seen, m, total, acc, scale, softcap, SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores * scale / softcap) - 1.0)
         scale = 1.0
     scale *= 1.4426950408889634
-    scores = tl.where(seen[:, None], scores, float("-inf"))
+    scores = tl.where(visible[:, None], scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 0) * scale)
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # no token counted so far
     shrink = tl.exp2(m - shift)
@@ -91,12 +91,12 @@ def attend_few(
 
     Args:
         pages: pages of the sequence.
-        page: [BLOCK_N], `seen_page` of the first block.
+        page: [BLOCK_N], `clamped_page_of` of the first block.
     """
     n = tl.arange(0, BLOCK_N)
     for at in range(start, end, BLOCK_N):
-        ahead = seen_page(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = clamped_page_of(pages, at + BLOCK_N + n, end, PAGE)
         keys, values = load_few(k, v, page, tl.minimum(at + n, end - 1), None, DIM, PAGE, False, BLOCK_D)
         m, total, acc = add_few(queries, keys, values, at + n < end, m, total, acc, scale, softcap, SOFTCAP)
-        page = ahead
+        page = next_page
     return m, total, acc

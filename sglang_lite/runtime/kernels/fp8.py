@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 LARGEST: tl.constexpr = tl.constexpr(448.0)  # largest number of e4m3
 
 
-@launched
+@cached_launch
 @triton.jit
 def _quantise(x, out, scales, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
@@ -44,6 +44,6 @@ def quantise_rows(x: torch.Tensor) -> Fp8Rows:
         x.shape[1],
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
-        **overlapped(x.device),
+        **pdl_options(x.device),
     )
     return eight

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-_LEAST_ROWS = 16  # minimum number of rows of an 8-bit product
+_MIN_ROWS = 16  # minimum number of rows of an 8-bit product
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,21 +17,21 @@ class Fp8Rows:
         values: e4m3 [max(M, 16), K]; rows beyond M are undefined.
         scales: float32 [max(M, 16)]; a row is approximately its values times its scale.
         rows: number of rows, M.
-        wide: [M, K], the rows before quantisation; None if not kept.
+        unquantised: [M, K], the rows before quantisation; None if not kept.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     rows: int
-    wide: torch.Tensor | None = None
+    unquantised: torch.Tensor | None = None
 
     @staticmethod
-    def empty(x: torch.Tensor, columns: int, *, wide: bool = False) -> Fp8Rows:
-        """Returns uninitialised rows, as many as x has; with `wide`, also in the data type of x."""
-        rows = max(len(x), _LEAST_ROWS)
+    def empty(x: torch.Tensor, columns: int, *, unquantised: bool = False) -> Fp8Rows:
+        """Returns uninitialised rows, as many as x has; with `unquantised`, also in the data type of x."""
+        rows = max(len(x), _MIN_ROWS)
         values = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-        return Fp8Rows(values, scales, len(x), x.new_empty((len(x), columns)) if wide else None)
+        return Fp8Rows(values, scales, len(x), x.new_empty((len(x), columns)) if unquantised else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,19 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.activation import activated
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.activation import apply_activation
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MOST_ROWS = 32  # above this, `tiled` or cuBLAS is faster
+MAX_ROWS = 32  # above this, `tiled` or cuBLAS is faster
 SPLIT_OUTPUTS = 4096  # most outputs of a matrix whose products are split along K
 HEAD = 1 << 16  # number of outputs from which on a matrix is most likely a model's head
 SMALL = 1 << 24  # most elements of a matrix that gets the launch of small ones
 _TINY = 1 << 24  # most bytes of a small matrix for which the next kernel is set up early
 
 
-@launched
+@cached_launch
 @triton.jit
 def _gemv(
     x, residual, norm, w, scales, bias, y, residual_out, N, K, eps,
@@ -36,11 +36,11 @@ def _gemv(
     k = tl.arange(0, BLOCK_K)
     rows = w + n.to(tl.int64)[:, None] * K + k[None, :]
     ups = rows + tl.full((), N, tl.int64) * K
-    there = (n < N)[:, None]
+    valid = (n < N)[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
-    first = there & (k < K)[None, :]
+    first = valid & (k < K)[None, :]
     if PREFETCH:  # no kernel writes weights, so the first loads start before the previous kernels finish
         weights = tl.load(rows, mask=first, other=0.0, eviction_policy="evict_first")
         up_weights = weights
@@ -52,10 +52,10 @@ def _gemv(
     for at in range(0, BLOCK_K if WHOLE else K, BLOCK_K):
         inside = at + k < K
         if not PREFETCH:
-            weights = tl.load(rows + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
+            weights = tl.load(rows + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
             up_weights = weights
             if GATE != "":
-                up_weights = tl.load(ups + at, mask=there & inside[None, :], other=0.0, eviction_policy="evict_first")
+                up_weights = tl.load(ups + at, mask=valid & inside[None, :], other=0.0, eviction_policy="evict_first")
         value = tl.load(x + at + k, mask=inside, other=0.0).to(tl.float32)
         if ADD:
             # Rounded to the data type of the residual stream first, as in add_norm. Stored in a separate tensor, as
@@ -73,7 +73,7 @@ def _gemv(
             up += up_weights.to(tl.float32) * value[None, :]
         if PREFETCH and not WHOLE:
             later = at + BLOCK_K
-            both = there & (later + k < K)[None, :]
+            both = valid & (later + k < K)[None, :]
             weights = tl.load(rows + later, mask=both, other=0.0, eviction_policy="evict_first")
             if GATE != "":
                 up_weights = tl.load(ups + later, mask=both, other=0.0, eviction_policy="evict_first")
@@ -93,13 +93,13 @@ def _gemv(
             other *= tl.load(scales + N + n, mask=n < N, other=0.0)
         if BIAS:
             other += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-        total = activated(total, GATE) * other
+        total = apply_activation(total, GATE) * other
     tl.store(y + n, total.to(y.dtype.element_ty), mask=n < N)
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["M"])
-def _few(
+def _small_batch(
     x, w, bias, y, partials, counters, M, N, K,
     BIAS: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -136,7 +136,7 @@ def _few(
     tl.store(y + m[None, :] * N + n[:, None], acc.to(y.dtype.element_ty), mask=inside)
 
 
-def linear_one(
+def linear_single_row(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -168,14 +168,14 @@ def linear_one(
     outputs = rows // 2 if gate else rows
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else x.new_empty(x.shape)
-    launch = _gemv_launch(rows, inputs, weight.element_size(), alone=norm is None, gated=bool(gate))
+    launch = _gemv_launch(rows, inputs, weight.element_size(), without_norm=norm is None, gated=bool(gate))
     _gemv[(cdiv(outputs, launch.outputs),)](
         x, residual, norm, weight, scales, bias, y, total, outputs, inputs, eps,
         SCALED=scales is not None, ADD=residual is not None, NORM=norm is not None, BIAS=bias is not None, GATE=gate,
         PREFETCH=launch.prefetch, EARLY=launch.early, WHOLE=inputs <= launch.inputs,
         BLOCK_N=launch.outputs, BLOCK_K=launch.inputs, num_warps=launch.warps,
         # The head's neighbours are too short to be worth overlapping.
-        **(overlapped(x.device) if rows < HEAD else {"PDL": False}),
+        **(pdl_options(x.device) if rows < HEAD else {"PDL": False}),
     )  # fmt: skip
     return y, total
 
@@ -198,7 +198,7 @@ class _Launch:
     early: bool = False
 
 
-def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, gated: bool) -> _Launch:
+def _gemv_launch(outputs: int, inputs: int, element_size: int, *, without_norm: bool, gated: bool) -> _Launch:
     """Returns the launch parameters for a matrix. Measured on an H200 in whole steps of Llama-8B's and Qwen3-0.6B's
     shape, for 8 bits of Qwen3-30B-A3B's, and in graphs of products (1,024 to 51,200 outputs of 1,024 to 25,600 inputs).
 
@@ -206,30 +206,30 @@ def _gemv_launch(outputs: int, inputs: int, element_size: int, *, alone: bool, g
         outputs: rows of the matrix; with `gated`, of both halves.
         inputs: columns of the matrix.
         element_size: bytes of a weight.
-        alone: whether the row is multiplied without a norm.
+        without_norm: whether the row is multiplied without a norm.
         gated: whether the matrix is a gated pair.
     """
     whole = power_of_2(inputs)
     if outputs * inputs <= SMALL:
         # With a fused norm, 8 bits count as 16: larger matrices were not measured.
-        early = outputs * inputs * (element_size if alone else 2) <= _TINY
-        rows, columns, warps = _small(outputs, inputs, element_size, alone=alone)
+        early = outputs * inputs * (element_size if without_norm else 2) <= _TINY
+        rows, columns, warps = _small(outputs, inputs, element_size, without_norm=without_norm)
         return _Launch(rows // 2 if gated else rows, columns, warps, prefetch=True, early=early)
     if outputs >= HEAD:
         return _Launch(2, whole, 4) if whole <= 4096 else _Launch(4, 1024, 2)
     if element_size == 1:
-        if whole == inputs <= 8192 and (gated or alone):
+        if whole == inputs <= 8192 and (gated or without_norm):
             return _Launch(2, whole, 4, prefetch=True, early=True)
         return _Launch(4, 512, 1 if outputs > 4096 else 4)
     if whole == inputs <= 4096:
-        return _Launch(1 if alone else 2, whole, max(1, whole // 512), prefetch=True, early=not alone)
-    return _Launch(2, 1024, 4, prefetch=True, early=True) if alone else _Launch(2, 512, 2, prefetch=True)
+        return _Launch(1 if without_norm else 2, whole, max(1, whole // 512), prefetch=True, early=not without_norm)
+    return _Launch(2, 1024, 4, prefetch=True, early=True) if without_norm else _Launch(2, 512, 2, prefetch=True)
 
 
-def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tuple[int, int, int]:
+def _small(outputs: int, inputs: int, element_size: int, *, without_norm: bool) -> tuple[int, int, int]:
     """Returns outputs, inputs and warps of a program for a small matrix; a whole row is prefetched if it fits."""
     whole = max(1024, power_of_2(inputs))
-    if element_size == 1 and alone and 4096 <= whole <= 8192:
+    if element_size == 1 and without_norm and 4096 <= whole <= 8192:
         return 16384 // whole, whole, 4
     if inputs >= 4096 and outputs <= 4096:
         return 4, 2048, 4
@@ -238,8 +238,8 @@ def _small(outputs: int, inputs: int, element_size: int, *, alone: bool) -> tupl
     return 8192 // whole, whole, 4
 
 
-class FewRows:
-    """Products of 2 to MOST_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
+class SmallBatchLinear:
+    """Products of 2 to MAX_ROWS rows. Holds a buffer for partial sums, which is shared by all products on one stream.
 
     Args:
         device: device of the tensors.
@@ -250,7 +250,7 @@ class FewRows:
 
     def __init__(self, device: torch.device) -> None:
         tiles = SPLIT_OUTPUTS // self.BLOCK_N
-        self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MOST_ROWS, device=device)
+        self._partials = torch.empty(tiles * self.SPLITS * self.BLOCK_N * MAX_ROWS, device=device)
         self._counters = torch.zeros(tiles, dtype=torch.int32, device=device)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -261,10 +261,10 @@ class FewRows:
         # Few tiles would leave multiprocessors idle, so K is split; a short sum is not worth it.
         splits = self.SPLITS if tiles <= len(self._counters) and inputs >= 2048 else 1
         y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-        _few[(tiles, splits)](
+        _small_batch[(tiles, splits)](
             x, weight, bias, y, self._partials, self._counters, rows, outputs, inputs,
-            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MOST_ROWS,
+            BIAS=bias is not None, SPLITS=splits, BLOCK_M=16 if rows <= 16 else MAX_ROWS,
             BLOCK_N=self.BLOCK_N, BLOCK_K=128,
-            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **overlapped(x.device),
+            num_warps=4, num_stages=4 if x.element_size() < 4 else 2, **pdl_options(x.device),
         )  # fmt: skip
         return y

@@ -11,16 +11,16 @@ from types import ModuleType
 
 import triton
 
-from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 
 logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def hopper_kernels(card: Card, module: str) -> ModuleType | None:
-    """Returns a module of kernels for Hopper GPUs by its name in this package, or None if the card is not a Hopper GPU
+def hopper_kernels(properties: DeviceProperties, module: str) -> ModuleType | None:
+    """Returns a module of kernels for Hopper GPUs by its name in this package, or None if the GPU is not a Hopper GPU
     or Triton is older than 3.6."""
-    if card.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
+    if properties.capability[0] != 9 or os.environ.get("TRITON_INTERPRET") == "1":
         return None
     try:
         return importlib.import_module(f"sglang_lite.runtime.kernels.{module}")

@@ -68,18 +68,18 @@ class KVCache:
         return KVCache(tuple(planes[0] for planes in layers), tuple(planes[-1] for planes in layers), scales)
 
 
-def by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def scale_by_kv_head(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiplies x [T, heads, head_dim] by the scale [kv_heads] of each head's KV head, in the data type of x."""
     return (x * scales.repeat_interleave(x.shape[1] // len(scales)).unsqueeze(1)).to(x.dtype)
 
 
-def latent_scales(scales: torch.Tensor, rank: int, turned: int) -> torch.Tensor:
-    """Returns the scale [rank + turned] of each element of a latent and its `turned` rotary elements, from the two of
-    `KVScales.k`."""
-    return torch.cat((scales[:1].expand(rank), scales[1:].expand(turned)))
+def latent_scales(scales: torch.Tensor, rank: int, rope_dim: int) -> torch.Tensor:
+    """Returns the scale [rank + rope_dim] of each element of a latent and its `rope_dim` rotary elements, from the two
+    of `KVScales.k`."""
+    return torch.cat((scales[:1].expand(rank), scales[1:].expand(rope_dim)))
 
 
-def scaled_by_latents(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
+def apply_latent_scales(x: torch.Tensor, scales: torch.Tensor, rank: int) -> torch.Tensor:
     """Multiplies x […, rank + rotary size] by the scales of latents, the two of `KVScales.k`, in the data type of x."""
     return (x * latent_scales(scales, rank, x.shape[-1] - rank)).to(x.dtype)
 

@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _copy(pointers, like, source, target, head_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     tensor = tl.load(pointers + tl.program_id(1)).to(like.dtype)

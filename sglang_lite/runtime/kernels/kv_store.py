@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _kv_store(
     k, v, at, k_cache, v_cache, k_token, k_head, v_token, v_head, cache_head,
@@ -38,5 +38,5 @@ def kv_store(k: torch.Tensor, v: torch.Tensor, at: torch.Tensor, cache: KVCache,
     _kv_store[(tokens,)](
         k, v, at, cache.k[layer], cache.v[layer], k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         cache.k[layer].stride(0), HEADS=heads, DIM=dim, BLOCK_H=power_of_2(heads),
-        BLOCK_D=power_of_2(dim), num_warps=2, **overlapped(k.device),
+        BLOCK_D=power_of_2(dim), num_warps=2, **pdl_options(k.device),
     )  # fmt: skip

@@ -8,8 +8,8 @@ whose `split_work` gives each program a part of a row for a block of heads. For 
 computes pairs of a token and a head.
 
 Matrix units multiply 64 rows at a time by few or many columns. So if a program has fewer than 64 queries, its products
-are transposed (ACROSS): tokens and latent elements are the rows, queries the columns, and big operands stay in shared
-memory.
+are transposed (TRANSPOSED): tokens and latent elements are the rows, queries the columns, and big operands stay in
+shared memory.
 
 Hopper GPUs have separate kernels for latents of DeepSeek's size (`latent_attention_hopper`).
 """
@@ -22,17 +22,17 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import Launch, latent_launch, padded
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launch_config import Launch, latent_launch, padded_head_size
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv
 from sglang_lite.runtime.kernels.softmax import page_of
 
-PAIRS = 64  # pairs of a new token and a head in a program
+PAIRS_PER_PROGRAM = 64  # pairs of a new token and a head in a program
 
 
 @triton.jit
@@ -54,62 +54,62 @@ def _merge(acc_buffer, ml_buffer, part, m, total, acc, G, DIM: tl.constexpr):
 
 @triton.jit
 def _load_queries(
-    q, at, there, plane, scales,
-    RANK: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr, ACROSS: tl.constexpr, BLOCK_R: tl.constexpr,
+    q, at, valid, plane, scales,
+    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, SCALED: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Loads absorbed queries [M, BLOCK_R] and their rotary parts [M, BLOCK_T] from offsets `at` [M]; with ACROSS
+    """Loads absorbed queries [M, BLOCK_R] and their rotary parts [M, BLOCK_T] from offsets `at` [M]; with TRANSPOSED
     [BLOCK_R, M] and [BLOCK_T, M].
 
     With SCALED, they are multiplied by the scales of the latents and of the keys' rotary parts.
     """
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
-    absorbed = tl.load(q + at[:, None] + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
-    turned = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
+    absorbed = tl.load(q + at[:, None] + r[None, :], mask=valid[:, None] & (r < RANK)[None, :], other=0.0)
+    rope_part = tl.load(q + (at + RANK)[:, None] + t[None, :], mask=valid[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
     # As in decode_attention, for a cheaper conversion.
     MET: tl.constexpr = tl.float16 if plane.dtype.element_ty == tl.float8e4nv else q.dtype.element_ty
     if SCALED:
-        absorbed, turned = (absorbed * tl.load(scales)).to(MET), (turned * tl.load(scales + 1)).to(MET)
-    if ACROSS:
-        return tl.trans(absorbed), tl.trans(turned)
+        absorbed, rope_part = (absorbed * tl.load(scales)).to(MET), (rope_part * tl.load(scales + 1)).to(MET)
+    if TRANSPOSED:
+        return tl.trans(absorbed), tl.trans(rope_part)
     else:
-        return absorbed, turned
+        return absorbed, rope_part
 
 
 @triton.jit
 def _attend_block(
-    q, q_turned, plane, page, token, there, seen, m, total, acc, scale,
-    RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, ACROSS: tl.constexpr,
+    q, q_rope, plane, page, token, valid, visible, m, total, acc, scale,
+    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of N tokens to the running results of M queries.
 
-    Arguments as for `softmax.attend_block`. With ACROSS, q, q_turned, seen and acc are transposed.
+    Arguments as for `softmax.attend_block`. With TRANSPOSED, q, q_rope, visible and acc are transposed.
     """
-    TOKENS: tl.constexpr = 0 if ACROSS else 1  # axis of the tokens in the scores
+    TOKENS: tl.constexpr = 0 if TRANSPOSED else 1  # axis of the tokens in the scores
     r, t = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_T)
-    offset = (page.to(tl.int64) * PAGE + token % PAGE) * (RANK + TURNED)
+    offset = (page.to(tl.int64) * PAGE + token % PAGE) * (RANK + ROPE_DIM)
     at_latents = plane + offset[:, None] + r[None, :]
-    at_turned = plane + offset[:, None] + (RANK + t)[None, :]
+    at_rope = plane + offset[:, None] + (RANK + t)[None, :]
     if MASKED:
-        latents = tl.load(at_latents, mask=there[:, None] & (r < RANK)[None, :], other=0.0)
-        turned = tl.load(at_turned, mask=there[:, None] & (t < TURNED)[None, :], other=0.0)
-    elif RANK < BLOCK_R or TURNED < BLOCK_T:
+        latents = tl.load(at_latents, mask=valid[:, None] & (r < RANK)[None, :], other=0.0)
+        rope_part = tl.load(at_rope, mask=valid[:, None] & (t < ROPE_DIM)[None, :], other=0.0)
+    elif RANK < BLOCK_R or ROPE_DIM < BLOCK_T:
         latents = tl.load(at_latents, mask=(r < RANK)[None, :], other=0.0)
-        turned = tl.load(at_turned, mask=(t < TURNED)[None, :], other=0.0)
+        rope_part = tl.load(at_rope, mask=(t < ROPE_DIM)[None, :], other=0.0)
     else:
         latents = tl.load(at_latents)
-        turned = tl.load(at_turned)
-    latents, turned = latents.to(q.dtype), turned.to(q.dtype)
-    if ACROSS:
+        rope_part = tl.load(at_rope)
+    latents, rope_part = latents.to(q.dtype), rope_part.to(q.dtype)
+    if TRANSPOSED:
         scores = tl.dot(latents, q, input_precision="ieee")
-        scores = tl.dot(turned, q_turned, scores, input_precision="ieee")
+        scores = tl.dot(rope_part, q_rope, scores, input_precision="ieee")
     else:
         scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
-        scores = tl.dot(q_turned, tl.trans(turned), scores, input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(rope_part), scores, input_precision="ieee")
     scores *= scale * 1.4426950408889634
     if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, TOKENS))
     shift = highest
     if MASKED:  # a query may not have seen any token yet
@@ -118,7 +118,7 @@ def _attend_block(
     weights = tl.exp2(scores - tl.expand_dims(shift, TOKENS))
     total = total * shrink + tl.sum(weights, TOKENS)
     acc *= tl.expand_dims(shrink, TOKENS)
-    if ACROSS:
+    if TRANSPOSED:
         acc = tl.dot(tl.trans(latents), weights.to(q.dtype), acc, input_precision="ieee")
     else:
         acc = tl.dot(weights.to(q.dtype), latents, acc, input_precision="ieee")
@@ -127,14 +127,14 @@ def _attend_block(
 
 @triton.jit
 def _attend_all(
-    queries, turned, plane, pages, page, start, end, scale,
-    RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, ACROSS: tl.constexpr,
+    queries, rope_part, plane, pages, page, start, end, scale,
+    RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, TRANSPOSED: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of M queries over the tokens from `start` to `end`, all of which they see.
 
     Args:
-        queries, turned: absorbed queries and their rotary parts, from `_load_queries`.
+        queries, rope_part: absorbed queries and their rotary parts, from `_load_queries`.
         plane: latents of the layer.
         pages: pages of the sequence.
         page: [BLOCK_N], `page_of` the first block.
@@ -142,33 +142,33 @@ def _attend_all(
     Returns:
         m, total and acc [M, BLOCK_R], as in `softmax.attend_block`.
     """
-    M: tl.constexpr = queries.shape[1] if ACROSS else queries.shape[0]
+    M: tl.constexpr = queries.shape[1] if TRANSPOSED else queries.shape[0]
     n = tl.arange(0, BLOCK_N)
     m = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    acc = tl.zeros((BLOCK_R, M) if ACROSS else (M, BLOCK_R), tl.float32)
+    acc = tl.zeros((BLOCK_R, M) if TRANSPOSED else (M, BLOCK_R), tl.float32)
     clear = start + (end - start) // BLOCK_N * BLOCK_N
     for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
-            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
-            ACROSS, BLOCK_R, BLOCK_T,
+            queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
+            TRANSPOSED, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     if clear < end:
-        there = clear + n < end
+        valid = clear + n < end
         m, total, acc = _attend_block(
-            queries, turned, plane, page, clear + n, there, tl.expand_dims(there, 1 if ACROSS else 0), m, total, acc,
-            scale, RANK, TURNED, PAGE, True, ACROSS, BLOCK_R, BLOCK_T,
+            queries, rope_part, plane, page, clear + n, valid, tl.expand_dims(valid, 1 if TRANSPOSED else 0), m, total,
+            acc, scale, RANK, ROPE_DIM, PAGE, True, TRANSPOSED, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-    return m, total, tl.trans(acc) if ACROSS else acc
+    return m, total, tl.trans(acc) if TRANSPOSED else acc
 
 
-@launched
+@cached_launch
 @triton.jit
 def _prefix(
-    q, plane, scales, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    q, plane, scales, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -185,25 +185,39 @@ def _prefix(
     real = pair < pairs
     row = tl.load(order + tl.load(item) + pair // HEADS, mask=real, other=0).to(tl.int64)
     head = pair % HEADS
-    target = (row * HEADS + head) * (RANK + TURNED)
-    queries, turned = _load_queries(q, target, real, plane, scales, RANK, TURNED, SCALED, False, BLOCK_R, BLOCK_T)
+    target = (row * HEADS + head) * (RANK + ROPE_DIM)
+    queries, rope_part = _load_queries(q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T)
     m, total, acc = _attend_all(
-        queries, turned, plane, pages, page, start, end, scale, RANK, TURNED, PAGE, False, BLOCK_R, BLOCK_T, BLOCK_N
+        queries,
+        rope_part,
+        plane,
+        pages,
+        page,
+        start,
+        end,
+        scale,
+        RANK,
+        ROPE_DIM,
+        PAGE,
+        False,
+        BLOCK_R,
+        BLOCK_T,
+        BLOCK_N,
     )
-    part = (row * most_chunks + tl.load(item + 5)) * HEADS + head
+    part = (row * max_chunks + tl.load(item + 5)) * HEADS + head
     r = tl.arange(0, BLOCK_R)
     tl.store(acc_buffer + part[:, None] * RANK + r[None, :], acc, mask=real[:, None] & (r < RANK)[None, :])
     tl.store(ml_buffer + part * 2, m, mask=real)
     tl.store(ml_buffer + part * 2 + 1, total, mask=real)
 
 
-@launched
-@triton.jit(do_not_specialize=["most_chunks"])
+@cached_launch
+@triton.jit(do_not_specialize=["max_chunks"])
 def _decode(
     q, plane, scales, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
-    prefix_ml, prefix_chunks, most_chunks, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    PREFIX: tl.constexpr, ACROSS: tl.constexpr,
+    prefix_ml, prefix_chunks, max_chunks, scale,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    PREFIX: tl.constexpr, TRANSPOSED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -221,10 +235,26 @@ def _decode(
     page = page_of(pages, start + n, end, PAGE)
     first = tl.load(row_work + row * 2)
     count = tl.load(row_work + row * 2 + 1)
-    target = (row.to(tl.int64) * HEADS + first_head + h) * (RANK + TURNED)
-    queries, turned = _load_queries(q, target, is_head, plane, scales, RANK, TURNED, SCALED, ACROSS, BLOCK_R, BLOCK_T)
+    target = (row.to(tl.int64) * HEADS + first_head + h) * (RANK + ROPE_DIM)
+    queries, rope_part = _load_queries(
+        q, target, is_head, plane, scales, RANK, ROPE_DIM, SCALED, TRANSPOSED, BLOCK_R, BLOCK_T
+    )
     m, total, acc = _attend_all(
-        queries, turned, plane, pages, page, start, end, scale, RANK, TURNED, PAGE, ACROSS, BLOCK_R, BLOCK_T, BLOCK_N
+        queries,
+        rope_part,
+        plane,
+        pages,
+        page,
+        start,
+        end,
+        scale,
+        RANK,
+        ROPE_DIM,
+        PAGE,
+        TRANSPOSED,
+        BLOCK_R,
+        BLOCK_T,
+        BLOCK_N,
     )
     inside = is_head[:, None] & (r < RANK)[None, :]
     last = True
@@ -247,18 +277,18 @@ def _decode(
     if last:
         if PREFIX:
             for i in range(0, tl.load(prefix_chunks + row)):
-                part = ((row * most_chunks + i) * HEADS + first_head + h).to(tl.int64)
+                part = ((row * max_chunks + i) * HEADS + first_head + h).to(tl.int64)
                 m, total, acc = _merge(prefix_acc, prefix_ml, part, m, total, acc, HEADS - first_head, RANK)
         if SCALED:
             acc *= tl.load(scales)
         tl.store(out + target[:, None] + r[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _prefill(
     q, plane, scales, out, blocks, page_table, pages_per_slot, scale,
-    HEADS: tl.constexpr, RANK: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     block = blocks + tl.program_id(0) // PARTS * 4
@@ -272,8 +302,8 @@ def _prefill(
     position = tl.load(block + 3)
     n, r = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
     real = pair < pairs
-    target = (first * HEADS + pair) * (RANK + TURNED)
-    queries, turned = _load_queries(q, target, real, plane, scales, RANK, TURNED, SCALED, False, BLOCK_R, BLOCK_T)
+    target = (first * HEADS + pair) * (RANK + ROPE_DIM)
+    queries, rope_part = _load_queries(q, target, real, plane, scales, RANK, ROPE_DIM, SCALED, False, BLOCK_R, BLOCK_T)
     at_position = position + pair // HEADS
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -282,20 +312,20 @@ def _prefill(
     end = position + (tl.minimum(lowest + BLOCK_M, pairs) - 1) // HEADS + 1
     page = page_of(pages, n, end, PAGE)
     for at in range(0, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = _attend_block(
-            queries, turned, plane, page, at + n, None, None, m, total, acc, scale, RANK, TURNED, PAGE, False,
+            queries, rope_part, plane, page, at + n, None, None, m, total, acc, scale, RANK, ROPE_DIM, PAGE, False,
             False, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     for at in range(clear, end, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
         m, total, acc = _attend_block(
-            queries, turned, plane, page, token, token < end, token[None, :] <= at_position[:, None], m, total, acc,
-            scale, RANK, TURNED, PAGE, True, False, BLOCK_R, BLOCK_T,
+            queries, rope_part, plane, page, token, token < end, token[None, :] <= at_position[:, None], m, total, acc,
+            scale, RANK, ROPE_DIM, PAGE, True, False, BLOCK_R, BLOCK_T,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     inside = real[:, None] & (r < RANK)[None, :]
     if SCALED:
@@ -308,7 +338,7 @@ def head_block(heads: int) -> int:
     return 16 if heads <= 16 else 32 if heads <= 32 else 64
 
 
-def on_hopper(device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16) -> ModuleType | None:
+def hopper_module(device: torch.device, dtype: torch.dtype, rank: int, size: int, page: int = 16) -> ModuleType | None:
     """Returns the module of kernels for Hopper GPUs, or None if the device is not a Hopper GPU or the kernels don't
     support this format.
 
@@ -319,8 +349,8 @@ def on_hopper(device: torch.device, dtype: torch.dtype, rank: int, size: int, pa
         size: elements of a latent and its rotary part.
         page: tokens in a page.
     """
-    module = hopper_kernels(card_of(device), "latent_attention_hopper")
-    return module if module is not None and module.takes(dtype, rank, size, page) else None
+    module = hopper_kernels(properties_of(device), "latent_attention_hopper")
+    return module if module is not None and module.supports(dtype, rank, size, page) else None
 
 
 def latent_decode(
@@ -328,7 +358,7 @@ def latent_decode(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -351,7 +381,7 @@ def latent_decode(
     before.
     """
     rows, heads, size = plan.decoding, *q.shape[1:]
-    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
+    hopper = hopper_module(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:
         hopper.latent_decode_hopper(q, cache, layer, plan, work, out, rank=rank, scale=scale)
         return
@@ -364,15 +394,15 @@ def latent_decode(
         q, cache.k[layer], cache.scales and cache.scales.k[layer], out, work.items, work.rows, plan.page_table,
         plan.page_table.shape[1], partials.acc, partials.ml, partials.counters, partials.prefix_acc,
         partials.prefix_ml, plan.slots if shared is None else shared.chunks,
-        0 if shared is None else shared.most_chunks, scale,
-        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        PREFIX=shared is not None, ACROSS=block < 64, BLOCK_H=block,
-        **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
+        0 if shared is None else shared.max_chunks, scale,
+        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
+        PREFIX=shared is not None, TRANSPOSED=block < 64, BLOCK_H=block,
+        **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
     )  # fmt: skip
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     """Computes the contribution of the plan's shared prefixes to its decoding rows, into `work.partials`;
     `latent_decode` merges it. Arguments as for `latent_decode`.
@@ -380,18 +410,18 @@ def latent_prefix(
     Reads each latent once for up to 64 pairs of a row and a head.
     """
     heads, size = q.shape[1:]
-    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
+    hopper = hopper_module(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:
         hopper.latent_prefix_hopper(q, cache, layer, plan, work, rank=rank, scale=scale)
         return
-    shared, partials, launch = plan.shared, work.partials, _launch(q, PAIRS)
+    shared, partials, launch = plan.shared, work.partials, _launch(q, PAIRS_PER_PROGRAM)
     assert shared is not None
-    assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
-    _prefix[(cdiv(PAIRS, launch.queries), len(shared.items))](
+    assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
+    _prefix[(cdiv(PAIRS_PER_PROGRAM, launch.queries), len(shared.items))](
         q, cache.k[layer], cache.scales and cache.scales.k[layer], shared.items, shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale,
-        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
-        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **overlapped(q.device),
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale,
+        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None,
+        BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options, **pdl_options(q.device),
     )  # fmt: skip
 
 
@@ -407,25 +437,25 @@ def latent_prefill(
 ) -> None:
     """Causal attention of the plan's blocks of new tokens over latents. Arguments as for `latent_decode`."""
     heads, size = q.shape[1:]
-    hopper = on_hopper(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
+    hopper = hopper_module(q.device, cache.k[layer].dtype, rank, size, plan.page_size)
     if hopper is not None:
         hopper.latent_prefill_hopper(q, cache, layer, plan, out, rank=rank, scale=scale)
         return
-    launch = _launch(q, PAIRS)
+    launch = _launch(q, PAIRS_PER_PROGRAM)
     parts = cdiv(plan.block_size * heads, launch.queries)
     _prefill[(len(plan.blocks) * parts,)](
         q, cache.k[layer], cache.scales and cache.scales.k[layer], out, plan.blocks, plan.page_table,
         plan.page_table.shape[1], scale,
-        HEADS=heads, RANK=rank, TURNED=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None, PARTS=parts,
+        HEADS=heads, RANK=rank, ROPE_DIM=size - rank, PAGE=plan.page_size, SCALED=cache.scales is not None, PARTS=parts,
         BLOCK_M=launch.queries, **_blocks(rank, size - rank), **launch.options,
     )  # fmt: skip
 
 
-def _blocks(rank: int, turned: int) -> dict[str, int]:
-    return {"BLOCK_R": padded(rank), "BLOCK_T": padded(turned)}
+def _blocks(rank: int, rope_dim: int) -> dict[str, int]:
+    return {"BLOCK_R": padded_head_size(rank), "BLOCK_T": padded_head_size(rope_dim)}
 
 
 def _launch(q: torch.Tensor, queries: int) -> Launch:
-    launch = latent_launch(card_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
+    launch = latent_launch(properties_of(q.device), size=q.shape[2], item=q.element_size(), queries=queries)
     assert launch is not None, "refused"
     return launch

@@ -21,16 +21,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import cdiv
 
 _QUERIES = gl.constexpr(64)  # queries of a program: heads, or pairs of a new token and a head
 _TOKENS = gl.constexpr(64)  # tokens of a block
 _HALF = gl.constexpr(256)  # half of a latent, which one warp group accumulates
-_TURNED = gl.constexpr(64)
+_ROPE_DIM = gl.constexpr(64)
 _SIZE = gl.constexpr(576)
 _COLUMNS = gl.constexpr(64)  # columns of a copy: 128 bytes, the width of shared memory's swizzle
 _STAGES = gl.constexpr(2)  # blocks in shared memory
@@ -72,7 +72,7 @@ def _copy(latents, found, FIRST: gl.constexpr, buffer, ready, PAGE: gl.constexpr
 
 @gluon.jit
 def _produce(
-    latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free, right_free,
+    latents, pages, start, end, blocks, left, right, rope_part, left_ready, right_ready, left_free, right_free,
     PAGE: gl.constexpr,
 ):  # fmt: skip
     """Program of the copying warp: copies blocks from the last to the first."""
@@ -82,9 +82,9 @@ def _produce(
         used = (i // _STAGES & 1) ^ 1
         found = _pages_of(pages, last - i * _TOKENS, end, PAGE)
         mbarrier.wait(left_free.index(stage), used)
-        mbarrier.expect(left_ready.index(stage), _TOKENS * (_HALF + _TURNED) * 2)
+        mbarrier.expect(left_ready.index(stage), _TOKENS * (_HALF + _ROPE_DIM) * 2)
         _copy(latents, found, 0, left.index(stage), left_ready.index(stage), PAGE)
-        _copy(latents, found, 2 * _HALF, turned.index(stage), left_ready.index(stage), PAGE)
+        _copy(latents, found, 2 * _HALF, rope_part.index(stage), left_ready.index(stage), PAGE)
         mbarrier.wait(right_free.index(stage), used)
         mbarrier.expect(right_ready.index(stage), _TOKENS * _HALF * 2)
         _copy(latents, found, _HALF, right.index(stage), right_ready.index(stage), PAGE)
@@ -115,11 +115,11 @@ def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER:
 @gluon.jit
 def _mend(values, count):
     """Zeroes the values from token `count` on: data behind the end may be NaN, and 0 x NaN is NaN."""
-    there = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
+    valid = gl.arange(0, _TOKENS, layout=gl.SliceLayout(1, _BY_ROW)) < count
     parts = _view(values, values.dtype, [_HALF // _COLUMNS, _TOKENS, _COLUMNS], SHARED)
     for c in gl.static_range(_HALF // _COLUMNS):
         found = parts.index(c).load(_BY_ROW)
-        parts.index(c).store(gl.where(there[:, None], found, gl.zeros_like(found)))
+        parts.index(c).store(gl.where(valid[:, None], found, gl.zeros_like(found)))
     fence_async_shared()
     _sync()
 
@@ -142,9 +142,9 @@ def _finish(
     """Stores one half of the results. With PARTED, the last program of a row merges the row's parts."""
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_COLUMN))
     if TOGETHER:
-        acc_buffer, ml_buffer, chunk, most_chunks = parts
+        acc_buffer, ml_buffer, chunk, max_chunks = parts
         place = _place(order, i, queries, heads, True)
-        _keep(acc, m, total, acc_buffer, ml_buffer, (place // heads * most_chunks + chunk) * heads + i % heads,
+        _keep(acc, m, total, acc_buffer, ml_buffer, (place // heads * max_chunks + chunk) * heads + i % heads,
               i < queries, FIRST)  # fmt: skip
     elif PARTED:
         acc_buffer, ml_buffer, counters, part, first, count, prefix_acc, prefix_ml, prefix_first, chunks = parts
@@ -165,13 +165,13 @@ def _finish(
 
 
 @gluon.jit
-def _keep(acc, m, total, acc_buffer, ml_buffer, part, there, FIRST: gl.constexpr):
+def _keep(acc, m, total, acc_buffer, ml_buffer, part, valid, FIRST: gl.constexpr):
     """Stores one half of the results of parts [_QUERIES], not yet divided by the sum of weights."""
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _BY_COLUMN))
     at = part.to(gl.int64)
-    gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=there[:, None])
-    gl.store(ml_buffer + at * 2, m, mask=there)  # both warp groups store the same
-    gl.store(ml_buffer + at * 2 + 1, total, mask=there)
+    gl.store(acc_buffer + at[:, None] * (2 * _HALF) + column[None, :], acc, mask=valid[:, None])
+    gl.store(ml_buffer + at * 2, m, mask=valid)  # both warp groups store the same
+    gl.store(ml_buffer + at * 2 + 1, total, mask=valid)
 
 
 @gluon.jit
@@ -183,7 +183,7 @@ def _store(acc, total, out, queries, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, stride):
+def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, stride):
     """Adds parts of a row to the results of queries i. Loads bypass the L1 cache, which doesn't see the stores of other
     programs.
 
@@ -194,12 +194,12 @@ def _add_parts(highest, total, acc, acc_buffer, ml_buffer, i, there, column, fir
     """
     for n in range(0, count, _TOGETHER):
         for p in gl.static_range(_TOGETHER):
-            known = there & (n + p < count)
+            valid_part = valid & (n + p < count)
             part = (first + (n + p) * stride + i).to(gl.int64)
-            m = gl.load(ml_buffer + part * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
-            weight = gl.load(ml_buffer + part * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+            m = gl.load(ml_buffer + part * 2, mask=valid_part, other=float("-inf"), cache_modifier=".cg")
+            weight = gl.load(ml_buffer + part * 2 + 1, mask=valid_part, other=0.0, cache_modifier=".cg")
             at = acc_buffer + part[:, None] * (2 * _HALF) + column[None, :]
-            found = gl.load(at, mask=known[:, None], other=0.0, cache_modifier=".cg")
+            found = gl.load(at, mask=valid_part[:, None], other=0.0, cache_modifier=".cg")
             higher = gl.maximum(highest, m)
             shift = gl.where(higher == float("-inf"), 0.0, higher)
             old, new = gl.exp2(highest - shift), gl.exp2(m - shift)
@@ -218,22 +218,22 @@ def _merge(
     column = FIRST + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _MERGED))
     for lowest in range(0, gl.minimum(queries, _QUERIES), _AT_ONCE):
         i = lowest + gl.arange(0, _AT_ONCE, layout=gl.SliceLayout(1, _MERGED))
-        there = i < queries
+        valid = i < queries
         highest = gl.full([_AT_ONCE], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MERGED))
         total = gl.full([_AT_ONCE], 0.0, gl.float32, layout=gl.SliceLayout(1, _MERGED))
         acc = gl.zeros([_AT_ONCE, _HALF], gl.float32, layout=_MERGED)
         highest, total, acc = _add_parts(
-            highest, total, acc, acc_buffer, ml_buffer, i, there, column, first, count, heads
+            highest, total, acc, acc_buffer, ml_buffer, i, valid, column, first, count, heads
         )
         highest, total, acc = _add_parts(
-            highest, total, acc, prefix_acc, prefix_ml, i, there, column, prefix_first, chunks, heads
+            highest, total, acc, prefix_acc, prefix_ml, i, valid, column, prefix_first, chunks, heads
         )
         target = out + i[:, None] * _SIZE + column[None, :]
-        gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=there[:, None])
+        gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=valid[:, None])
 
 
 @gluon.jit
-def _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, i):
+def _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, i):
     """Starts the products of all queries with block i's latents as they arrive in shared memory; returns them while
     they are running."""
     stage = i % _STAGES
@@ -241,7 +241,7 @@ def _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, ri
     nothing = gl.zeros([_QUERIES, _TOKENS], gl.float32, layout=_BY_TOKEN)
     mbarrier.wait(left_ready.index(stage), phase)
     scores = warpgroup_mma(q_left, left.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    scores = warpgroup_mma(q_turned, turned.index(stage).permute((1, 0)), scores, is_async=True)
+    scores = warpgroup_mma(q_rope, rope_part.index(stage).permute((1, 0)), scores, is_async=True)
     mbarrier.wait(right_ready.index(stage), phase)
     return warpgroup_mma(q_right, right.index(stage).permute((1, 0)), scores, is_async=True)
 
@@ -258,7 +258,7 @@ def _hand_over(weights, shrink, shared_weights, stats):
 @gluon.jit
 def _first(
     q, out, order, queries, start, end, blocks, masked, position, lowest, scale, parts,
-    q_left, q_right, q_turned, left, right, turned, shared_weights, stats,
+    q_left, q_right, q_rope, left, right, rope_part, shared_weights, stats,
     left_ready, right_ready, left_free, weights_ready, weights_free,
     heads, PARTED: gl.constexpr, TOGETHER: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
@@ -272,7 +272,7 @@ def _first(
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_TOKEN)
     _take_queries(q, order, queries, heads, 0, q_left, TOGETHER)
     _take_queries(q, order, queries, heads, _HALF, q_right, TOGETHER)
-    _take_queries(q, order, queries, heads, 2 * _HALF, q_turned, TOGETHER)
+    _take_queries(q, order, queries, heads, 2 * _HALF, q_rope, TOGETHER)
     fence_async_shared()
     _sync()
     n = gl.arange(0, _TOKENS, layout=gl.SliceLayout(0, _BY_TOKEN))
@@ -281,7 +281,7 @@ def _first(
     total = gl.full([_QUERIES], 0.0, gl.float32, layout=by_query)
     acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
 
-    scores = _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, 0)
+    scores = _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, 0)
     scores = warpgroup_mma_wait(0, deps=[scores])
     token = start + (blocks - 1) * _TOKENS + n
     seen = (token[None, :] <= seen_to[:, None]) & (token < end)[None, :]
@@ -295,7 +295,7 @@ def _first(
     for i in range(1, blocks):
         before = (i - 1) % _STAGES
         acc = warpgroup_mma(gl.convert_layout(weights, OPERAND), left.index(before), acc, is_async=True)
-        scores = _start_scores(q_left, q_right, q_turned, left, right, turned, left_ready, right_ready, i)
+        scores = _start_scores(q_left, q_right, q_rope, left, right, rope_part, left_ready, right_ready, i)
         acc = warpgroup_mma_wait(3, deps=[acc])
         mbarrier.arrive(left_free.index(before), count=1)
         scores = warpgroup_mma_wait(0, deps=[scores])
@@ -375,10 +375,10 @@ def _attend(
     dtype: gl.constexpr = q.dtype.element_ty
     q_left = gl.allocate_shared_memory(dtype, [_QUERIES, _HALF], SHARED)
     q_right = gl.allocate_shared_memory(dtype, [_QUERIES, _HALF], SHARED)
-    q_turned = gl.allocate_shared_memory(dtype, [_QUERIES, _TURNED], SHARED)
+    q_rope = gl.allocate_shared_memory(dtype, [_QUERIES, _ROPE_DIM], SHARED)
     left = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _HALF], SHARED)
     right = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _HALF], SHARED)
-    turned = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _TURNED], SHARED)
+    rope_part = gl.allocate_shared_memory(dtype, [_STAGES, _TOKENS, _ROPE_DIM], SHARED)
     weights = gl.allocate_shared_memory(dtype, [_QUERIES, _TOKENS], SHARED)
     stats = gl.allocate_shared_memory(gl.float32, [2, _QUERIES], _PLAIN)
     left_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
@@ -398,20 +398,20 @@ def _attend(
     _sync()
     gl.warp_specialize([
         (_first, (q, out, order, queries, start, end, blocks, masked, position, lowest, scale, parts, q_left, q_right,
-                  q_turned, left, right, turned, weights, stats, left_ready, right_ready, left_free, weights_ready,
+                  q_rope, left, right, rope_part, weights, stats, left_ready, right_ready, left_free, weights_ready,
                   weights_free, heads, PARTED, TOGETHER, LATE)),
         (_second, (out, order, queries, start, end, blocks, parts, right, weights, stats, right_ready, right_free,
                    weights_ready, weights_free, heads, PARTED, TOGETHER)),
-        (_produce, (latents, pages, start, end, blocks, left, right, turned, left_ready, right_ready, left_free,
+        (_produce, (latents, pages, start, end, blocks, left, right, rope_part, left_ready, right_ready, left_free,
                     right_free, PAGE)),
     ], [4, 1], [208, 40])  # fmt: skip
 
 
-@launched
-@gluon.jit(do_not_specialize=["most_chunks"])
+@cached_launch
+@gluon.jit(do_not_specialize=["max_chunks"])
 def latent_decode_kernel(
     q, latents, out, work, row_work, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, prefix_acc,
-    prefix_ml, prefix_chunks, most_chunks, scale, heads,
+    prefix_ml, prefix_chunks, max_chunks, scale, heads,
     PAGE: gl.constexpr, PREFIX: gl.constexpr,
 ):  # fmt: skip
     item = gl.program_id(1)
@@ -431,15 +431,15 @@ def latent_decode_kernel(
     _attend(
         q + target, out + target, work, heads - head, latents, pages, start, end, 1, end - 1, 0, scale,
         (acc_buffer, ml_buffer, counters + (row * gl.num_programs(0) + gl.program_id(0)) * 2, item * heads + head,
-         first * heads + head, count, prefix_acc, prefix_ml, row * most_chunks * heads + head, chunks),
+         first * heads + head, count, prefix_acc, prefix_ml, row * max_chunks * heads + head, chunks),
         heads, PAGE, True, False, False,
     )  # fmt: skip
 
 
-@launched
-@gluon.jit(do_not_specialize=["most_chunks"])
+@cached_launch
+@gluon.jit(do_not_specialize=["max_chunks"])
 def latent_prefix_kernel(
-    q, latents, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks, scale, heads,
+    q, latents, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks, scale, heads,
     PAGE: gl.constexpr,
 ):  # fmt: skip
     item = items + gl.program_id(0) * 6
@@ -451,11 +451,11 @@ def latent_prefix_kernel(
     end = gl.load(item + 4)
     _attend(
         q, q, order + gl.load(item), rows * heads, latents, pages, start, end, 1, end - 1, 0, scale,
-        (acc_buffer, ml_buffer, gl.load(item + 5), most_chunks), heads, PAGE, True, True, False,
+        (acc_buffer, ml_buffer, gl.load(item + 5), max_chunks), heads, PAGE, True, True, False,
     )  # fmt: skip
 
 
-@launched
+@cached_launch
 @gluon.jit
 def latent_prefill_kernel(
     q, latents, out, plan_blocks, page_table, pages_per_slot, scale, heads, parts,
@@ -477,7 +477,7 @@ def latent_prefill_kernel(
     )  # fmt: skip
 
 
-def takes(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
+def supports(dtype: torch.dtype, rank: int, size: int, page: int) -> bool:
     """True if the kernels support latents of `rank` of `size` elements in pages of `page` tokens."""
     sizes = (rank, size) == (2 * _HALF.value, _SIZE.value)
     return sizes and page % 8 == 0 and _TOKENS.value % page == 0 and dtype in (torch.bfloat16, torch.float16)
@@ -488,7 +488,7 @@ def latent_decode_hopper(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -506,22 +506,22 @@ def latent_decode_hopper(
     latent_decode_kernel[(blocks, len(work.items))](
         q, _described(cache, layer, plan), out, work.items, work.rows, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, partials.prefix_acc, partials.prefix_ml,
-        plan.slots if shared is None else shared.chunks, 0 if shared is None else shared.most_chunks,
+        plan.slots if shared is None else shared.chunks, 0 if shared is None else shared.max_chunks,
         scale * 1.4426950408889634, heads, PAGE=plan.page_size, PREFIX=shared is not None, num_warps=4,
     )  # fmt: skip
 
 
 def latent_prefix_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     """Contribution of the plan's shared prefixes to its decoding rows. Arguments as for `latent_prefix`; pieces must
     start at a page boundary and have at most 64 queries."""
     heads, shared, partials = q.shape[1], plan.shared, work.partials
     assert shared is not None
-    assert plan.decoding * shared.most_chunks * heads * rank <= partials.prefix_acc.numel()
+    assert plan.decoding * shared.max_chunks * heads * rank <= partials.prefix_acc.numel()
     latent_prefix_kernel[(len(shared.items),)](
         q, _described(cache, layer, plan), shared.items, shared.order, plan.page_table, plan.page_table.shape[1],
-        partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale * 1.4426950408889634, heads,
+        partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale * 1.4426950408889634, heads,
         PAGE=plan.page_size, num_warps=4,
     )  # fmt: skip
 
@@ -547,4 +547,4 @@ def latent_prefill_hopper(
 
 def _described(cache: KVCache, layer: int, plan: DevicePlan) -> TensorDescriptor:
     box = plan.page_size, _COLUMNS.value
-    return described(cache.k[layer], _SIZE.value, box, SHARED.value)
+    return tensor_descriptor(cache.k[layer], _SIZE.value, box, SHARED.value)

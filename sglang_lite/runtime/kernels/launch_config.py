@@ -1,4 +1,4 @@
-"""Launch parameters of kernels as plain functions of a `Card`. Measured on an H200."""
+"""Launch parameters of kernels as plain functions of `DeviceProperties`. Measured on an H200."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 Kernel = Literal["decode", "prefill", "prefix"]
 
-_LEAST = 16  # minimum number of queries, or of tokens in a block, that matrix units take
+_MIN_TILE = 16  # minimum number of queries, or of tokens in a block, that matrix units take
 _THREADS = 32  # threads of a warp
 _OWN_REGISTERS = 255  # maximum number of registers of a thread
 
@@ -25,14 +25,14 @@ class Launch:
         tokens: tokens whose keys and values a program reads in one iteration.
         warps: warps of a program.
         stages: blocks of tokens that are being loaded or computed at once.
-        alone: True if a program of "decode" has a multiprocessor to itself.
+        exclusive: True if a program of "decode" has a multiprocessor to itself.
     """
 
     queries: int
     tokens: int
     warps: int
     stages: int
-    alone: bool = False
+    exclusive: bool = False
 
     @property
     def options(self) -> dict[str, int]:
@@ -42,13 +42,13 @@ class Launch:
 
 @functools.cache
 def attention_launch(
-    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0, heads: int = 1,
-    shared: bool = False, product: bool = False,
+    properties: DeviceProperties, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int = 0,
+    heads: int = 1, shared: bool = False, product: bool = False,
 ) -> Launch | None:  # fmt: skip
-    """Returns the launch parameters of an attention kernel on a card, or None if the kernel doesn't fit the card.
+    """Returns the launch parameters of an attention kernel on a GPU, or None if the kernel doesn't fit the GPU.
 
     Args:
-        card: card that the kernel runs on.
+        properties: properties of the GPU that the kernel runs on.
         kernel: "decode", "prefill" or "prefix".
         dim: elements of a head.
         item: bytes of an element of queries.
@@ -60,20 +60,20 @@ def attention_launch(
         shared: whether rows share prefixes and have little text after them, for "decode".
         product: whether the kernel takes rows from their QKV product, for "decode".
     """
-    wanted = _fastest(
-        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared,
+    fastest = _fastest(
+        properties, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=heads, shared=shared,
         product=product,
     )  # fmt: skip
-    dim = padded(dim)
-    for launch in _smaller(wanted, divisible=kernel == "prefill"):
-        if _shared(launch, dim, item) <= card.shared and _registers(launch) <= card.registers:
+    dim = padded_head_size(dim)
+    for launch in _smaller(fastest, divisible=kernel == "prefill"):
+        if _shared_memory(launch, dim, item) <= properties.shared_memory and _registers(launch) <= properties.registers:
             return launch
     return None
 
 
 @functools.cache
-def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch | None:
-    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit the card.
+def latent_launch(properties: DeviceProperties, *, size: int, item: int, queries: int) -> Launch | None:
+    """Returns the launch parameters of a latent attention kernel, or None if the kernel doesn't fit the GPU.
 
     On an H200, 64 tokens in 2 stages would be a tenth slower for many long rows of 16 heads and a quarter faster for
     few. But ptxas 12.8, which Triton 3.6 includes, optimises the products of the last block wrongly: they leave out
@@ -81,37 +81,40 @@ def latent_launch(card: Card, *, size: int, item: int, queries: int) -> Launch |
     results.
 
     Args:
-        card: card that the kernel runs on.
+        properties: properties of the GPU that the kernel runs on.
         size: elements of a latent and its rotary part.
         item: bytes of an element.
         queries: queries of a program, reduced if they don't fit.
     """
     if item == 4:
-        wanted = Launch(_LEAST, 16, 4, 2)
-    elif not card.copies:  # nor products with operands in shared memory: larger tiles overflow registers
-        wanted = Launch(min(queries, 32), 32, 8, 2)
+        fastest = Launch(_MIN_TILE, 16, 4, 2)
+    elif not properties.has_tma:  # nor products with operands in shared memory: larger tiles overflow registers
+        fastest = Launch(min(queries, 32), 32, 8, 2)
     else:
-        wanted = Launch(queries, 32, 4, 3) if queries < 64 else Launch(queries, 32, 8, 3)
-    for launch in _smaller(wanted, divisible=True):
+        fastest = Launch(queries, 32, 4, 3) if queries < 64 else Launch(queries, 32, 8, 3)
+    for launch in _smaller(fastest, divisible=True):
         weights = 256 * launch.queries  # and all else whose layout changes between two products
-        if _shared(launch, size, item, planes=1) + weights <= card.shared and _registers(launch) <= card.registers:
+        if (
+            _shared_memory(launch, size, item, planes=1) + weights <= properties.shared_memory
+            and _registers(launch) <= properties.registers
+        ):
             return launch
     return None
 
 
-def padded(dim: int) -> int:
+def padded_head_size(dim: int) -> int:
     """Returns the size to which kernels pad a head of `dim` elements."""
     power: int = power_of_2(dim)
-    return max(_LEAST, power)
+    return max(_MIN_TILE, power)
 
 
 def _fastest(
-    card: Card, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int, heads: int, shared: bool,
-    product: bool,
+    properties: DeviceProperties, kernel: Kernel, *, dim: int, item: int, cached: int, queries: int, rows: int,
+    heads: int, shared: bool, product: bool,
 ) -> Launch:  # fmt: skip
     """Returns the launch parameters that were fastest on an H200."""
     if item == 4:  # float32 products don't use matrix units, and are unrolled
-        return Launch(_LEAST if kernel == "prefill" else queries, 16, 4, 2)
+        return Launch(_MIN_TILE if kernel == "prefill" else queries, 16, 4, 2)
     wide = dim > 128  # the launches for smaller heads overflow registers
     if kernel == "prefill":
         if wide:
@@ -121,17 +124,17 @@ def _fastest(
         return Launch(queries, 32, 8, 2) if wide else Launch(queries, 64, 4, 3)
     # With four warps and more, products of more queries would use warp groups, some of which Triton 3.6 computes
     # wrongly.
-    eight = queries <= 8
+    few_queries = queries <= 8
     if wide:
-        return Launch(queries, 32, 4 if eight else 2, 2)
+        return Launch(queries, 32, 4 if few_queries else 2, 2)
     if cached == 1:
-        few = eight and 8 * rows * heads <= card.multiprocessors and not shared
-        return Launch(queries, 256, 8, 1, alone=True) if few else Launch(queries, 32, 1, 3)
+        few = few_queries and 8 * rows * heads <= properties.multiprocessors and not shared
+        return Launch(queries, 256, 8, 1, exclusive=True) if few else Launch(queries, 32, 1, 3)
     if shared:  # fits next to the prefix's programs
         return Launch(queries, 16, 1, 3)
-    programs = rows * heads * 132 // card.multiprocessors
+    programs = rows * heads * 132 // properties.multiprocessors
     if 384 <= programs < 1024 or (product and rows == 1):
-        return Launch(queries, 64, 4 if eight and not product else 2, 2)
+        return Launch(queries, 64, 4 if few_queries and not product else 2, 2)
     # Small programs, several of which fit a multiprocessor: while one waits, others work.
     return Launch(queries, 32, 1, 3)
 
@@ -140,17 +143,17 @@ def _smaller(launch: Launch, *, divisible: bool) -> list[Launch]:
     """Returns a launch and those with smaller tiles, fastest first."""
     queries, tokens = launch.queries, launch.tokens
     tried = [launch]
-    while tokens > _LEAST:
+    while tokens > _MIN_TILE:
         tokens //= 2
         tried.append(replace(launch, tokens=tokens))
     tried.append(replace(launch, tokens=tokens, stages=1))
-    while divisible and queries > _LEAST:
+    while divisible and queries > _MIN_TILE:
         queries //= 2
         tried.append(replace(launch, queries=queries, tokens=tokens, stages=1))
     return tried
 
 
-def _shared(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
+def _shared_memory(launch: Launch, dim: int, item: int, planes: int = 2) -> int:
     """Returns an upper bound of the shared memory in bytes; tests/runtime/kernels/test_compiled.py checks it against
     compiled kernels."""
     return (planes * launch.stages * launch.tokens + launch.queries) * dim * item
@@ -161,15 +164,15 @@ def _registers(launch: Launch) -> int:
 
 
 @functools.cache
-def tile_stages(card: Card, rows: int, outputs: int, inputs: int, item: int, most: int) -> int:
+def tile_stages(properties: DeviceProperties, rows: int, outputs: int, inputs: int, item: int, max_stages: int) -> int:
     """Returns the number of tiles that a program of a matrix product can load ahead, at least one.
 
     Args:
-        card: card that the kernel runs on.
+        properties: properties of the GPU that the kernel runs on.
         rows: activation rows in a tile.
         outputs: weight rows in a tile, of all matrices together.
         inputs: columns of a tile.
         item: bytes of an element.
-        most: maximum number that is worth it.
+        max_stages: maximum number that is worth it.
     """
-    return max(1, min(most, card.shared // ((rows + outputs) * inputs * item)))
+    return max(1, min(max_stages, properties.shared_memory // ((rows + outputs) * inputs * item)))

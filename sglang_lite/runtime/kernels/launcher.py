@@ -36,35 +36,37 @@ class KernelLauncher:
         constant = [parameter.is_constexpr for parameter in function.params]
         self._arguments = constant.index(True) if True in constant else len(constant)
         assert all(constant[self._arguments :]), "constants come last"
-        self._rest = (None,) * (len(constant) - self._arguments)  # placeholders for constants, which are compiled in
-        self._known: dict[tuple[Any, ...], CompiledKernel] = {}
+        self._constant_slots = (None,) * (
+            len(constant) - self._arguments
+        )  # placeholders for constants, which are compiled in
+        self._kernels: dict[tuple[Any, ...], CompiledKernel] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        key, values = kinds(arguments)
+        key, values = variant_key(arguments)
         device = driver.active.get_current_device() if key else None
         key += device, *options, *options.values()
-        kernel = self._known.get(key)
+        kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self.function.run(*arguments, grid=grid, warmup=False, **options)
             if device is not None and isinstance(kernel, CompiledKernel) and len(arguments) == self._arguments:
-                self._known[key] = kernel
+                self._kernels[key] = kernel
             return
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
         kernel.run(
-            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._rest
+            x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *values, *self._constant_slots
         )  # fmt: skip
 
 
-def launched(function: Any) -> Any:  # object of Triton
+def cached_launch(function: Any) -> Any:  # object of Triton
     """Decorator of kernels that the host launches. Leaves functions of the interpreter unchanged."""
     return KernelLauncher(function) if isinstance(function, JITFunction) and _specialized is not None else function
 
 
-def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # any types that kernels take
+def variant_key(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # any types that kernels take
     """Returns a key that is at least as specific as Triton's choice of a variant, and the arguments in the driver's
     form.
 
@@ -84,7 +86,7 @@ def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # a
             if argument is None:
                 found.append(None)
             elif of is int or of is float or of is bool:
-                found.append(_kind(argument))
+                found.append(_number_key(argument))
             else:
                 found.append(_specialized(BaseBackend, argument, False, True, True))
             values.append(argument)
@@ -92,7 +94,7 @@ def kinds(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:  # a
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are distinct kinds
-def _kind(number: float) -> Any:
+def _number_key(number: float) -> Any:
     """Returns Triton's classification of a number: its type, and if it is 1, which is compiled in, or divisible by
     16."""
     return _specialized(BaseBackend, number, False, True, True)

@@ -13,12 +13,12 @@ import triton.language as tl
 
 from sglang_lite.runtime.kernels.fp8 import store_fp8
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import power_of_2
 
 
-@launched
+@cached_launch
 @triton.jit
 def _add_norm(
     x, row_scales, scales, residual, weight, out, eight, eight_scales, size, eps,
@@ -78,7 +78,7 @@ def add_norm(
     """Adds x, times its scales, to `residual` [T, H] in place, and returns the norm of the sum. Moves 4 T H elements.
 
     Args:
-        x: [T, H], or parts [P, T, H] that add up to it, from `kernels.tiled.linear_parts`.
+        x: [T, H], or parts [P, T, H] that add up to it, from `kernels.tiled.linear_split_k`.
         residual: [T, H] (written).
         weight, eps, scales: as for `norm`.
     """
@@ -96,16 +96,16 @@ def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
 
 def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
-    wide: bool = False,
+    unquantised: bool = False,
 ) -> Fp8Rows:  # fmt: skip
     """Returns the `add_norm` of x in 8 bits.
 
     Args:
         x, residual, weight, eps, scales: as for `add_norm`.
-        wide: whether to return the rows before quantisation, too.
+        unquantised: whether to return the rows before quantisation, too.
     """
-    eight = Fp8Rows.empty(residual, residual.shape[1], wide=wide)
-    _launch(x, residual, weight, eps, scales, out=eight.wide, eight=eight)
+    eight = Fp8Rows.empty(residual, residual.shape[1], unquantised=unquantised)
+    _launch(x, residual, weight, eps, scales, out=eight.unquantised, eight=eight)
     return eight
 
 
@@ -126,5 +126,5 @@ def _launch(
         eight and eight.values, eight and eight.scales, size, eps,
         SCALED=scales is not None, ADD=residual is not None, CENTRED=weight.dim() == 2,
         WIDE=out is not None, EIGHT=eight is not None, BLOCK=block, PARTS=len(x) if x.dim() == 3 else 1,
-        num_warps=min(max(block // 512, 1), 16), **overlapped(x.device),
+        num_warps=min(max(block // 512, 1), 16), **pdl_options(x.device),
     )  # fmt: skip

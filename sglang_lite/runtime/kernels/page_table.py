@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import cdiv
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["count"])
 def _update(table, at, values, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

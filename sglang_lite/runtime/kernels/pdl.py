@@ -1,6 +1,6 @@
 """Programmatic dependent launch (CUDA programming guide, 3.2.7): a kernel is set up while the previous one drains.
 
-A kernel launched with `overlapped(device)` calls `start_next()` as soon as the next kernel would not be in its way. It
+A kernel launched with `pdl_options(device)` calls `start_next()` as soon as the next kernel would not be in its way. It
 calls `wait()` before it reads anything that another kernel writes, or writes anything that another kernel reads.
 """
 
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 
 
 @triton.jit
@@ -29,16 +29,16 @@ def start_next(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def overlapped(device: torch.device) -> dict[str, Any]:  # as Triton takes them
+def pdl_options(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     """Returns keyword arguments for an overlapped launch; without overlap on GPUs before Hopper, which don't support
     it."""
-    return _OVERLAPPED if card_of(device).overlaps else _PLAIN
+    return _OVERLAPPED if properties_of(device).has_pdl else _PLAIN
 
 
-def first_of_step(device: torch.device) -> dict[str, Any]:  # as Triton takes them
+def first_kernel_options(device: torch.device) -> dict[str, Any]:  # as Triton takes them
     """Returns keyword arguments for a step's first kernel: it starts only when all previous kernels have finished, so
     that the kernels after it need not wait for those."""
-    return {"PDL": card_of(device).overlaps}
+    return {"PDL": properties_of(device).has_pdl}
 
 
 _OVERLAPPED: dict[str, Any] = {"PDL": True, "launch_pdl": True}

@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.card import card_of
+from sglang_lite.runtime.kernels.device_properties import properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.softmax import attend_block, page_of
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _prefill(
     q, q_stride, k, v, v_scales, head_stride, out, blocks, page_table, pages_per_slot, scale, softcap, window,
@@ -60,22 +60,22 @@ def _prefill(
     end = position + count
     page = page_of(pages, start + n, end, PAGE)
     for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = attend_block(
             queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
         )
-        page = ahead
+        page = next_page
     for at in range(clear, end, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         token = at + n
-        seen = token[None, :] <= at_position[:, None]
+        visible = token[None, :] <= at_position[:, None]
         if WINDOW:
-            seen = seen & (token[None, :] > at_position[:, None] - window)
+            visible = visible & (token[None, :] > at_position[:, None] - window)
         m, total, acc = attend_block(
-            queries, k, v, page, token, token < end, seen, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
+            queries, k, v, page, token, token < end, visible, m, total, acc, scale, softcap, DIM, PAGE, True, SOFTCAP,
             BLOCK_D,
         )  # fmt: skip
-        page = ahead
+        page = next_page
     target = out + ((first + i) * HEADS + head)[:, None] * DIM + d[None, :]
     total = tl.where(total > 0, total, 1.0)  # padding rows may see no token
     if SCALED:
@@ -104,14 +104,14 @@ def prefill_attention(
         out: [T, heads, head_dim] (the tokens of the blocks are written).
         scale, window, softcap: as for `reference.attention.attention`.
     """
-    hopper = hopper_kernels(card_of(q.device), "prefill_attention_hopper")
-    if hopper is not None and window is None and softcap is None and hopper.takes(q, cache, plan):
+    hopper = hopper_kernels(properties_of(q.device), "prefill_attention_hopper")
+    if hopper is not None and window is None and softcap is None and hopper.supports(q, cache, plan):
         hopper.prefill_attention_hopper(q, cache, layer, plan, out, scale=scale)
         return
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     launch = attention_launch(
-        card_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
+        properties_of(q.device), "prefill", dim=dim, item=q.element_size(), cached=keys.element_size(),
         queries=plan.block_size,
     )  # fmt: skip
     assert launch is not None, "refused"
@@ -121,5 +121,5 @@ def prefill_attention(
         plan.page_table, plan.page_table.shape[1], scale, softcap or 0.0, window or 0,
         G=heads // len(keys), DIM=dim, PAGE=plan.page_size, HEADS=heads,
         SCALED=cache.scales is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options,
+        PARTS=parts, BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options,
     )  # fmt: skip

@@ -5,7 +5,7 @@ FlashAttention-3's (Shah et al., arXiv:2407.08608): one warp copies, and two war
 queries; the products of a block overlap with the softmax of the next, and those of one group with the softmax of the
 other.
 
-Keys may end with a rest that all heads share: the rotary part of keys expanded from latents.
+Keys may end with a rotary part that all heads share, if they are expanded from latents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 
 QUERIES = gl.constexpr(64)  # queries of a warp group
 _TOKENS = gl.constexpr(128)  # tokens of a block
@@ -56,8 +56,8 @@ def _copy(desc, row, column, pages, token, end, buffer, ready, PAGE: gl.constexp
 
 @gluon.jit
 def copy_blocks(
-    keys, rests, values, row, rest_row, rest_column, pages, start, end, blocks, before, k_buffers, rest_buffers,
-    v_buffers, k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, REST: gl.constexpr,
+    keys, rope_parts, values, row, rope_row, rope_column, pages, start, end, blocks, before, k_buffers, rope_buffers,
+    v_buffers, k_ready, v_ready, k_free, v_free, PAGE: gl.constexpr, ROPE_DIM: gl.constexpr,
 ):  # fmt: skip
     """Program of the copying warp: copies blocks from the last to the first, as a continuation of `before` earlier
     blocks."""
@@ -67,11 +67,11 @@ def copy_blocks(
         used = (i // STAGES & 1) ^ 1
         token = start + (before + blocks - 1 - i) * TOKENS
         mbarrier.wait(k_free.index(stage), used)
-        mbarrier.expect(k_ready.index(stage), TOKENS * (k_buffers.shape[2] + REST) * 2)
+        mbarrier.expect(k_ready.index(stage), TOKENS * (k_buffers.shape[2] + ROPE_DIM) * 2)
         _copy(keys, row, 0, pages, token, end, k_buffers.index(stage), k_ready.index(stage), PAGE)
-        if REST:
-            rest = rest_buffers.index(stage)
-            _copy(rests, rest_row, rest_column, pages, token, end, rest, k_ready.index(stage), PAGE)
+        if ROPE_DIM:
+            rope_part = rope_buffers.index(stage)
+            _copy(rope_parts, rope_row, rope_column, pages, token, end, rope_part, k_ready.index(stage), PAGE)
         mbarrier.wait(v_free.index(stage), used)
         mbarrier.expect(v_ready.index(stage), TOKENS * v_buffers.shape[2] * 2)
         _copy(values, row, 0, pages, token, end, v_buffers.index(stage), v_ready.index(stage), PAGE)
@@ -106,24 +106,24 @@ def take_queries(rows, real, buffer):
 
 
 @gluon.jit
-def _start_scores(queries, q_rest, keys, rest, nothing, REST: gl.constexpr):
+def _start_scores(queries, q_rope, keys, rope_part, nothing, ROPE_DIM: gl.constexpr):
     """Starts the products of queries with a block's keys; returns them while they are running."""
     scores = warpgroup_mma(queries, keys.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    if REST:
-        scores = warpgroup_mma(q_rest, rest.permute((1, 0)), scores, is_async=True)
+    if ROPE_DIM:
+        scores = warpgroup_mma(q_rope, rope_part.permute((1, 0)), scores, is_async=True)
     return scores
 
 
 @gluon.jit
 def attend_blocks(
-    queries, q_rest, seen_to, start, end, blocks, clear, before, scale,
-    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, REST: gl.constexpr,
+    queries, q_rope, seen_to, start, end, blocks, clear, before, scale,
+    k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, ROPE_DIM: gl.constexpr,
 ):  # fmt: skip
     """Program of a computing warp group: attention of the queries in shared memory over the blocks that `copy_blocks`
     copies.
 
     Args:
-        queries, q_rest: queries and their rests in shared memory.
+        queries, q_rope: queries and their rotary parts in shared memory.
         seen_to: last token that each query sees [QUERIES].
         start, end: first token, and end of the tokens.
         blocks: number of blocks.
@@ -153,7 +153,7 @@ def attend_blocks(
 
     first = before % STAGES
     mbarrier.wait(k_ready.index(first), before // STAGES & 1)
-    scores = _start_scores(queries, q_rest, k_buffers.index(first), rest_buffers.index(first), nothing, REST)
+    scores = _start_scores(queries, q_rope, k_buffers.index(first), rope_buffers.index(first), nothing, ROPE_DIM)
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_free.index(first), count=1)
     token = start + (blocks - 1) * TOKENS + n
@@ -163,17 +163,17 @@ def attend_blocks(
     mbarrier.wait(v_ready.index(first), before // STAGES & 1)
     if end < start + blocks * TOKENS:  # values behind the end may be NaN, and 0 x NaN is NaN; both groups do this
         values = v_buffers.index(first)
-        there = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
+        valid = start + (blocks - 1) * TOKENS + gl.arange(0, TOKENS, layout=gl.SliceLayout(1, ROWS)) < end
         found = values.load(ROWS)
         sync()
-        values.store(gl.where(there[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
+        values.store(gl.where(valid[:, None], found, gl.zeros([TOKENS, DIM], dtype, layout=ROWS)))
         fence_async_shared()
         sync()
     for i in range(before + 1, before + blocks):
         stage = i % STAGES
         last = (i - 1) % STAGES
         mbarrier.wait(k_ready.index(stage), i // STAGES & 1)
-        scores = _start_scores(queries, q_rest, k_buffers.index(stage), rest_buffers.index(stage), nothing, REST)
+        scores = _start_scores(queries, q_rope, k_buffers.index(stage), rope_buffers.index(stage), nothing, ROPE_DIM)
         mbarrier.wait(v_ready.index(last), (i - 1) // STAGES & 1)
         acc = warpgroup_mma(operand, v_buffers.index(last), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -197,22 +197,22 @@ def attend_blocks(
 @gluon.jit
 def _compute(
     q, q_stride, out, first, count, position, end, blocks, clear, head, scale,
-    q_buffers, q_rests, k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    GROUP: gl.constexpr, HEADS: gl.constexpr, REST: gl.constexpr,
+    q_buffers, q_ropes, k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
+    GROUP: gl.constexpr, HEADS: gl.constexpr, ROPE_DIM: gl.constexpr,
 ):  # fmt: skip
     """Program of a warp group: attention of QUERIES queries over all blocks."""
     KEY: gl.constexpr = q_buffers.shape[2]
-    queries, q_rest = q_buffers.index(GROUP), q_rests.index(GROUP)
+    queries, q_rope = q_buffers.index(GROUP), q_ropes.index(GROUP)
     i = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, BY_ROW))
-    rows = q + (first + GROUP * QUERIES) * q_stride + head * (KEY + REST) + i * q_stride
+    rows = q + (first + GROUP * QUERIES) * q_stride + head * (KEY + ROPE_DIM) + i * q_stride
     take_queries(rows, i < count - GROUP * QUERIES, queries)
-    if REST:
-        take_queries(rows + KEY, i < count - GROUP * QUERIES, q_rest)
+    if ROPE_DIM:
+        take_queries(rows + KEY, i < count - GROUP * QUERIES, q_rope)
     fence_async_shared()
     sync()
     _, total, acc = attend_blocks(
-        queries, q_rest, position + GROUP * QUERIES + i, 0, end, blocks, clear, 0, scale,
-        k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, REST,
+        queries, q_rope, position + GROUP * QUERIES + i, 0, end, blocks, clear, 0, scale,
+        k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, ROPE_DIM,
     )  # fmt: skip
     total = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, acc.type.layout))
     row = GROUP * QUERIES + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, acc.type.layout))
@@ -221,12 +221,12 @@ def _compute(
     gl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=(row < count)[:, None])
 
 
-@launched
+@cached_launch
 @gluon.jit(do_not_specialize=["token_slots", "before"])
 def prefill_kernel(
-    q, q_stride, keys, rests, rest_column, values, token_slots, out, plan_blocks, page_table, pages_per_slot, before,
-    scale,
-    G: gl.constexpr, KEY: gl.constexpr, REST: gl.constexpr, VALUE: gl.constexpr, PAGE: gl.constexpr,
+    q, q_stride, keys, rope_parts, rope_column, values, token_slots, out, plan_blocks, page_table, pages_per_slot,
+    before, scale,
+    G: gl.constexpr, KEY: gl.constexpr, ROPE_DIM: gl.constexpr, VALUE: gl.constexpr, PAGE: gl.constexpr,
     HEADS: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     head = gl.program_id(0)
@@ -250,10 +250,10 @@ def prefill_kernel(
     dtype: gl.constexpr = q.dtype.element_ty
     q_buffers = gl.allocate_shared_memory(dtype, [2, QUERIES, KEY], SHARED)
     k_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, KEY], SHARED)
-    q_rests, rest_buffers = q_buffers, k_buffers
-    if REST:
-        q_rests = gl.allocate_shared_memory(dtype, [2, QUERIES, REST], SHARED)
-        rest_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, REST], SHARED)
+    q_ropes, rope_buffers = q_buffers, k_buffers
+    if ROPE_DIM:
+        q_ropes = gl.allocate_shared_memory(dtype, [2, QUERIES, ROPE_DIM], SHARED)
+        rope_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, ROPE_DIM], SHARED)
     v_buffers = gl.allocate_shared_memory(dtype, [STAGES, _TOKENS, VALUE], SHARED)
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -267,16 +267,16 @@ def prefill_kernel(
     fence_async_shared()
     sync()
     gl.warp_specialize([
-        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
-                    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, HEADS, REST)),
-        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_rests,
-                    k_buffers, rest_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, HEADS, REST)),
-        (copy_blocks, (keys, rests, values, row, own, rest_column, pages, 0, end, blocks, 0, k_buffers, rest_buffers,
-                       v_buffers, k_ready, v_ready, k_free, v_free, PAGE, REST)),
+        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_ropes,
+                    k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, HEADS, ROPE_DIM)),
+        (_compute, (q, q_stride, out, first, count, position, end, blocks, clear, head, scale, q_buffers, q_ropes,
+                    k_buffers, rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, HEADS, ROPE_DIM)),
+        (copy_blocks, (keys, rope_parts, values, row, own, rope_column, pages, 0, end, blocks, 0, k_buffers,
+                       rope_buffers, v_buffers, k_ready, v_ready, k_free, v_free, PAGE, ROPE_DIM)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-def takes(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
+def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
     """True if the kernel supports these heads, data types and pages. It supports no window and no softcap."""
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
     pages = plan.page_size % 8 == 0 and _TOKENS.value % plan.page_size == 0
@@ -302,16 +302,17 @@ def prefill_attention_hopper(
     _launch(q, cache.k[layer], None, cache.v[layer], plan.page_size, plan.page_table, plan.blocks, out, scale)
 
 
-def takes_fresh(plan: DevicePlan, dtype: torch.dtype, key: int, rest: int, value: int) -> bool:
-    """True if `fresh_attention_hopper` supports the plan's blocks, and keys, rests and values of these sizes."""
-    sizes = key in (64, 128) and rest == COLUMNS.value and value in (64, 128)
+def supports_uncached(plan: DevicePlan, dtype: torch.dtype, key: int, rope_part: int, value: int) -> bool:
+    """True if `uncached_attention_hopper` supports the plan's blocks, and keys, rotary parts and values of these
+    sizes."""
+    sizes = key in (64, 128) and rope_part == COLUMNS.value and value in (64, 128)
     return sizes and dtype in (torch.bfloat16, torch.float16) and plan.block_size == 2 * QUERIES.value
 
 
-def fresh_attention_hopper(
+def uncached_attention_hopper(
     q: torch.Tensor,
     keys: torch.Tensor,
-    rests: torch.Tensor,
+    rope_parts: torch.Tensor,
     values: torch.Tensor,
     plan: DevicePlan,
     out: torch.Tensor,
@@ -321,9 +322,9 @@ def fresh_attention_hopper(
     """Causal attention of the plan's blocks of queries, for rows whose first token is in the batch, too.
 
     Args:
-        q: queries [T, heads, key and rest]; the heads of a token are contiguous.
+        q: queries [T, heads, key size + rotary size]; the heads of a token are contiguous.
         keys, values: [heads, T - plan.decoding, size], contiguous, of the non-decoding tokens of the batch.
-        rests: [T - plan.decoding, …, rest]: the last columns are the end of the keys of all heads.
+        rope_parts: [T - plan.decoding, …, rotary size]: the last columns are the end of the keys of all heads.
         plan: plan of the step.
         out: [T, heads, value size] (the tokens of the blocks are written).
         scale: factor of the scores.
@@ -331,13 +332,13 @@ def fresh_attention_hopper(
     Reads as much as `prefill_attention_hopper`. Uses 208 KB of shared memory for keys of 192.
     """
     blocks = torch.arange(-(-keys.shape[1] // _TOKENS.value), dtype=torch.int32, device=q.device).view(1, -1)
-    _launch(q, keys, rests, values, _TOKENS.value, blocks, plan.blocks, out, scale, before=plan.decoding)
+    _launch(q, keys, rope_parts, values, _TOKENS.value, blocks, plan.blocks, out, scale, before=plan.decoding)
 
 
 def _launch(
     q: torch.Tensor,
     keys: torch.Tensor,
-    rests: torch.Tensor | None,
+    rope_parts: torch.Tensor | None,
     values: torch.Tensor,
     page_size: int,
     page_table: torch.Tensor,
@@ -349,18 +350,21 @@ def _launch(
     """Launches the kernel.
 
     Args:
-        rests: None if keys and values are in pages; else the ends of keys, and keys and values are contiguous.
+        rope_parts: None if keys and values are in pages; else the ends of keys, and keys and values are contiguous.
         before: number of tokens at the start of the batch that keys and values leave out.
     """
     heads, box = q.shape[1], (page_size, COLUMNS.value)
-    of_keys, of_values = (described(x, x.shape[2], box, SHARED.value) for x in (keys, values))
-    rest, of_rests, column = 0, of_keys, 0
-    if rests is not None:
-        rest, of_rests = q.shape[2] - keys.shape[2], TensorDescriptor.from_tensor(rests, [*box], SHARED.value)
-        column = rests.shape[1] - rest
+    of_keys, of_values = (tensor_descriptor(x, x.shape[2], box, SHARED.value) for x in (keys, values))
+    rope_part, of_rope_parts, column = 0, of_keys, 0
+    if rope_parts is not None:
+        rope_part, of_rope_parts = (
+            q.shape[2] - keys.shape[2],
+            TensorDescriptor.from_tensor(rope_parts, [*box], SHARED.value),
+        )
+        column = rope_parts.shape[1] - rope_part
     prefill_kernel[(heads, len(blocks))](
-        q, q.stride(0), of_keys, of_rests, column, of_values, keys.shape[1], out, blocks, page_table,
-        page_table.shape[1] if rests is None else 0, before, scale * 1.4426950408889634,
-        G=heads // len(keys), KEY=keys.shape[2], REST=rest, VALUE=values.shape[2], PAGE=page_size, HEADS=heads,
-        OWN=rests is not None, num_warps=4,
+        q, q.stride(0), of_keys, of_rope_parts, column, of_values, keys.shape[1], out, blocks, page_table,
+        page_table.shape[1] if rope_parts is None else 0, before, scale * 1.4426950408889634,
+        G=heads // len(keys), KEY=keys.shape[2], ROPE_DIM=rope_part, VALUE=values.shape[2], PAGE=page_size, HEADS=heads,
+        OWN=rope_parts is not None, num_warps=4,
     )  # fmt: skip

@@ -12,16 +12,16 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.softmax import attend_tokens, page_of
 
-MOST_GROUP = 64  # most query heads per KV head
+MAX_GROUP = 64  # most query heads per KV head
 
 
 def block_queries(group: int, item: int) -> int:
@@ -31,30 +31,35 @@ def block_queries(group: int, item: int) -> int:
         group: query heads per KV head.
         item: bytes of an element of queries.
     """
-    return 64 if item < 4 else padded(group)
+    return 64 if item < 4 else padded_head_size(group)
 
 
-def prefix_on_hopper(
-    card: Card, dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int, softcap: float | None
+def hopper_prefix_module(
+    properties: DeviceProperties,
+    dim: int,
+    compute: torch.dtype,
+    cache: torch.dtype,
+    page_size: int,
+    softcap: float | None,
 ) -> ModuleType | None:
     """Returns the module of the kernel for Hopper GPUs if it runs instead, else None. Its items have more queries.
 
     Args:
-        card: card that the kernel runs on.
+        properties: properties of the GPU that the kernel runs on.
         dim: elements of a head.
         compute, cache: data type of queries, and of keys and values.
         page_size: tokens in a page.
         softcap: softcap of the scores, which the kernel doesn't support, or None.
     """
-    hopper = hopper_kernels(card, "prefix_attention_hopper")
-    takes = hopper is not None and softcap is None and hopper.takes(dim, compute, cache, page_size)
-    return hopper if takes else None
+    hopper = hopper_kernels(properties, "prefix_attention_hopper")
+    supports = hopper is not None and softcap is None and hopper.supports(dim, compute, cache, page_size)
+    return hopper if supports else None
 
 
-@launched
+@cached_launch
 @triton.jit
 def _prefix(
-    q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, most_chunks,
+    q, q_stride, k, v, head_stride, items, order, page_table, pages_per_slot, acc_buffer, ml_buffer, max_chunks,
     scale, softcap,
     G: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
@@ -88,7 +93,7 @@ def _prefix(
     m, total, acc = attend_tokens(
         queries, k, v, pages, page, start, end, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D, BLOCK_N
     )
-    part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
+    part = ((row * max_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
     tl.store(acc_buffer + part[:, None] * DIM + d[None, :], acc, mask=inside)
     tl.store(ml_buffer + part * 2, m, mask=real)
     tl.store(ml_buffer + part * 2 + 1, total, mask=real)
@@ -99,7 +104,7 @@ def prefix_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     *,
     scale: float,
     softcap: float | None = None,
@@ -120,19 +125,19 @@ def prefix_attention(
     heads, dim = q.shape[1], q.shape[2]
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, item = len(keys), q.element_size()
-    hopper = prefix_on_hopper(card_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
+    hopper = hopper_prefix_module(properties_of(q.device), dim, q.dtype, keys.dtype, plan.page_size, softcap)
     if hopper is not None:
         hopper.prefix_attention_hopper(q, cache, layer, plan, work, scale=scale)
         return
     launch = attention_launch(
-        card_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
+        properties_of(q.device), "prefix", dim=dim, item=item, cached=keys.element_size(),
         queries=block_queries(heads // kv_heads, item),
     )  # fmt: skip
     assert launch is not None, "refused"
-    assert plan.decoding * shared.most_chunks * heads * dim <= partials.prefix_acc.numel()
+    assert plan.decoding * shared.max_chunks * heads * dim <= partials.prefix_acc.numel()
     _prefix[(kv_heads, len(shared.items))](
         q, q.stride(0), keys, values, keys.shape[1] * dim, shared.items, shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks, scale, softcap or 0.0,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks, scale, softcap or 0.0,
         G=heads // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, SOFTCAP=softcap is not None,
-        BLOCK_M=launch.queries, BLOCK_D=padded(dim), **launch.options, **overlapped(q.device),
+        BLOCK_M=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **pdl_options(q.device),
     )  # fmt: skip

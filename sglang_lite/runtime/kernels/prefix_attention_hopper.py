@@ -12,12 +12,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     BY_ROW,
     COLUMNS,
@@ -30,27 +30,27 @@ from sglang_lite.runtime.kernels.prefill_attention_hopper import (
     take_queries,
 )
 
-MOST_QUERIES = 128  # queries of an item
+MAX_QUERIES = 128  # queries of an item
 _TOKENS = gl.constexpr(64)  # tokens of a block
 # Leaves a quarter of a multiprocessor's registers and half of its shared memory to other kernels.
 OPTIONS = {"TOKENS": 64, "REGISTERS": 176, "maxnreg": 128}
 
 
 @gluon.jit
-def _next_item(items, number, most):
+def _next_item(items, number, item_count):
     """Number of rows of an item; 0 after the last item."""
-    return gl.load(items + number * 6 + 1, mask=number < most, other=0)
+    return gl.load(items + number * 6 + 1, mask=number < item_count, other=0)
 
 
 @gluon.jit
 def _copy_items(
-    items, most, keys, values, row, page_table, pages_per_slot, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
-    PAGE: gl.constexpr,
+    items, item_count, keys, values, row, page_table, pages_per_slot, k_buffers, v_buffers, k_ready, v_ready,
+    k_free, v_free, PAGE: gl.constexpr,
 ):  # fmt: skip
     TOKENS: gl.constexpr = k_buffers.shape[1]
     number = gl.program_id(1)
     before = 0
-    count = _next_item(items, number, most)
+    count = _next_item(items, number, item_count)
     while count > 0:
         item = items + number * 6
         slot, start, end = gl.load(item + 2).to(gl.int64), gl.load(item + 3), gl.load(item + 4)
@@ -61,12 +61,12 @@ def _copy_items(
         )  # fmt: skip
         before += blocks
         number += gl.num_programs(1)
-        count = _next_item(items, number, most)
+        count = _next_item(items, number, item_count)
 
 
 @gluon.jit
 def _compute_items(
-    items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+    items, item_count, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
     q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free,
     GROUP: gl.constexpr, G: gl.constexpr, KV_HEADS: gl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def _compute_items(
     TOKENS: gl.constexpr = k_buffers.shape[1]
     number = gl.program_id(1)
     before = 0
-    count = _next_item(items, number, most)
+    count = _next_item(items, number, item_count)
     while count > 0:
         item = items + number * 6
         first, start, end, chunk = gl.load(item), gl.load(item + 3), gl.load(item + 4), gl.load(item + 5)
@@ -91,7 +91,7 @@ def _compute_items(
             queries, queries, gl.zeros_like(query) + end - 1, start, end, blocks, (end - start) // TOKENS, before,
             scale, k_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0,
         )  # fmt: skip
-        part = ((row * most_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
+        part = ((row * max_chunks + chunk) * KV_HEADS + kv_head) * G + query % G
         of_total = gl.convert_layout(part, total.type.layout)
         is_real = gl.convert_layout(real, total.type.layout)
         gl.store(ml_buffer + of_total * 2, m, mask=is_real)
@@ -102,14 +102,14 @@ def _compute_items(
         gl.store(acc_buffer + of_acc[:, None] * DIM + column[None, :], acc, mask=is_real[:, None])
         before += blocks
         number += gl.num_programs(1)
-        count = _next_item(items, number, most)
+        count = _next_item(items, number, item_count)
 
 
-@launched
-@gluon.jit(do_not_specialize=["token_slots", "most", "most_chunks"])
+@cached_launch
+@gluon.jit(do_not_specialize=["token_slots", "item_count", "max_chunks"])
 def prefix_kernel(
-    q, q_stride, keys, values, token_slots, items, most, order, page_table, pages_per_slot, acc_buffer, ml_buffer,
-    most_chunks, scale,
+    q, q_stride, keys, values, token_slots, items, item_count, order, page_table, pages_per_slot, acc_buffer, ml_buffer,
+    max_chunks, scale,
     G: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, KV_HEADS: gl.constexpr, PDL: gl.constexpr,
     TOKENS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -132,30 +132,30 @@ def prefix_kernel(
     start_next(PDL)  # not earlier: `decode_attention` reads queries and keys without waiting again
     sync()
     gl.warp_specialize([
-        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+        (_compute_items, (items, item_count, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
                           q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 0, G, KV_HEADS)),
-        (_compute_items, (items, most, order, q, q_stride, kv_head, acc_buffer, ml_buffer, most_chunks, scale,
+        (_compute_items, (items, item_count, order, q, q_stride, kv_head, acc_buffer, ml_buffer, max_chunks, scale,
                           q_buffers, k_buffers, v_buffers, k_ready, v_ready, k_free, v_free, 1, G, KV_HEADS)),
-        (_copy_items, (items, most, keys, values, kv_head * token_slots, page_table, pages_per_slot, k_buffers,
+        (_copy_items, (items, item_count, keys, values, kv_head * token_slots, page_table, pages_per_slot, k_buffers,
                        v_buffers, k_ready, v_ready, k_free, v_free, PAGE)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
 
 
-def takes(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
+def supports(dim: int, compute: torch.dtype, cache: torch.dtype, page_size: int) -> bool:
     """True if the kernel supports these heads, data types and pages. It supports no softcap."""
     pages = page_size % 8 == 0 and _TOKENS.value % page_size == 0
     return dim in (64, 128) and compute in (torch.bfloat16, torch.float16) and cache == compute and pages
 
 
-def programs(card: Card, kv_heads: int) -> int:
+def programs(properties: DeviceProperties, kv_heads: int) -> int:
     """Returns the number of programs per KV head, which is also the number of items that keep them busy."""
-    return max(1, card.multiprocessors // kv_heads)
+    return max(1, properties.multiprocessors // kv_heads)
 
 
 def prefix_attention_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, scale: float
 ) -> None:
-    """Computes `prefix_attention` for items with at most MOST_QUERIES queries. Arguments as there.
+    """Computes `prefix_attention` for items with at most MAX_QUERIES queries. Arguments as there.
 
     Args:
         q: queries [T, heads, head_dim] as `rope_store` returns them; the heads of a token are contiguous.
@@ -164,11 +164,11 @@ def prefix_attention_hopper(
     assert shared is not None
     keys, values = cache.k[layer], cache.v[layer]
     kv_heads, token_slots, dim = keys.shape
-    planes = [described(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
-    prefix_kernel[(kv_heads, programs(card_of(q.device), kv_heads))](
+    planes = [tensor_descriptor(x, dim, (plan.page_size, COLUMNS.value), SHARED.value) for x in (keys, values)]
+    prefix_kernel[(kv_heads, programs(properties_of(q.device), kv_heads))](
         q, q.stride(0), *planes, token_slots, shared.items, len(shared.items), shared.order, plan.page_table,
-        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.most_chunks,
+        plan.page_table.shape[1], partials.prefix_acc, partials.prefix_ml, shared.max_chunks,
         scale * 1.4426950408889634,
-        G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **overlapped(q.device),
+        G=q.shape[1] // kv_heads, DIM=dim, PAGE=plan.page_size, KV_HEADS=kv_heads, num_warps=4, **pdl_options(q.device),
         **OPTIONS,
     )  # fmt: skip

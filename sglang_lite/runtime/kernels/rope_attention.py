@@ -11,35 +11,35 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
-from sglang_lite.runtime.kernels.card import card_of
-from sglang_lite.runtime.kernels.decode_attention import finish, merging
-from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, columns, load_few, seen_page
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
+from sglang_lite.runtime.kernels.decode_attention import merge_options, store_or_merge
+from sglang_lite.runtime.kernels.device_properties import properties_of
+from sglang_lite.runtime.kernels.few_queries import add_few, attend_few, clamped_page_of, columns, load_few
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launch_config import attention_launch, padded
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
-from sglang_lite.runtime.kernels.rope_store import turn_heads
+from sglang_lite.runtime.kernels.launch_config import attention_launch, padded_head_size
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
+from sglang_lite.runtime.kernels.rope_store import rotate_heads
 
 
 @triton.jit
-def _pairs(d, TURNED: tl.constexpr):
+def _pairs(d, ROPE_DIM: tl.constexpr):
     """Index of the element that is rotated into each one: half the rotary part away."""
-    half: tl.constexpr = TURNED // 2
-    return tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
+    half: tl.constexpr = ROPE_DIM // 2
+    return tl.where(d < half, d + half, tl.where(d < ROPE_DIM, d - half, d))
 
 
 @triton.jit
-def _turn(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, TURNED: tl.constexpr, NORM: tl.constexpr,
+def _load_rope(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, NORM: tl.constexpr,
           BLOCK_D: tl.constexpr):  # fmt: skip
     """Loads cos and sin of a position and the weights of norms, each [1, BLOCK_D]; the weights also in the order of
     `_pairs`."""
     d = tl.arange(0, BLOCK_D)
-    pair = _pairs(d, TURNED)
-    at = position.to(tl.int64) * TURNED + d
-    c = tl.load(cos + at, mask=d < TURNED, other=1.0).to(tl.float32)
-    s = tl.load(sin + at, mask=d < TURNED, other=0.0).to(tl.float32)
+    pair = _pairs(d, ROPE_DIM)
+    at = position.to(tl.int64) * ROPE_DIM + d
+    c = tl.load(cos + at, mask=d < ROPE_DIM, other=1.0).to(tl.float32)
+    s = tl.load(sin + at, mask=d < ROPE_DIM, other=0.0).to(tl.float32)
     q, q_pair, k, k_pair = c, c, c, c
     if NORM:
         q = tl.load(q_norm + d, mask=d < DIM, other=0.0).to(tl.float32)
@@ -53,12 +53,12 @@ def _turn(position, q_norm, k_norm, cos, sin, DIM: tl.constexpr, TURNED: tl.cons
 def _heads(
     qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s,
     q_weight, q_weight_pair, k_weight, k_weight_pair, eps,
-    G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr,
+    G: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, KV_HEADS: tl.constexpr, SCALED: tl.constexpr,
     NORM: tl.constexpr, KV_SCALED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], computed as in `rope_store`."""
     d = tl.arange(0, BLOCK_D)
-    pair = _pairs(d, TURNED)
+    pair = _pairs(d, ROPE_DIM)
     g = tl.arange(0, BLOCK_G)
     one = tl.arange(0, 1)
     product = qkv + row.to(tl.int64) * (G + 2) * KV_HEADS * DIM
@@ -79,8 +79,8 @@ def _heads(
         key = (key * own * tl.load(scales + at_k + d[None, :], mask=is_one, other=0.0)).to(key.dtype)
         k_pair = (k_pair * own * tl.load(scales + at_k + pair[None, :], mask=is_one, other=0.0)).to(key.dtype)
         value = (value * own * tl.load(scales + at_v + d[None, :], mask=is_one, other=0.0)).to(value.dtype)
-    q = turn_heads(q, q_pair, q_weight, q_weight_pair, c, s, eps, DIM, NORM)
-    key = turn_heads(key, k_pair, k_weight, k_weight_pair, c, s, eps, DIM, NORM)
+    q = rotate_heads(q, q_pair, q_weight, q_weight_pair, c, s, eps, DIM, NORM)
+    key = rotate_heads(key, k_pair, k_weight, k_weight_pair, c, s, eps, DIM, NORM)
     if KV_SCALED:
         k_scale, v_scale = tl.load(k_scales + kv_head), tl.load(v_scales + kv_head)
         q = (q * k_scale).to(q.dtype)
@@ -109,12 +109,12 @@ def _see_itself(queries, key, value, scale, softcap, SOFTCAP: tl.constexpr):
     return score * (scale * 1.4426950408889634), tl.full(score.shape, 1.0, tl.float32), acc
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["window"])
 def _rope_attention(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, eps, k, v, k_scales, v_scales, head_stride, out, work, row_work,
     positions, page_table, pages_per_slot, acc_buffer, ml_buffer, counters, scale, softcap, window,
-    G: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    G: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -138,16 +138,18 @@ def _rope_attention(
     k += kv_head.to(tl.int64) * head_stride
     v += kv_head.to(tl.int64) * head_stride
     token = start + tl.arange(0, BLOCK_N)
-    there = token < old
-    page = seen_page(pages, token, old, PAGE)
-    keys, values = load_few(k, v, page, token, there, DIM, PAGE, True, BLOCK_D)
-    ahead = seen_page(pages, token + BLOCK_N, old, PAGE)
+    valid = token < old
+    page = clamped_page_of(pages, token, old, PAGE)
+    keys, values = load_few(k, v, page, token, valid, DIM, PAGE, True, BLOCK_D)
+    next_page = clamped_page_of(pages, token + BLOCK_N, old, PAGE)
     last_page = tl.load(pages + position // PAGE)
-    c, s, q_weight, q_pair, k_weight, k_pair = _turn(position, q_norm, k_norm, cos, sin, DIM, TURNED, NORM, BLOCK_D)
+    c, s, q_weight, q_pair, k_weight, k_pair = _load_rope(
+        position, q_norm, k_norm, cos, sin, DIM, ROPE_DIM, NORM, BLOCK_D
+    )
     wait(PDL)
     queries, key, value = _heads(
         qkv, row_scales, scales, k_scales, v_scales, row, kv_head, c, s, q_weight, q_pair, k_weight, k_pair, eps,
-        G, DIM, TURNED, KV_HEADS, SCALED, NORM, KV_SCALED, BLOCK_G, BLOCK_D,
+        G, DIM, ROPE_DIM, KV_HEADS, SCALED, NORM, KV_SCALED, BLOCK_G, BLOCK_D,
     )  # fmt: skip
     key, value = key.to(k.dtype.element_ty), value.to(v.dtype.element_ty)
     if k.dtype.element_ty == tl.float8e4nv:
@@ -159,12 +161,12 @@ def _rope_attention(
         _store(k, v, key, value, last_page, position, DIM, PAGE, BLOCK_D)
         m, total, acc = _see_itself(queries, key, value, scale, softcap, SOFTCAP)
     queries, acc = tl.trans(queries), tl.trans(acc)
-    m, total, acc = add_few(queries, keys, values, there, m, total, acc, scale, softcap, SOFTCAP)
+    m, total, acc = add_few(queries, keys, values, valid, m, total, acc, scale, softcap, SOFTCAP)
     m, total, acc = attend_few(
-        queries, k, v, pages, ahead, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP, BLOCK_D,
-        BLOCK_N,
+        queries, k, v, pages, next_page, start + BLOCK_N, old, m, total, acc, scale, softcap, DIM, PAGE, SOFTCAP,
+        BLOCK_D, BLOCK_N,
     )  # fmt: skip
-    finish(
+    store_or_merge(
         m, total, tl.trans(acc), row, item, kv_head, first, count, out, v_scales, acc_buffer, ml_buffer, counters,
         acc_buffer, ml_buffer, 0, 0, G, DIM, KV_HEADS, KV_SCALED, False, GROUP, PARTS,
     )  # fmt: skip
@@ -181,7 +183,7 @@ def rope_attention(
     out: torch.Tensor,
     *,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     scales: Scales | None = None,
     scale: float,
     window: int | None = None,
@@ -199,7 +201,7 @@ def rope_attention(
     kv_heads, cache_slots, dim = keys.shape
     rows, group = len(qkv), qkv.shape[1] // dim // kv_heads - 2
     launch = attention_launch(
-        card_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
+        properties_of(qkv.device), "decode", dim=dim, item=qkv.element_size(), cached=keys.element_size(),
         queries=columns(group), rows=rows, heads=kv_heads, product=True,
     )  # fmt: skip
     assert launch is not None, "refused"
@@ -209,9 +211,9 @@ def rope_attention(
         of_cache and of_cache.k[layer], of_cache and of_cache.v[layer], cache_slots * dim, out,
         work.items, work.rows, plan.positions, plan.page_table, plan.page_table.shape[1],
         partials.acc, partials.ml, partials.counters, scale, softcap or 0.0, window or 0,
-        G=group, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
+        G=group, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size, KV_HEADS=kv_heads,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
         SOFTCAP=softcap is not None, WINDOW=window is not None,
-        BLOCK_G=launch.queries, BLOCK_D=padded(dim), **launch.options, **merging(launch, group, dim),
-        **overlapped(qkv.device),
+        BLOCK_G=launch.queries, BLOCK_D=padded_head_size(dim), **launch.options, **merge_options(launch, group, dim),
+        **pdl_options(qkv.device),
     )  # fmt: skip

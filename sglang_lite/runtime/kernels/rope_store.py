@@ -12,15 +12,15 @@ import triton.language as tl
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _LAUNCH = {"BLOCK_H": 8, "num_warps": 2}
 
 
 @triton.jit
-def turn_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
+def rotate_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
     """Returns heads [N, BLOCK_D], normalised (with NORM) and rotated.
 
     Args:
@@ -37,12 +37,12 @@ def turn_heads(x, y, wx, wy, c, s, eps, DIM: tl.constexpr, NORM: tl.constexpr):
     return (x.to(tl.float32) * c + y.to(tl.float32) * s).to(x.dtype)
 
 
-@launched
+@cached_launch
 @triton.jit
 def _rope_store(
     qkv, row_scales, scales, q_norm, k_norm, cos, sin, slots, positions, page_table, pages_per_slot,
     k_cache, v_cache, k_scales, v_scales, head_stride, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROPE_DIM: tl.constexpr, PAGE: tl.constexpr,
     SCALED: tl.constexpr, NORM: tl.constexpr, KV_SCALED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -53,13 +53,13 @@ def _rope_store(
     d = tl.arange(0, BLOCK_D)
     exists = (head < HEADS + 2 * KV_HEADS)[:, None] & (d < DIM)[None, :]
     is_q = (head < HEADS)[:, None]
-    turned = (head < HEADS + KV_HEADS)[:, None]
+    is_rotated = (head < HEADS + KV_HEADS)[:, None]
     row = qkv + token * (HEADS + 2 * KV_HEADS) * DIM
     # Each element, and the one half the rotary part away that is rotated into it.
-    half: tl.constexpr = TURNED // 2
-    pair = tl.where(d < half, d + half, tl.where(d < TURNED, d - half, d))
+    half: tl.constexpr = ROPE_DIM // 2
+    pair = tl.where(d < half, d + half, tl.where(d < ROPE_DIM, d - half, d))
     x = tl.load(row + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)
-    y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & turned, other=0.0)
+    y = tl.load(row + head[:, None] * DIM + pair[None, :], mask=exists & is_rotated, other=0.0)
     if SCALED:
         own = tl.load(row_scales + token)
         x = (x * own * tl.load(scales + head[:, None] * DIM + d[None, :], mask=exists, other=0.0)).to(x.dtype)
@@ -71,10 +71,10 @@ def _rope_store(
         wy = tl.where(is_q, tl.load(q_norm + pair, mask=d < DIM, other=0.0)[None, :],
                       tl.load(k_norm + pair, mask=d < DIM, other=0.0)[None, :])  # fmt: skip
     position = tl.load(positions + token).to(tl.int64)
-    in_turned = d < TURNED
-    c = tl.load(cos + position * TURNED + d, mask=in_turned, other=1.0).to(tl.float32)[None, :]
-    s = tl.load(sin + position * TURNED + d, mask=in_turned, other=0.0).to(tl.float32)[None, :]
-    x = tl.where(turned, turn_heads(x, y, wx, wy, c, s, eps, DIM, NORM), x)
+    in_rope = d < ROPE_DIM
+    c = tl.load(cos + position * ROPE_DIM + d, mask=in_rope, other=1.0).to(tl.float32)[None, :]
+    s = tl.load(sin + position * ROPE_DIM + d, mask=in_rope, other=0.0).to(tl.float32)[None, :]
+    x = tl.where(is_rotated, rotate_heads(x, y, wx, wy, c, s, eps, DIM, NORM), x)
     if KV_SCALED:
         of_q, of_v = head < HEADS, head >= HEADS + KV_HEADS
         of = tl.where(of_q, head // (HEADS // KV_HEADS), (head - HEADS) % KV_HEADS)
@@ -87,7 +87,7 @@ def _rope_store(
     target = (page * PAGE + position % PAGE) * DIM
     kv_head = (head - HEADS).to(tl.int64)
     at = kv_head[:, None] * head_stride + target + d[None, :]
-    tl.store(k_cache + at, x.to(k_cache.dtype.element_ty), mask=exists & turned & (kv_head >= 0)[:, None])
+    tl.store(k_cache + at, x.to(k_cache.dtype.element_ty), mask=exists & is_rotated & (kv_head >= 0)[:, None])
     at = (kv_head - KV_HEADS)[:, None] * head_stride + target + d[None, :]
     tl.store(v_cache + at, x.to(v_cache.dtype.element_ty), mask=exists & (kv_head >= KV_HEADS)[:, None])
 
@@ -129,8 +129,8 @@ def rope_store(
         plan.slots, plan.positions, plan.page_table, plan.page_table.shape[1],
         cache.k[layer], cache.v[layer], of_cache and of_cache.k[layer], of_cache and of_cache.v[layer],
         cache_slots * dim, eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, TURNED=cos.shape[1], PAGE=plan.page_size,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROPE_DIM=cos.shape[1], PAGE=plan.page_size,
         SCALED=scales is not None, NORM=q_norm is not None, KV_SCALED=of_cache is not None,
-        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **overlapped(qkv.device),
+        BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=_LAUNCH["num_warps"], **pdl_options(qkv.device),
     )  # fmt: skip
     return qkv.view(len(qkv), total, dim)[:, :heads]

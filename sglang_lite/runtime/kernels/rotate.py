@@ -6,14 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 _HEADS = 8  # heads of a program
 
 
-@launched
+@cached_launch
 @triton.jit
 def _rotate(
     q, k, cos, sin, q_out, k_out, q_head, q_token, k_head, k_token, cos_token, sin_token,
@@ -52,6 +52,6 @@ def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
     _rotate[(tokens, cdiv(heads + kv_heads, block))](
         q, k, cos, sin, q_out, k_out, q.stride(1), q.stride(2), k.stride(1), k.stride(2), cos.stride(1), sin.stride(1),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_H=block, BLOCK_D=power_of_2(dim), num_warps=2,
-        **overlapped(q.device),
+        **pdl_options(q.device),
     )  # fmt: skip
     return q_out.transpose(1, 2), k_out.transpose(1, 2)

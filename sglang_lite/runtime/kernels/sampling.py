@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.launcher import launched
+from sglang_lite.runtime.kernels.launcher import cached_launch
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
 BLOCK = 4096  # logits that a program of the first pass reads
@@ -86,7 +86,7 @@ def _race(x, temperature, seed, position, block, BLOCK: tl.constexpr, FAST: tl.c
     return x * (1.0 / temperature) - 0.69314718 * tl.reshape(_log2(e, FAST), [BLOCK])
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["words", "blocks"])
 def _scan(
     logits, row_stride, slots, positions, temperatures, seeds, masks, mask_rows, words, size, softcap,
@@ -132,21 +132,21 @@ def _unkey(key):
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["words", "blocks"])
 def _pick(
     logits, row_stride, slots, positions, temperatures, seeds, top_ks, top_ps, min_ps, masks, mask_rows, words, size,
-    softcap, block_best, block_at, block_max, block_bad, blocks, drawn, tokens,
+    softcap, block_best, block_at, block_max, block_bad, blocks, last_tokens, tokens,
     SOFTCAP: tl.constexpr, MASKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     b = tl.arange(0, BLOCKS)
-    there = b < blocks
-    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=there, other=float("-inf")), 0, return_indices=True)
+    valid = b < blocks
+    _, winner = tl.max(tl.load(block_best + row * blocks + b, mask=valid, other=float("-inf")), 0, return_indices=True)
     token = tl.load(block_at + row * blocks + winner)
-    highest = tl.max(tl.load(block_max + row * blocks + b, mask=there, other=float("-inf")), 0)
-    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=there, other=0), 0)
+    highest = tl.max(tl.load(block_max + row * blocks + b, mask=valid, other=float("-inf")), 0)
+    bad = tl.max(tl.load(block_bad + row * blocks + b, mask=valid, other=0), 0)
     temperature = tl.load(temperatures + slot)
     top_k = tl.load(top_ks + slot)
     top_p = tl.load(top_ps + slot)
@@ -203,7 +203,7 @@ def _pick(
                 best = block_score
                 token = block * BLOCK + where
     tl.store(tokens + row, token)
-    tl.store(drawn + slot, tl.maximum(token, 0))
+    tl.store(last_tokens + slot, tl.maximum(token, 0))
 
 
 def draw(
@@ -211,7 +211,7 @@ def draw(
     slots: torch.Tensor,
     positions: torch.Tensor,
     sampling: DeviceSampling,
-    drawn: torch.Tensor,
+    last_tokens: torch.Tensor,
     tokens: torch.Tensor,
     *,
     masks: torch.Tensor | None = None,
@@ -224,7 +224,7 @@ def draw(
         logits: [R, V], of any floating-point type.
         slots, positions: int32 [R], slot of each row and position of the token before the drawn one.
         sampling: sampling parameters by slot.
-        drawn: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one.
+        last_tokens: int32 [slots] (written), last drawn token of each slot; 0 if there was no valid one.
         tokens: int32 [R] (written), the token, NOT_FINITE or NOTHING_ALLOWED.
         masks: int32 [masks, words], a bit for each allowed token.
         mask_rows: int32 [R], index of each row's mask, -1 for none.
@@ -236,9 +236,9 @@ def draw(
     """
     rows, size = logits.shape
     blocks = cdiv(size, BLOCK)
-    room = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
-    best, block_max = torch.empty((2, room), dtype=torch.float32, device=logits.device).unbind(0)
-    at, bad = torch.empty((2, room), dtype=torch.int32, device=logits.device).unbind(0)
+    capacity = -(-rows * blocks // 4) * 4  # aligned, so that Triton compiles one version for all numbers of rows
+    best, block_max = torch.empty((2, capacity), dtype=torch.float32, device=logits.device).unbind(0)
+    at, bad = torch.empty((2, capacity), dtype=torch.int32, device=logits.device).unbind(0)
     has_masks = masks is not None and mask_rows is not None
     masks = tokens if masks is None else masks
     words = masks.shape[1] if has_masks else 0
@@ -251,7 +251,7 @@ def draw(
     _pick[(rows,)](
         logits, logits.stride(0), slots, positions, sampling.temperature, sampling.seed, sampling.top_k,
         sampling.top_p, sampling.min_p, masks, mask_rows, words, size, softcap or 0.0, best, at, block_max, bad, blocks,
-        drawn, tokens,
+        last_tokens, tokens,
         SOFTCAP=softcap is not None, MASKS=has_masks, BLOCK=BLOCK, BLOCKS=power_of_2(blocks), FAST=fast,
         num_warps=16,
     )  # fmt: skip

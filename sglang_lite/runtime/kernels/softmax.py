@@ -17,7 +17,7 @@ def page_of(pages, token, end, PAGE: tl.constexpr):
 
 @triton.jit
 def attend_block(
-    queries, k, v, page, token, there, seen, m, total, acc, scale, softcap,
+    queries, k, v, page, token, valid, visible, m, total, acc, scale, softcap,
     DIM: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Adds a block of N tokens to the running results of M queries.
@@ -26,8 +26,8 @@ def attend_block(
         queries: [M, BLOCK_D].
         k, v: keys and values of the KV head.
         page, token: page and position of each token [N].
-        there: bool [N], tokens that may be read; used only if MASKED.
-        seen: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
+        valid: bool [N], tokens that may be read; used only if MASKED.
+        visible: bool [M, N] or [1, N], tokens that each query sees; used only if MASKED.
         m, total, acc: highest score [M], sum of weights [M] and weighted values [M, BLOCK_D].
 
     Returns:
@@ -38,8 +38,8 @@ def attend_block(
     at_keys = k + offset[None, :] + d[:, None]
     at_values = v + offset[:, None] + d[None, :]
     if MASKED:
-        keys = tl.load(at_keys, mask=there[None, :] & (d < DIM)[:, None], other=0.0)
-        values = tl.load(at_values, mask=there[:, None] & (d < DIM)[None, :], other=0.0)
+        keys = tl.load(at_keys, mask=valid[None, :] & (d < DIM)[:, None], other=0.0)
+        values = tl.load(at_values, mask=valid[:, None] & (d < DIM)[None, :], other=0.0)
     elif DIM < BLOCK_D:
         keys = tl.load(at_keys, mask=(d < DIM)[:, None], other=0.0)
         values = tl.load(at_values, mask=(d < DIM)[None, :], other=0.0)
@@ -52,7 +52,7 @@ def attend_block(
         scale = 1.0
     scale *= 1.4426950408889634
     if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(visible, scores, float("-inf"))
     highest = tl.maximum(m, tl.max(scores, 1) * scale)
     shift = highest
     if MASKED:  # a query may not have seen any token yet
@@ -85,15 +85,15 @@ def attend_tokens(
     n = tl.arange(0, BLOCK_N)
     clear = start + tl.maximum(end - start, 0) // BLOCK_N * BLOCK_N
     for at in range(start, clear, BLOCK_N):
-        ahead = page_of(pages, at + BLOCK_N + n, end, PAGE)
+        next_page = page_of(pages, at + BLOCK_N + n, end, PAGE)
         m, total, acc = attend_block(
             queries, k, v, page, at + n, None, None, m, total, acc, scale, softcap, DIM, PAGE, False, SOFTCAP, BLOCK_D
         )
-        page = ahead
+        page = next_page
     if clear < end:
-        there = clear + n < end
+        valid = clear + n < end
         m, total, acc = attend_block(
-            queries, k, v, page, clear + n, there, there[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
+            queries, k, v, page, clear + n, valid, valid[None, :], m, total, acc, scale, softcap, DIM, PAGE, True,
             SOFTCAP, BLOCK_D,
         )  # fmt: skip
     return m, total, acc

@@ -1,7 +1,7 @@
 """Products of up to 64 rows with a large weight matrix, whose tiles the copy engine loads (TMA, from Hopper on).
 
 Weights are read once. On an H200, together with the activation that follows, that takes 2 to 18 % less time than cuBLAS
-or `gemv.FewRows`; above 64 rows cuBLAS is as fast.
+or `gemv.SmallBatchLinear`; above 64 rows cuBLAS is as fast.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_lite.runtime.kernels.activation import activated
-from sglang_lite.runtime.kernels.card import Card, card_of
-from sglang_lite.runtime.kernels.descriptors import described
+from sglang_lite.runtime.kernels.activation import apply_activation
+from sglang_lite.runtime.kernels.descriptors import tensor_descriptor
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.launch_config import tile_stages
-from sglang_lite.runtime.kernels.launcher import launched
-from sglang_lite.runtime.kernels.pdl import overlapped, start_next, wait
+from sglang_lite.runtime.kernels.launcher import cached_launch
+from sglang_lite.runtime.kernels.pdl import pdl_options, start_next, wait
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 _BLOCK_K = 128
-MOST_PARTS = 2
+MAX_PARTS = 2
 # Most elements of a matrix that gets smaller tiles, which keep more multiprocessors busy.
 _SMALL = 1 << 23
 
 
-@launched
+@cached_launch
 @triton.jit(do_not_specialize=["M"])
 def _tiled(
     x, w, bias, y, M, N, K,
@@ -50,7 +50,7 @@ def _tiled(
         if GATE != "":
             up = tl.dot(rows, w.load([N + first, k]).T, up)
     if not EARLY:
-        start_next(PDL)  # not earlier, as not all programs fit the card at once
+        start_next(PDL)  # not earlier, as not all programs fit the GPU at once
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     out = acc.to(y.dtype.element_ty)
@@ -58,7 +58,7 @@ def _tiled(
         if BIAS:
             up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
         # Rounded as separate operations would.
-        gate = activated(out.to(tl.float32), GATE).to(out.dtype).to(tl.float32)
+        gate = apply_activation(out.to(tl.float32), GATE).to(out.dtype).to(tl.float32)
         out = (gate * up.to(out.dtype).to(tl.float32)).to(out.dtype)
     tl.store(y + m[:, None] * N + n[None, :], out, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -66,7 +66,7 @@ def _tiled(
 def can_tile(weight: torch.Tensor) -> bool:
     """True if the device of a matrix can multiply it in tiles: the GPU has TMA, and the matrix has 16-bit elements and
     rows of a multiple of 16 bytes."""
-    return card_of(weight.device).copies and weight.element_size() == 2 and weight.shape[1] % 8 == 0
+    return properties_of(weight.device).has_tma and weight.element_size() == 2 and weight.shape[1] % 8 == 0
 
 
 def linear_tiled(
@@ -75,7 +75,7 @@ def linear_tiled(
     """Returns x [M, K] times weight [N, K] transposed, plus bias [N], as [M, N].
 
     Args:
-        x: up to MOST_ROWS rows, contiguous.
+        x: up to MAX_ROWS rows, contiguous.
         weight: [N, K], which must satisfy `can_tile`; with `gate` [2 N, K], gates first.
         bias: [N], with `gate` [2 N]; or None.
         gate: activation of a gated pair ("silu", "gelu", "gelu_tanh"), or "".
@@ -87,7 +87,7 @@ def linear_tiled(
     return y
 
 
-def parts_of(weight: torch.Tensor) -> int:
+def split_k_of(weight: torch.Tensor) -> int:
     """Returns the number of parts that the sums of a product should be split into: as many as possible with at most one
     program per multiprocessor.
 
@@ -95,11 +95,11 @@ def parts_of(weight: torch.Tensor) -> int:
     """
     outputs, inputs = weight.shape
     programs = cdiv(outputs, _outputs(weight))
-    most = min(MOST_PARTS, card_of(weight.device).multiprocessors // programs)
-    return max((n for n in range(1, most + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
+    max_parts = min(MAX_PARTS, properties_of(weight.device).multiprocessors // programs)
+    return max((n for n in range(1, max_parts + 1) if inputs % (n * _BLOCK_K) == 0), default=1)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
     """Returns x [M, K] times weight [N, K] transposed, as partial sums float32 [parts, M, N] that the caller must add
     up.
 
@@ -118,14 +118,14 @@ def _launch(
 ) -> None:
     (rows, inputs), outputs = x.shape, y.shape[-1]
     block_m, block_n = max(16, power_of_2(rows)), _outputs(weight)
-    card, programs = card_of(x.device), cdiv(outputs, block_n)
+    properties, programs = properties_of(x.device), cdiv(outputs, block_n)
     _tiled[(programs, parts)](
-        described(x, inputs, (block_m, _BLOCK_K)),
-        described(weight, inputs, (block_n, _BLOCK_K)),
+        tensor_descriptor(x, inputs, (block_m, _BLOCK_K)),
+        tensor_descriptor(weight, inputs, (block_n, _BLOCK_K)),
         bias, y, rows, outputs, inputs,
-        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= card.multiprocessors,
+        BIAS=bias is not None, GATE=gate, PARTS=parts, EARLY=programs * parts <= properties.multiprocessors,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=_stages(card, block_m, block_n, gated=bool(gate)), **overlapped(x.device),
+        num_warps=4, num_stages=_stages(properties, block_m, block_n, gated=bool(gate)), **pdl_options(x.device),
     )  # fmt: skip
 
 
@@ -134,6 +134,6 @@ def _outputs(weight: torch.Tensor) -> int:
     return 32 if weight.numel() <= _SMALL else 64
 
 
-def _stages(card: Card, rows: int, outputs: int, *, gated: bool) -> int:
-    matrices, most = (2, 4) if gated else (1, 6)
-    return tile_stages(card, rows, matrices * outputs, _BLOCK_K, 2, most)
+def _stages(properties: DeviceProperties, rows: int, outputs: int, *, gated: bool) -> int:
+    matrices, max_stages = (2, 4) if gated else (1, 6)
+    return tile_stages(properties, rows, matrices * outputs, _BLOCK_K, 2, max_stages)

@@ -1,7 +1,7 @@
-"""Kernel variants that launches need, collected and compiled on machines without the card.
+"""Kernel variants that launches need, collected and compiled on machines without the GPU.
 
 Tensors of the device "meta" have no memory, but everything that Triton compiles by: data types, alignment and sizes. So
-code that launches kernels can report here which variants it needs, for any card, and have them compiled into Triton's
+code that launches kernels can report here which variants it needs, for any GPU, and have them compiled into Triton's
 cache.
 """
 
@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
-from sglang_lite.runtime.kernels.card import Card, standing_for
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, assume_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Variant:
     @property
     def content(self) -> str:
         """Digest of everything that the variant is compiled from: source of the kernel and of the functions it calls,
-        arguments, options and card."""
+        arguments, options and GPU."""
         return hashlib.sha256(f"{self._source.hash()} {self.launch} {self._target}".encode()).hexdigest()
 
     @property
@@ -82,14 +82,14 @@ def _has_driver() -> bool:
 
 
 @contextmanager
-def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
-    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `tell` once.
+def collecting_variants(properties: DeviceProperties, on_variant: Callable[[Variant], object]) -> Iterator[None]:
+    """Context in which launches on "meta" tensors run nothing; each of their variants is passed to `on_variant` once.
 
     Args:
-        card: card that the tensors stand for.
-        tell: callback for each variant.
+        properties: properties of the GPU that the tensors stand for.
+        on_variant: callback for each variant.
     """
-    major, minor = card.capability
+    major, minor = properties.capability
     target = GPUTarget("cuda", 10 * major + minor, 32)
     seen: set[tuple[Any, str]] = set()
 
@@ -100,18 +100,18 @@ def telling(card: Card, tell: Callable[[Variant], object]) -> Iterator[None]:
             source = function.ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
             options = json.loads(compile["specialization_data"])["options"]
             launch = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-            tell(Variant(_name(function), key, launch, source, target))
+            on_variant(Variant(_name(function), key, launch, source, target))
         return True  # True: skip the launch
 
     nothing = SimpleNamespace(
-        get_current_device=lambda: card, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        get_current_device=lambda: properties, get_current_stream=lambda device: 0, get_current_target=lambda: target
     )
-    with _hooked(hook), _active(nothing), standing_for(card):
+    with _hooked(hook), _active(nothing), assume_device(properties):
         yield
 
 
 @contextmanager
-def awaiting(wait_for: Callable[[str], object]) -> Iterator[None]:
+def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
     """Context in which `wait_for` is called with the variant's digest before the first launch of each kernel variant in
     this process."""
 

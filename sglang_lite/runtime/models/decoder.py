@@ -18,7 +18,7 @@ from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
-from sglang_lite.runtime.models.few_tokens import few_tokens_step
+from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.norm import normalised
 from sglang_lite.runtime.models.layers.rope import rotate
@@ -71,7 +71,7 @@ class Decoder:
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         source.finish(tuple(f"model.layers.{i}." for i in behind))
-        self._few_tokens = None if self.fused else few_tokens_step(spec, precision, self.layers, self.norm, device)
+        self._small_batch = None if self.fused else small_batch_step(spec, precision, self.layers, self.norm, device)
         self.kv_scales: KVScales | None = None  # of an 8-bit KV cache; set by `load`, since a trial run may find them
 
     @property
@@ -116,8 +116,8 @@ class Decoder:
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         turns = [rope.at(positions) for rope in self.ropes]
-        if self._few_tokens is not None and self._few_tokens.takes(plan):
-            return self._few_tokens(x, turns, plan, cache)
+        if self._small_batch is not None and self._small_batch.supports(plan):
+            return self._small_batch(x, turns, plan, cache)
         for i, layer in enumerate(self.layers):
             taken = self._norm(x, layer.input_norm)
             h = self._attention(i, layer, taken, *turns[layer.rope], plan, cache)

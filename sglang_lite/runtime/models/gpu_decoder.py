@@ -12,7 +12,7 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.latent_attention import PAIRS
+from sglang_lite.runtime.kernels.latent_attention import PAIRS_PER_PROGRAM
 from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.rope_store import rope_store
@@ -59,7 +59,7 @@ class GpuDecoder(Decoder):
 
     @property
     def shares_prefixes(self) -> bool:
-        if any(isinstance(each, LatentSpec) and each.heads >= PAIRS for each in self.attentions):
+        if any(isinstance(each, LatentSpec) and each.heads >= PAIRS_PER_PROGRAM for each in self.attentions):
             return False  # one row's heads fill a kernel program, which is bound by products, not by reading keys
         return all(layer.spec.attention.window is None for layer in self.layers)
 
@@ -96,7 +96,7 @@ class GpuDecoder(Decoder):
                 x, scales = self._last(layer.output, seen)
                 x, scales = self._out(layer, layer.post_attention_norm, x, scales)
                 wide = isinstance(layer.feed_forward, GpuExperts)  # the router needs 16-bit rows
-                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, wide=wide)
+                taken = self._in_norm(layer.mlp_norm, x, residual, scales, eight=second, unquantised=wide)
             x, scales = self._feed_forward(layer, taken, several=len(residual) > 1)
             x, scales = self._out(layer, layer.post_mlp_norm, x, scales)
         assert x is not None
@@ -121,7 +121,7 @@ class GpuDecoder(Decoder):
 
     def _in_norm(
         self, weight: torch.Tensor | None, x: torch.Tensor | None, residual: torch.Tensor, scales: Scales | None, *,
-        eight: bool, wide: bool = False,
+        eight: bool, unquantised: bool = False,
     ) -> torch.Tensor | Fp8Rows:  # fmt: skip
         """Input of a matrix product: the residual, after x has been added to it, normalised if a weight is given.
 
@@ -131,7 +131,7 @@ class GpuDecoder(Decoder):
             residual: residual, updated in place.
             scales: factors that x has yet to be multiplied with, or None.
             eight: whether to return 8-bit rows; ignored for a single row, which gains nothing.
-            wide: whether to keep the 16-bit rows, too.
+            unquantised: whether to keep the 16-bit rows, too.
         """
         eight, eps = eight and len(residual) > 1, self.spec.rms_eps
         if weight is None:
@@ -140,7 +140,7 @@ class GpuDecoder(Decoder):
         if x is None:
             return (norm_fp8 if eight else norm)(residual, weight, eps)
         if eight:
-            return add_norm_fp8(x, residual, weight, eps, scales, wide=wide)
+            return add_norm_fp8(x, residual, weight, eps, scales, unquantised=unquantised)
         return add_norm(x, residual, weight, eps, scales)
 
     def _out(

@@ -17,11 +17,11 @@ from torch import nn
 
 from sglang_lite.runtime.attention.base import StepAttention
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
-from sglang_lite.runtime.kernels.gemv import FewRows
+from sglang_lite.runtime.kernels.gemv import SmallBatchLinear
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_store import kv_store
 from sglang_lite.runtime.kernels.norm import norm
-from sglang_lite.runtime.kernels.reference.attention import Scoring
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.models.layers.gpu_linear import GpuLinear
@@ -62,7 +62,7 @@ class GpuTransformersModel(TransformersModel):
 
     @property
     def shares_prefixes(self) -> bool:
-        return all(how.window is None for how in self.trial.rules)
+        return all(rules.window is None for rules in self.trial.rules)
 
     @property
     def logit_softcap(self) -> None:
@@ -80,10 +80,10 @@ class GpuTransformersModel(TransformersModel):
         Returns:
             Hidden states [T, hidden_size].
         """
-        ids = torch.where(plan.ids < 0, plan.drawn[plan.slots], plan.ids)
+        ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
         store_at = token_slots(plan, plan.slots, plan.positions)
 
-        def paged(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
+        def paged(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules) -> torch.Tensor:
             k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
             kv_store(k, v, store_at, cache, layer)
             q = q.to(self.dtype)
@@ -91,7 +91,7 @@ class GpuTransformersModel(TransformersModel):
                 q = q.contiguous()
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attention.attend(
-                q, cache, layer, out, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+                q, cache, layer, out, scale=rules.scale, window=rules.window, softcap=rules.softcap, sinks=rules.sinks
             )
             return out.to(v.dtype)
 
@@ -106,8 +106,8 @@ class GpuTransformersModel(TransformersModel):
         if any(len(set(planes)) > 1 for planes in trial.planes):
             raise self._refusal('on a GPU, as its keys and its values differ in size or heads: use device="cpu"')
         return tuple(
-            AttentionSpec(heads, keys.heads, keys.size, keys.size, how.scale, NO_ROPE, sinks=how.sinks is not None)
-            for heads, (keys, _), how in zip(trial.heads, trial.planes, trial.rules)
+            AttentionSpec(heads, keys.heads, keys.size, keys.size, rules.scale, NO_ROPE, sinks=rules.sinks is not None)
+            for heads, (keys, _), rules in zip(trial.heads, trial.planes, trial.rules)
         )
 
     def _find_waits(self) -> str | None:
@@ -141,14 +141,14 @@ class GpuTransformersModel(TransformersModel):
 
 def _shorten(module: nn.Module) -> None:
     """Replaces the forwards of a module's linear layers, RMS norms and attentions by equivalent faster ones."""
-    few = FewRows(next(module.parameters()).device)
+    few = SmallBatchLinear(next(module.parameters()).device)
     for part in module.modules():
         forward = _as_product(part, few) if type(part) is nn.Linear else _as_norm(part) or _with_rotation(part)
         if forward is not None:
             part.forward = forward
 
 
-def _as_product(part: nn.Linear, few: FewRows) -> Callable[..., torch.Tensor]:
+def _as_product(part: nn.Linear, few: SmallBatchLinear) -> Callable[..., torch.Tensor]:
     product = GpuLinear(part.weight, part.bias, few)
 
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class Model(Protocol):
         ...
 
     def copy_slots(self, cache: Cache, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies keys and values between token slots, int64 [N] each. Reads all sources before it writes a target."""
+        """Copies keys and values between token slots, int64 [N] each. No slot may be both source and target."""
         ...
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: Cache) -> torch.Tensor:

@@ -382,10 +382,10 @@ class WeightReader:
     def _make(self, parts: list[Weight], bias: torch.Tensor | None, *, quantise: bool = True) -> Linear:
         p = self.precision
         if self.fused:
-            from sglang_lite.runtime.kernels.gemv import FewRows  # needs Triton
+            from sglang_lite.runtime.kernels.gemv import SmallBatchLinear  # needs Triton
             from sglang_lite.runtime.models.layers.gpu_linear import Fp8Linear, GpuLinear
 
-            self._few = self._few or FewRows(self.device)
+            self._few = self._few or SmallBatchLinear(self.device)
             bias = None if bias is None else bias.to(self.device, p.weights)
             outputs, inputs = stacked_shape(parts)
             eight_bits = p.fp8 or (p.keep_fp8 and all(isinstance(part, ScaledRows) for part in parts))

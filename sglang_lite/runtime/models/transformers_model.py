@@ -22,7 +22,7 @@ from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attention, store_kv
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 
 NAME = "sglang_lite"  # name that our attention is registered under in transformers
@@ -42,13 +42,15 @@ _WITHOUT_MEANING = frozenset({
 class AttendLayer(Protocol):
     """Callback that computes one layer's attention during one run of a module."""
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
+    ) -> torch.Tensor:
         """Stores keys and values [T, kv_heads, size] and attends with the queries.
 
         Args:
             layer: index of the layer.
             q: queries [T, heads, size].
-            how: scale, window, soft cap and sinks of the scores.
+            rules: scale, window, soft cap and sinks of the scores.
 
         Returns:
             Outputs [T, heads, value size].
@@ -62,12 +64,14 @@ class AttentionProbe:
     def __init__(self) -> None:
         self.heads: list[int] = []
         self.planes: list[tuple[Plane, ...]] = []
-        self.rules: list[Scoring] = []
+        self.rules: list[AttentionRules] = []
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
+    ) -> torch.Tensor:
         self.heads.append(q.shape[1])
         self.planes.append((Plane(k.shape[1], k.shape[2]), Plane(v.shape[1], v.shape[2])))
-        self.rules.append(how)
+        self.rules.append(rules)
         return v.new_zeros(len(q), q.shape[1], v.shape[2])
 
 
@@ -131,10 +135,12 @@ class TransformersModel:
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] of new tokens and stores the tokens' keys and values in the cache."""
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Scoring) -> torch.Tensor:
+        def attend(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: AttentionRules
+        ) -> torch.Tensor:
             q = store_kv(cache, layer, plan.store_at, q.contiguous(), k, v)
             return attention(
-                q, cache, layer, plan, scale=how.scale, window=how.window, softcap=how.softcap, sinks=how.sinks
+                q, cache, layer, plan, scale=rules.scale, window=rules.window, softcap=rules.softcap, sinks=rules.sinks
             )
 
         return self._run(ids, positions, attend)
@@ -187,9 +193,9 @@ class TransformersModel:
             raise self._refusal("it has attention that is not causal")
         layer, self._layer = self._layer, self._layer + 1
         scale = q.shape[3] ** -0.5 if scale is None else scale
-        how = Scoring(scale, window, softcap, None if sinks is None else sinks.float())
+        rules = AttentionRules(scale, window, softcap, None if sinks is None else sinks.float())
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-        return self._attend(layer, q, k, v, how)[None]
+        return self._attend(layer, q, k, v, rules)[None]
 
     # ------------------------------------------------------------------------------------------- the trials
 
@@ -198,7 +204,7 @@ class TransformersModel:
         self._run(torch.zeros(1, device=self.device), torch.zeros(1, device=self.device), trial)
         if not trial.planes:
             raise self._refusal("its attention can't be replaced")
-        self._check_windows({how.window for how in trial.rules})
+        self._check_windows({rules.window for rules in trial.rules})
         return trial
 
     def _check_windows(self, windows: set[int | None]) -> None:

@@ -10,7 +10,7 @@ _MAX_FORCED = 10_000  # most bytes of forced text
 
 
 def ahead(matcher: Matcher, text: str) -> Completion:
-    """Possible continuations of a text, as in `ByteMatcher.ahead`.
+    """Possible continuations of a text, as in `ByteMatcher.completion`.
 
     Args:
         matcher: matcher at the start, with one token per byte.

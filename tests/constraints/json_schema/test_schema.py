@@ -51,6 +51,8 @@ def test_what_is_no_schema_is_refused(schema, message):
         ({"anyOf": [{"pattern": 1}]}, "/anyOf/0/pattern"),
         ({"uniqueItems": "yes"}, "/uniqueItems"),
         ({"enum": {}}, "/enum"),
+        ({"$ref": "#/default", "default": {"type": "strin"}}, "/default/type"),
+        ({"$ref": "#/x/y", "x": {"y": {"$ref": "#/x/z"}, "z": {"type": ["null", "strin"]}}}, "/x/z/type"),
     ],
 )
 def test_the_fault_of_a_schema_has_its_pointer(schema, pointer):

@@ -8,7 +8,7 @@ import torch
 from sglang_lite.runtime.attention.flash_attn import FlashAttention
 from sglang_lite.runtime.attention.flashinfer import FlashInferAttention
 from sglang_lite.runtime.kernels.attention_metadata import ExtendRow
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 
 
 def put_in_place(monkeypatch):
@@ -21,14 +21,14 @@ def put_in_place(monkeypatch):
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     for kind in (FlashInferAttention, FlashAttention):
-        monkeypatch.setattr(kind, "refuses", staticmethod(lambda needs: None))
+        monkeypatch.setattr(kind, "unsupported_reason", staticmethod(lambda needs: None))
 
 
 def _attend(q, k, v, pages, length, *, scale, left, softcap):
     """Tokens at the end of a sequence; k and v [pages, kv_heads, page_size, head_dim]."""
     k, v = (side[pages.long()].transpose(0, 1).flatten(1, 2)[:, :length] for side in (k, v))
     row = ExtendRow(0, len(q), slice(0, length))
-    return attend_rows(q, k, v, row, Scoring(scale, None if left < 0 else left + 1, softcap))
+    return attend_rows(q, k, v, row, AttentionRules(scale, None if left < 0 else left + 1, softcap))
 
 
 class BatchPrefillWithPagedKVCacheWrapper:

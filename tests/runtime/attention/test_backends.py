@@ -34,10 +34,10 @@ class Backend(NamedTuple):
     def attend(self, rows, cache, plan, q, **options):
         make = make_attention(
             self.name,
-            AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, most_rows=8, most_chunks=0),
+            AttentionRequirements(rows.heads, rows.kv_heads, rows.dim, self.dtype, cache.k[0].dtype, DEVICE, max_rows=8, max_chunks=0),
         )  # fmt: skip
         out = torch.full((len(q), rows.heads, rows.dim), float("nan"), device=DEVICE, dtype=self.dtype)
-        make.begin(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
+        make.plan_step(plan).attend(q, cache, 0, out, scale=0.3, **{"window": None, "softcap": None, **options})
         return out
 
 
@@ -80,7 +80,7 @@ def test_decoding_rows_beside_blocks(backend, options, scaled):
 @pytest.mark.parametrize("scaled", [None, False, True])
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_torch_takes_rows_one_by_one_or_some_together(options, scaled, tokens, monkeypatch):
-    monkeypatch.setattr(torch_attention, "AT_ONCE", tokens * 2 * 24)
+    monkeypatch.setattr(torch_attention, "MAX_GATHERED_ELEMENTS", tokens * 2 * 24)
     test_decoding_rows_beside_blocks(Backend("torch", torch.float32, 24, 2e-5), options, scaled)
 
 
@@ -99,15 +99,15 @@ def test_what_lies_beyond_a_row_is_not_read(backend):
     [
         ("flashinfer", {}, None),
         ("flashinfer", {"cache": torch.float8_e4m3fn}, None),
-        ("flashinfer", {"head_dim": 80}, "heads of 80 elements are not one of 64, 128, 256"),
-        ("flashinfer", {"compute": torch.float32}, "it does not compute in torch.float32"),
+        ("flashinfer", {"head_dim": 80}, "the head size 80 is not one of 64, 128, 256"),
+        ("flashinfer", {"compute": torch.float32}, "computing in torch.float32 is not supported"),
         ("flash_attn", {}, None),
-        ("flash_attn", {"cache": torch.float8_e4m3fn}, "it reads no keys and values in torch.float8_e4m3fn"),
+        ("flash_attn", {"cache": torch.float8_e4m3fn}, "a KV cache in torch.float8_e4m3fn is not supported"),
         ("flash_attn", {"head_dim": 80}, None),
-        ("flash_attn", {"head_dim": 72}, "heads of 72 elements are no multiple of 16 up to 256"),
-        ("flash_attn", {"compute": torch.float32}, "it does not compute in torch.float32"),
-        ("flashinfer", {"capability": (7, 5)}, "it needs a GPU of compute capability 8.0 .Ampere. or newer"),
-        ("flash_attn", {"capability": (8, 9)}, "it reads pages on GPUs of compute capability 9 .Hopper. to 11 alone"),
+        ("flash_attn", {"head_dim": 72}, "the head size 72 is not a multiple of 16 up to 256"),
+        ("flash_attn", {"compute": torch.float32}, "computing in torch.float32 is not supported"),
+        ("flashinfer", {"capability": (7, 5)}, "a GPU of compute capability 8.0 .Ampere. or newer is required"),
+        ("flash_attn", {"capability": (8, 9)}, "only GPUs of compute capability 9 .Hopper. to 11 are supported"),
         ("flashinfer", {"spec": None}, "the package flashinfer-python is not installed"),
         ("flash_attn", {"spec": None}, "the package flash-attn-4 is not installed"),
     ],
@@ -124,10 +124,10 @@ def test_packages_refuse_what_they_cannot(package, settings, reason, monkeypatch
     found |= settings
     monkeypatch.setattr("importlib.util.find_spec", lambda name: found["spec"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found["capability"])
-    refuses = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].refuses
-    said = refuses(
+    unsupported_reason = {"flashinfer": FlashInferAttention, "flash_attn": FlashAttention}[package].unsupported_reason
+    said = unsupported_reason(
         AttentionRequirements(
-            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), most_rows=1, most_chunks=0
+            8, 2, found["head_dim"], found["compute"], found["cache"], torch.device("cuda"), max_rows=1, max_chunks=0
         )
     )
     assert said == reason if reason is None else re.fullmatch(reason, said)

@@ -7,7 +7,7 @@ import torch
 
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.attention.base import AttentionRequirements
-from sglang_lite.runtime.attention.registry import OWN, AttentionBackendName, make_attention
+from sglang_lite.runtime.attention.registry import BUILTIN_BACKENDS, AttentionBackendName, make_attention
 from sglang_lite.runtime.config import EngineConfig
 from tests.runtime.kernels import needs_kernels
 
@@ -18,9 +18,9 @@ HALF = torch.float16
 @pytest.mark.parametrize("name", get_args(AttentionBackendName))
 def test_a_name_of_the_registry_is_a_setting_with_a_backend(name):
     assert EngineConfig(attention_backend=name).attention_backend == name
-    needs = AttentionRequirements(2, 1, 64, HALF, HALF, torch.device("cpu"), most_rows=1, most_chunks=0)
-    if name == "auto" or name in OWN:
-        assert callable(make_attention(name, needs).begin)
+    needs = AttentionRequirements(2, 1, 64, HALF, HALF, torch.device("cpu"), max_rows=1, max_chunks=0)
+    if name == "auto" or name in BUILTIN_BACKENDS:
+        assert callable(make_attention(name, needs).plan_step)
     else:  # packages, which need a GPU
         with pytest.raises(ParameterError, match=f"'{name}' can't run this model: .* can: 'triton', 'torch'"):
             make_attention(name, needs)

@@ -17,16 +17,16 @@ from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime import compile_process
 from sglang_lite.runtime.compile_process import CompileProcess, start_early
 from sglang_lite.runtime.executor import compile_ahead
-from sglang_lite.runtime.executor.compile_ahead import Compiling, Runner, tell_variants
-from sglang_lite.runtime.kernels.card import Card
+from sglang_lite.runtime.executor.compile_ahead import BackgroundCompilation, RunnerShape, collect_variants
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties
 from sglang_lite.runtime.models.precision import Precision
 from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.engine.processes import children, ended
 from tests.runtime import scripted
 from tests.waiting import until
 
-A10 = Card("A10", 101_376, 1 << 16, 72, (8, 6))
-H200 = Card("H200", 232_448, 1 << 16, 132, (9, 0))
+A10 = DeviceProperties("A10", 101_376, 1 << 16, 72, (8, 6))
+H200 = DeviceProperties("H200", 232_448, 1 << 16, 132, (9, 0))
 BFLOAT16 = torch.bfloat16
 
 
@@ -35,7 +35,7 @@ SPEC = ModelSpec(
     architecture="llama", vocab_size=1000, hidden_size=256, max_positions=512, rms_eps=1e-5, layers=(LAYER,) * 4,
     tied_embeddings=True,
 )  # fmt: skip
-RUNNER = Runner(
+RUNNER = RunnerShape(
     SPEC, Precision(BFLOAT16, BFLOAT16, BFLOAT16), longest=512, max_running=8, page_size=16, step_tokens=256,
     attention="auto",
 )  # fmt: skip
@@ -47,12 +47,12 @@ UNLIKE = replace(SPEC, layers=tuple(
 ))  # fmt: skip
 
 
-def told(*cards: Card, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
-    """Names and keys of the variants on each card, in their order."""
+def told(*cards: DeviceProperties, spec: ModelSpec = SPEC) -> list[list[tuple[str, str]]]:
+    """Names and keys of the variants on each GPU, in their order."""
     found: list[list[tuple[str, str]]] = [[] for _ in cards]
-    for card, own in zip(cards, found):
-        tell_variants(
-            replace(RUNNER, spec=spec), card, lambda variant, own=own: own.append((variant.name, variant.key))
+    for properties, own in zip(cards, found):
+        collect_variants(
+            replace(RUNNER, spec=spec), properties, lambda variant, own=own: own.append((variant.name, variant.key))
         )
     return found
 
@@ -182,7 +182,7 @@ def test_a_process_that_has_no_work_ends_well(caplog):
 
 def test_an_engine_without_room_ends_the_process(started, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    ahead = Compiling(RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()"))
+    ahead = BackgroundCompilation(RUNNER, A10, "model", 2, started("import threading\nthreading.Event().wait()"))
     (pid,) = until(partial(children, "scripted_compiler"))
     with pytest.raises(ParameterError, match="context_length"):
         Engine.of(replace(scripted.loaded(), compiling=ahead), context_length=1 << 30)
@@ -218,47 +218,47 @@ def counted(tmp_path, monkeypatch):
 
 
 def test_nothing_is_started_where_the_cache_has_it_all(counted):
-    with pytest.raises(ZeroDivisionError), Compiling(RUNNER, A10, "model", 2).awaited():
+    with pytest.raises(ZeroDivisionError), BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():
         _ = 1 / 0
     assert len(counted) == 1
-    with Compiling(RUNNER, A10, "model", 2).awaited():
+    with BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():
         assert len(counted) == 2  # what failed is not there
-    with Compiling(RUNNER, A10, "model", 2).awaited():
+    with BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():
         assert len(counted) == 2
-    Compiling(replace(RUNNER, max_running=16), A10, "model", 1)
-    Compiling(RUNNER, H200, "model", 1)
+    BackgroundCompilation(replace(RUNNER, max_running=16), A10, "model", 1)
+    BackgroundCompilation(RUNNER, H200, "model", 1)
     assert len(counted) == 4
-    Compiling(replace(RUNNER, max_running=16), A10, "model", 0)
+    BackgroundCompilation(replace(RUNNER, max_running=16), A10, "model", 0)
     assert len(counted) == 4
 
 
 def test_another_version_compiles_its_own(counted, monkeypatch):
-    with Compiling(RUNNER, A10, "model", 2).awaited():
+    with BackgroundCompilation(RUNNER, A10, "model", 2).waiting_for_kernels():
         pass
     monkeypatch.setattr(compile_ahead.triton, "__version__", "another")
-    Compiling(RUNNER, A10, "model", 2)
+    BackgroundCompilation(RUNNER, A10, "model", 2)
     assert len(counted) == 2
 
 
 def test_a_process_that_was_started_early_is_used(counted):
     early = NoProcess()
-    Compiling(RUNNER, A10, "model", 2, early)
+    BackgroundCompilation(RUNNER, A10, "model", 2, early)
     assert counted == [early]
     assert early.work
 
 
 def test_a_single_core_compiles_in_the_engine(counted, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    Compiling(RUNNER, A10, "model")
+    BackgroundCompilation(RUNNER, A10, "model")
     assert not counted
-    Compiling(RUNNER, A10, "model", 1)
+    BackgroundCompilation(RUNNER, A10, "model", 1)
     assert len(counted) == 1
 
 
 def test_where_no_process_can_be_started_it_is_left_to_the_engine(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    with Compiling(RUNNER, A10, "model", 1).awaited():
+    with BackgroundCompilation(RUNNER, A10, "model", 1).waiting_for_kernels():
         pass
     assert "no process to compile kernels can be started" in caplog.text
 
@@ -274,7 +274,7 @@ def test_it_is_started_early_only_where_a_gpu_has_no_kernels_of_the_model(tmp_pa
     found.end()
     assert start_early("model", "cpu", None) is None
     assert start_early("model", "auto", 0) is None
-    with Compiling(RUNNER, A10, "model", 0).awaited():
+    with BackgroundCompilation(RUNNER, A10, "model", 0).waiting_for_kernels():
         pass  # the cache has the model's kernels
     assert start_early("model", "auto", None) is None
     another = start_early("another", "auto", None)

@@ -26,7 +26,7 @@ def batch(*rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "most_read", "together", "decoded"),
+    ("rows", "max_token_reads", "queries_per_read", "decoded"),
     [
         ([(0, 256)], 32_896, 1, True),
         ([(0, 256)], 32_895, 1, False),
@@ -47,8 +47,10 @@ def batch(*rows):
         ([(9000, 9016)], 0, 1, True),
     ],
 )
-def test_short_prompts_are_decoded_where_they_read_little(rows, most_read, together, decoded):
-    inputs = build_gpu_inputs(batch(*rows), TABLE, MOST, most_read=most_read, together=together)
+def test_short_prompts_are_decoded_where_they_read_little(rows, max_token_reads, queries_per_read, decoded):
+    inputs = build_gpu_inputs(
+        batch(*rows), TABLE, MOST, max_token_reads=max_token_reads, queries_per_read=queries_per_read
+    )
     assert inputs.decoding == (len(inputs.ids) if decoded else sum(end - start == 1 for start, end in rows))
     assert bool(len(inputs.blocks)) != decoded
     expected = [(slot, position) for slot, (start, end) in enumerate(rows) for position in range(start, end)]
@@ -58,8 +60,8 @@ def test_short_prompts_are_decoded_where_they_read_little(rows, most_read, toget
 
 def test_tokens_of_a_decoded_row_share_the_full_pages_before_them():
     groups, rows = PrefixGroups(TABLE, 4, 8), batch((7000, 7001), (1000, 1010), (2009, 2029), (0, 30))
-    found = groups.find(rows, int, several=True)
+    found = groups.find(rows, int, multi_token_rows=True)
     assert found.lengths.tolist() == [0] * 11 + [2000] * 20 + [0] * 30  # ten tokens are too few, the last have nothing
     assert found.order.tolist() == [*range(11, 31)]
     assert {tuple(item) for item in found.items[:, :3].tolist()} == {(0, 8, 2), (8, 8, 2), (16, 4, 2)}
-    assert groups.find(rows, int, several=False) is None
+    assert groups.find(rows, int, multi_token_rows=False) is None

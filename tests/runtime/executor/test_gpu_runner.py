@@ -99,7 +99,7 @@ def with_graphs(device, monkeypatch):
         engine = device(**settings)
         if not GPU:
             engine.core.runner.graphs.sizes = graph_sizes(settings["max_running"])
-            engine.core.runner.prompts.most = settings.get("step_tokens", 0)
+            engine.core.runner.prompts.max_tokens = settings.get("step_tokens", 0)
         return engine
 
     if not GPU:
@@ -436,7 +436,7 @@ def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, ca
     )  # fmt: skip
     reference = randomise(Qwen3ForCausalLM(config))
     wide = str(save(reference, tmp_path))
-    with pytest.raises(sgl.ParameterError, match=r"'triton' can't run this model: heads of 264 .* can: 'torch'"):
+    with pytest.raises(sgl.ParameterError, match=r"'triton' can't run this model: the head size 264 .* can: 'torch'"):
         device(model=wide, attention_backend="triton")
     assert not caplog.records
     for prompt, generation in zip(prompts(3), answers(device(model=wide), prompts(3), greedy())):
@@ -444,7 +444,7 @@ def test_heads_that_the_kernels_have_no_room_for_take_torch(device, tmp_path, ca
             best = reference(torch.tensor([[*prompt, *generation.token_ids]])).logits[0].argmax(-1)
         assert best[len(prompt) - 1 : -1].tolist() == list(generation.token_ids)
     (record,) = caplog.records
-    assert "'torch', the slower path" in record.getMessage()
+    assert "Using 'torch', which is slower" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -363,13 +363,13 @@ def test_a_constraint_leaves_log_probabilities_of_what_it_allows():
     table = SamplingTable(1)
     table.set(0, params, seed=1)
     at = np.zeros(1, dtype=np.int32)
-    special = {0: DrawAdjustments(params, at, 1)}
+    adjustments = {0: DrawAdjustments(params, at, 1)}
     masks = Masks(np.array([[0b0101]], dtype=np.int32), at)
     allowed = (torch.tensor([1.0, 3.0]) / 0.5).log_softmax(-1).tolist()
     never = torch.finfo(torch.float32).min
-    first = sample(logits.clone(), table, at, at, special, masks).logprobs[0]
+    first = sample(logits.clone(), table, at, at, adjustments, masks).logprobs[0]
     assert [value for value, _, _ in first.ids] == pytest.approx([allowed[0], never, allowed[1], never])
-    first = sample(logits.clone(), table, at, at, special, masks, original_logprobs=True).logprobs[0]
+    first = sample(logits.clone(), table, at, at, adjustments, masks, original_logprobs=True).logprobs[0]
     assert [value for value, _, _ in first.ids] == pytest.approx(logits[0].log_softmax(-1).tolist())
 
 

@@ -22,7 +22,7 @@ def _count(out, n):
     tl.store(out, total)
 
 
-BACKENDS, PACKAGES = registry.OWN, registry.PACKAGES  # of attention
+BACKENDS, PACKAGES = registry.BUILTIN_BACKENDS, registry.PACKAGE_BACKENDS  # of attention
 
 
 def skip_without(package: str) -> None:
@@ -30,9 +30,7 @@ def skip_without(package: str) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = torch.float16
     try:
-        registry.make_attention(
-            package, AttentionRequirements(2, 1, 64, half, half, device, most_rows=1, most_chunks=0)
-        )
+        registry.make_attention(package, AttentionRequirements(2, 1, 64, half, half, device, max_rows=1, max_chunks=0))
     except ParameterError as error:
         pytest.skip(str(error))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import triton
 
-from sglang_lite.runtime.kernels.variants import Variant, telling
+from sglang_lite.runtime.kernels.variants import Variant, collecting_variants
 from tests.runtime.kernels.launches import Case, cases
 
 TABLE = Path(__file__).with_name("compiled.tsv")
@@ -70,7 +70,7 @@ def _digest(variants: list[Variant]) -> str:
 def variants_of(case: Case) -> list[Variant]:
     """Variants of kernels that a case launches."""
     variants: list[Variant] = []
-    with telling(case.card, variants.append):
+    with collecting_variants(case.properties, variants.append):
         case.launch()
     assert variants, f"{case} launches nothing"
     return variants

@@ -19,11 +19,11 @@ def prefixes_on_hopper(run):
     rows.table[1:3, : shared // 16] = rows.table[0, : shared // 16].clone()
     items = numbers([0, 3, 0, 0, 144, 0], [0, 3, 0, 144, shared, 1], [0] * 6)
     prefixes = SharedPrefixes(
-        numbers(*[shared] * 3), numbers(2, 2, 2), numbers(0, 1, 2), items, prefix_groups.MOST_CHUNKS
+        numbers(*[shared] * 3), numbers(2, 2, 2), numbers(0, 1, 2), items, prefix_groups.MAX_CHUNKS
     )
     plan = rows.plan(3, [0, 1, 2], [n - 1 for n in lengths], shared=prefixes)
     work = rows.work(plan)
-    split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, least=16)
+    split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=16)
     run(normal(3, 4, 128, dtype=torch.bfloat16), rows.cache, 0, plan, work, scale=0.1)
     partials = work.partials  # as exact as products are
     return [partials.prefix_acc.to(torch.bfloat16), partials.prefix_ml.to(torch.bfloat16)]

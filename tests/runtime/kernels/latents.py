@@ -7,10 +7,10 @@ from tests.runtime.kernels.test_kernels import DEVICE, PAGE, Rows
 
 
 class Latents(Rows):
-    """Sequences of latents with turned keys, in random pages."""
+    """Sequences of latents with rotary keys, in random pages."""
 
-    def __init__(self, lengths, heads, rank, turned, dtype=torch.float32, page=PAGE):
-        super().__init__(lengths, (heads, 1), rank + turned, dtype, page=page)
+    def __init__(self, lengths, heads, rank, rope_dim, dtype=torch.float32, page=PAGE):
+        super().__init__(lengths, (heads, 1), rank + rope_dim, dtype, page=page)
         self.cache = KVCache(self.cache.k, self.cache.k)
 
 

@@ -1,4 +1,4 @@
-"""Every kernel launched on tensors without memory: what `variants.telling` can compile for a card that is not there."""
+"""Every kernel launched on tensors without memory: what `variants.collecting_variants` can compile for a GPU that is not there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.card import Card, card_of
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials, SharedPrefixes
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
+from sglang_lite.runtime.kernels.device_properties import DeviceProperties, properties_of
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Scales
-from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
+from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.hopper import hopper_kernels
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
@@ -29,7 +29,7 @@ from sglang_lite.runtime.kernels.rope_attention import rope_attention
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.rotate import rotate
 from sglang_lite.runtime.kernels.sampling import DeviceSampling, draw
-from sglang_lite.runtime.kernels.tiled import can_tile, linear_parts, linear_tiled
+from sglang_lite.runtime.kernels.tiled import can_tile, linear_split_k, linear_tiled
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
@@ -40,17 +40,17 @@ FORMATS = {
     "bfloat16 fp8": (BFLOAT16, FLOAT8), "float16 fp8": (FLOAT16, FLOAT8),
 }  # fmt: skip
 HEADS = (64, 80, 96, 128, 256)
-CARDS = (
-    Card("A100", 166_912, 1 << 16, 108, (8, 0)),
-    Card("A10", 101_376, 1 << 16, 72, (8, 6)),
-    Card("RTX 4090", 101_376, 1 << 16, 128, (8, 9)),
-    Card("H200", 232_448, 1 << 16, 132, (9, 0)),
+GPUS = (
+    DeviceProperties("A100", 166_912, 1 << 16, 108, (8, 0)),
+    DeviceProperties("A10", 101_376, 1 << 16, 72, (8, 6)),
+    DeviceProperties("RTX 4090", 101_376, 1 << 16, 128, (8, 9)),
+    DeviceProperties("H200", 232_448, 1 << 16, 132, (9, 0)),
 )
 
 
-def formats_of(card: Card) -> list[str]:
-    """Formats that the engine takes on a card."""
-    return [name for name in FORMATS if "fp8" not in name or card.capability >= (8, 9)]
+def formats_of(properties: DeviceProperties) -> list[str]:
+    """Formats that the engine takes on a GPU."""
+    return [name for name in FORMATS if "fp8" not in name or properties.capability >= (8, 9)]
 
 
 def empty(*shape: int, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
@@ -77,13 +77,13 @@ class Attention:
             ints(tokens), ints(tokens), ints(tokens), ints(9), ints(9, 64), PAGE, decoding, prefixes, blocks, block
         )
 
-    def work(self, rows: int) -> Work:
+    def work(self, rows: int) -> DecodeWork:
         items, parts = rows + 132, (rows + 132) * self.heads
         shared = rows * 16 * self.heads
         partials = Partials(
             empty(parts, self.dim), empty(parts, 2), ints(rows, KV_HEADS), empty(shared, self.dim), empty(shared, 2)
         )
-        return Work(ints(items, 4), ints(rows, 2), partials)
+        return DecodeWork(ints(items, 4), ints(rows, 2), partials)
 
     def q(self, tokens: int) -> torch.Tensor:
         return empty(tokens, self.heads + 2 * KV_HEADS, self.dim, dtype=self.compute)[:, : self.heads]
@@ -95,7 +95,7 @@ class Attention:
         self, rows: int, *, shared: bool = False, softcap: float | None = None, window: int | None = None
     ) -> None:
         plan, work = self.plan(rows, rows, shared=shared), self.work(rows)
-        split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, least=64)
+        split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=64)
         decode_attention(
             self.q(rows), self.cache, 0, plan, work, self.out(rows), scale=0.1, softcap=softcap, window=window
         )
@@ -158,23 +158,25 @@ ATTENTION: dict[str, Callable[[Attention], None]] = {
 def products(dtype: torch.dtype) -> None:
     """Matrices of about Qwen3-0.6B's and Llama-8B's sizes, as a layer multiplies with them."""
     for outputs, inputs in ((2048, 1024), (28_672, 4096), (4096, 14_336)):
-        weight, few = empty(outputs, inputs, dtype=dtype), FewRows(DEVICE)
+        weight, few = empty(outputs, inputs, dtype=dtype), SmallBatchLinear(DEVICE)
         row = empty(1, inputs, dtype=dtype)
-        linear_one(row, weight, None, residual=row, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu")
-        linear_one(row, weight, empty(outputs, dtype=dtype))
+        linear_single_row(row, weight, None, residual=row, norm=empty(inputs, dtype=dtype), eps=1e-5, gate="silu")
+        linear_single_row(row, weight, empty(outputs, dtype=dtype))
         for rows in (8, 32):
             few(empty(rows, inputs, dtype=dtype), weight, None)
         if can_tile(weight):
             for rows in (16, 64):
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None)
                 linear_tiled(empty(rows, inputs, dtype=dtype), weight, None, "silu")
-            linear_parts(empty(64, inputs, dtype=dtype), weight, 4)
+            linear_split_k(empty(64, inputs, dtype=dtype), weight, 4)
 
 
 def products_fp8(dtype: torch.dtype) -> None:
     """Launches around products of 8-bit weights."""
     weight, x = empty(28_672, 4096, dtype=FLOAT8), empty(8, 4096, dtype=dtype)
-    linear_one(x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu")
+    linear_single_row(
+        x[:1], weight, None, scales=empty(28_672), residual=x[:1], norm=empty(4096, dtype=dtype), gate="silu"
+    )
     quantise_rows(x)
     norm_fp8(x, empty(4096, dtype=dtype), 1e-5)
     add_norm_fp8(x, x, empty(4096, dtype=dtype), 1e-5, None)
@@ -221,35 +223,39 @@ def around(dtype: torch.dtype) -> None:
     update_pages(plan.page_table, ints(4), ints(4))
     logits, rows, masks = empty(8, 152_064, dtype=dtype), ints(8), ints(8, 152_064 // 32)
     sampling = DeviceSampling.allocate(9, DEVICE)
-    draw(logits, rows, rows, sampling, plan.drawn, rows, masks=masks, mask_rows=rows, softcap=30.0)
+    draw(logits, rows, rows, sampling, plan.last_tokens, rows, masks=masks, mask_rows=rows, softcap=30.0)
 
 
 def latents(dtype: torch.dtype, cached: torch.dtype | None = None) -> None:
     """Latent attention of DeepSeek's sizes, of a model with few heads and of one with many."""
-    rank, turned = 512, 64
-    plane = empty(1, 64 * PAGE, rank + turned, dtype=cached or dtype)
+    rank, rope_dim = 512, 64
+    plane = empty(1, 64 * PAGE, rank + rope_dim, dtype=cached or dtype)
     scales = KVScales((empty(2),), (empty(1),)) if cached else None
-    cache, tables = KVCache((plane,), (plane,), scales), (empty(64, turned), empty(64, turned))
-    of = Attention(rank + turned, dtype, dtype)
+    cache, tables = KVCache((plane,), (plane,), scales), (empty(64, rope_dim), empty(64, rope_dim))
+    of = Attention(rank + rope_dim, dtype, dtype)
     for heads in (16, 128):
         plan = of.plan(8, 8)
-        q, out = (empty(8, heads, rank + turned, dtype=dtype) for _ in range(2))
+        q, out = (empty(8, heads, rank + rope_dim, dtype=dtype) for _ in range(2))
         product, norm = empty(8, 3648, dtype=dtype), empty(rank, dtype=dtype)
-        latent_store(product, empty(8, heads, turned, dtype=dtype), q[..., rank:], norm, 1e-6, tables, plan, cache, 0)
+        latent_store(product, empty(8, heads, rope_dim, dtype=dtype), q[..., rank:], norm, 1e-6, tables, plan, cache, 0)
         prefixes = empty(8 * 16 * heads, rank), empty(8 * 16 * heads, 2)
         partials = Partials(empty(140 * heads, rank), empty(140 * heads, 2), ints(9, 8), *prefixes)
-        work = Work(ints(140, 4), ints(8, 2), partials)
+        work = DecodeWork(ints(140, 4), ints(8, 2), partials)
         latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
         latent_prefill(q, cache, 0, of.plan(8, 0), out, rank=rank, scale=0.1)
-        if heads == 16 and card_of(DEVICE).copies:  # others are not shared
+        if heads == 16 and properties_of(DEVICE).has_tma:  # others are not shared
             plan = of.plan(8, 8, shared=True)
             latent_prefix(q, cache, 0, plan, work, rank=rank, scale=0.1)
             latent_decode(q, cache, 0, plan, work, out, rank=rank, scale=0.1)
-    hopper = hopper_kernels(card_of(DEVICE), "prefill_attention_hopper")
-    if hopper is not None and hopper.takes_fresh(of.plan(8, 0, block=128), dtype, 128, turned, 128) and not cached:
+    hopper = hopper_kernels(properties_of(DEVICE), "prefill_attention_hopper")
+    if (
+        hopper is not None
+        and hopper.supports_uncached(of.plan(8, 0, block=128), dtype, 128, rope_dim, 128)
+        and not cached
+    ):
         keys, values = empty(16, 8, 128, dtype=dtype), empty(16, 8, 128, dtype=dtype)
-        hopper.fresh_attention_hopper(
-            empty(8, 16, 192, dtype=dtype), keys, empty(8, rank + turned, dtype=dtype), values,
+        hopper.uncached_attention_hopper(
+            empty(8, 16, 192, dtype=dtype), keys, empty(8, rank + rope_dim, dtype=dtype), values,
             of.plan(8, 0, block=128), empty(8, 16, 128, dtype=dtype), scale=0.1,
         )  # fmt: skip
 
@@ -269,13 +275,13 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, or several that belong together, with one format on a card.
+    """A kernel, or several that belong together, with one format on a GPU.
 
     Attributes:
         head: its size; 0 for kernels that know none.
     """
 
-    card: Card
+    properties: DeviceProperties
     head: int
     format: str
     kernel: str
@@ -290,23 +296,23 @@ class Case:
     @property
     def most_spilled(self) -> int:
         """Bytes that a thread may spill. float32, whose products are unrolled, overflows the registers that a thread
-        can have on any card."""
+        can have on any GPU."""
         return 6144 if self.format == "float32" else 1280
 
     def __str__(self) -> str:
-        return f"{self.card.name}, {self.head or '-'}, {self.format}, {self.kernel}"
+        return f"{self.properties.name}, {self.head or '-'}, {self.format}, {self.kernel}"
 
 
 def cases() -> list[Case]:
     """Every case that the engine can come to."""
     found = []
-    for card in CARDS:
-        for name in formats_of(card):
+    for properties in GPUS:
+        for name in formats_of(properties):
             found += [
-                Case(card, head, name, kernel) for head in HEADS for kernel in ATTENTION
+                Case(properties, head, name, kernel) for head in HEADS for kernel in ATTENTION
                 if "capped" not in kernel or head == 256
             ]  # fmt: skip
             if "fp8" not in name:
-                eight = name == "bfloat16" and card.capability >= (8, 9)
-                found += [Case(card, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
+                eight = name == "bfloat16" and properties.capability >= (8, 9)
+                found += [Case(properties, 0, name, kernel) for kernel in OTHERS if "fp8" not in kernel or eight]
     return found

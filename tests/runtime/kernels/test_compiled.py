@@ -1,4 +1,4 @@
-"""Every kernel compiles for every card that the engine takes, and finds room there. No GPU is needed.
+"""Every kernel compiles for every GPU that the engine takes, and finds room there. No GPU is needed.
 
 The whole takes half an hour of processor time: `python -m tests.runtime.kernels.compiled 8`, whose results are kept in
 compiled.tsv, each with the Triton that compiled it; here a few are compiled by the one that is installed, and all with
@@ -16,7 +16,7 @@ import pytest
 from sglang_lite.runtime import kernels
 from tests.runtime.kernels import compiled as tool
 from tests.runtime.kernels.compiled import compiled, ptx, read_table, told, update
-from tests.runtime.kernels.launches import CARDS, Case, cases
+from tests.runtime.kernels.launches import GPUS, Case, cases
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def compiler(tmp_path_factory):
 def test_it_compiles_and_finds_room(compiler, name):
     case = CASES[name]
     found = compiler.submit(compiled, case).result()
-    assert found.shared <= case.card.shared
+    assert found.shared <= case.properties.shared_memory
     assert found.spilled <= case.most_spilled
 
 
@@ -60,13 +60,13 @@ def test_it_compiles_and_finds_room(compiler, name):
     ],
 )
 def test_attention_on_a_hopper_gpu_is_by_kernels_of_its_own(compiler, head, kernel, name):
-    code = compiler.submit(ptx, Case(CARDS[3], head, "bfloat16", kernel), name).result()
+    code = compiler.submit(ptx, Case(GPUS[3], head, "bfloat16", kernel), name).result()
     assert "wgmma.mma_async" in code
     assert "cp.async.bulk.tensor" in code
 
 
 def test_the_last_results_are_within_the_limits():
-    assert not [name for name, row in KNOWN.items() if row.shared > CASES[name].card.shared]
+    assert not [name for name, row in KNOWN.items() if row.shared > CASES[name].properties.shared_memory]
     assert not [name for name, row in KNOWN.items() if row.spilled > CASES[name].most_spilled]
 
 
@@ -90,4 +90,4 @@ def test_every_kernel_has_a_case(compiler):
                 case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
                     launched.add(f"{file.stem}.{name}")
     assert "decode_attention._decode" in launched
-    assert compiler.submit(told, [case for case in cases() if case.card.name == "H200"]).result() == launched
+    assert compiler.submit(told, [case for case in cases() if case.properties.name == "H200"]).result() == launched

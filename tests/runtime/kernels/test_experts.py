@@ -232,6 +232,6 @@ def test_few_tokens_are_multiplied_pair_by_pair_and_more_by_tiles(monkeypatch):
             lambda *args, name=name, function=function, **more: called.append(name) or function(*args, **more),
         )
     own = layer(4, 32, 16, torch.float32, biases=False)
-    for tokens in (experts_module.MOST_FEW, experts_module.MOST_FEW + 1):
+    for tokens in (experts_module.MAX_PAIRWISE_TOKENS, experts_module.MAX_PAIRWISE_TOKENS + 1):
         apply_experts(normal(tokens, 32), *experts_route(normal(tokens, 4), 2), own, "silu")
     assert called == ["experts_down_few", "experts_down"]

@@ -5,22 +5,22 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sglang_lite.runtime.executor.prefix_groups import MOST_CHUNKS, shared_work
+from sglang_lite.runtime.executor.prefix_groups import MAX_CHUNKS, split_shared_prefixes
 from sglang_lite.runtime.kernels import sampling as sampling_kernel
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8
 from sglang_lite.runtime.kernels.attention_metadata import (
     AttentionPlan,
+    DecodeWork,
     DevicePlan,
     ExtendRow,
     Partials,
     SharedPrefixes,
-    Work,
 )
 from sglang_lite.runtime.kernels.decode_attention import decode_attention, split_work
 from sglang_lite.runtime.kernels.embed import embed
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Scales
-from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, by_kv_head
+from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, scale_by_kv_head
 from sglang_lite.runtime.kernels.kv_copy import KVCopy
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_fp8, norm, norm_fp8
 from sglang_lite.runtime.kernels.page_table import update_pages
@@ -78,7 +78,7 @@ class Rows:
             ids=torch.zeros(len(slots), dtype=torch.int32, device=DEVICE),
             slots=torch.tensor(slots, dtype=torch.int32, device=DEVICE),
             positions=torch.tensor(positions, dtype=torch.int32, device=DEVICE),
-            drawn=torch.zeros(len(self.table), dtype=torch.int32, device=DEVICE),
+            last_tokens=torch.zeros(len(self.table), dtype=torch.int32, device=DEVICE),
             page_table=self.table.to(DEVICE),
             page_size=self.page,
             decoding=decoding,
@@ -91,8 +91,8 @@ class Rows:
         """The plan's decoding, cut into items of 16 tokens at least."""
         rows = plan.decoding
         items = 2 * rows + 8
-        count, prefix = items * self.heads, rows * MOST_CHUNKS * self.heads
-        work = Work(
+        count, prefix = items * self.heads, rows * MAX_CHUNKS * self.heads
+        work = DecodeWork(
             items=torch.full((items, 4), 99, dtype=torch.int32, device=DEVICE),
             rows=torch.zeros((rows, 2), dtype=torch.int32, device=DEVICE),
             partials=Partials(
@@ -102,7 +102,7 @@ class Rows:
                 torch.full((prefix, 2), float("nan"), device=DEVICE),
             ),
         )  # fmt: skip
-        split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, least=16)
+        split_work(plan.positions[:rows], plan.slots, plan.shared, work.items, work.rows, min_tokens=16)
         return work
 
     def twin(self, q, rows, **options):
@@ -120,7 +120,7 @@ def in_eight_bits(rows, q, *, scaled):
     if scaled:
         heads = torch.arange(rows.kv_heads, device=DEVICE)
         scales = KVScales((2.0 ** (2 * heads - 1),), (2.0 ** (12 * heads - 9),))
-        q.copy_(by_kv_head(q, scales.k[0]))
+        q.copy_(scale_by_kv_head(q, scales.k[0]))
     sides = (scales.k, scales.v) if scales else (torch.ones(1, rows.kv_heads, device=DEVICE),) * 2
     rows.cache = KVCache(*((x.float() * by[0].view(-1, 1, 1),) for x, by in zip(eight, sides)))  # type: ignore[arg-type]  # keys and values
     k, v = ((x,) for x in eight)
@@ -160,14 +160,14 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
         close(out, rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.3, **options))
 
 
-@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize("round_up", [False, True])
 def test_work_is_cut_by_tokens(up):
     positions = torch.tensor([0, 999, 63, 64, 4000], dtype=torch.int32, device=DEVICE)
     slots = torch.tensor([7, 0, 3, 3, 9], dtype=torch.int32, device=DEVICE)
     for items in (6, 7, 30, 300):
         work = torch.zeros((items, 4), dtype=torch.int32, device=DEVICE)
         row_work = torch.zeros((5, 2), dtype=torch.int32, device=DEVICE)
-        split_work(positions, slots, None, work, row_work, least=64, up=up)
+        split_work(positions, slots, None, work, row_work, min_tokens=64, round_up=up)
         covered: dict[int, list[tuple[int, int]]] = {}
         for row, start, end, slot in work.tolist():
             if row >= 0:
@@ -197,7 +197,9 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
 
     worth, module.MIN_SAVED_TOKENS = module.MIN_SAVED_TOKENS, 1
     try:
-        found = shared_work(table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, most_items=40, enough=9)
+        found = split_shared_prefixes(
+            table, held, np.arange(6, dtype=np.int32), PAGE, rows_per_block=2, max_items=40, target_chunks=9
+        )
     finally:
         module.MIN_SAVED_TOKENS = worth
     assert found is not None
@@ -210,7 +212,7 @@ def test_a_prefix_is_read_once_for_all_that_share_it(scaled):
         chunks,
         order,
         torch.from_numpy(np.concatenate((found.items, np.zeros((3, 6), dtype=np.int32)))).to(DEVICE),
-        MOST_CHUNKS,
+        MAX_CHUNKS,
     )
     plan = rows.plan(6, list(range(6)), [n - 1 for n in lengths], shared=prefixes)
     q = normal(6, 4, 16)
@@ -241,9 +243,9 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, options):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("turned", [16, 8])
+@pytest.mark.parametrize("rope_dim", [16, 8])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
+def test_queries_and_keys_are_turned_and_stored(norm, rope_dim, scaled):
     from sglang_lite.runtime.models.layers.rope import rotate
 
     heads, kv_heads, dim = 6, 2, 16
@@ -251,7 +253,7 @@ def test_queries_and_keys_are_turned_and_stored(norm, turned, scaled):
     slots, positions = [0, 1, 1], [8, 27, 28]
     plan = rows.plan(0, slots, positions)
     qkv = normal(3, (heads + 2 * kv_heads) * dim)
-    angles = torch.rand(64, turned // 2, device=DEVICE)
+    angles = torch.rand(64, rope_dim // 2, device=DEVICE)
     cos = torch.cat((angles.cos(), angles.cos()), -1)
     sin = torch.cat((-angles.sin(), angles.sin()), -1)
     weights = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE)) if norm else (None, None)
@@ -373,7 +375,7 @@ def test_keys_and_values_are_stored_in_eight_bits():
         assert all((side[0][:, rows.read_at(0, 9)[-1]].float() == 448).all() for side in (cache.k, cache.v))
 
 
-def activated(x, kind):
+def apply_activation(x, kind):
     gate, up = x.chunk(2, -1)
     if kind == "silu":
         return torch.nn.functional.silu(gate) * up
@@ -383,14 +385,14 @@ def activated(x, kind):
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
 def test_gates(kind):
     x = normal(3, 2 * 1500)
-    close(gated(x, kind), activated(x, kind))
+    close(gated(x, kind), apply_activation(x, kind))
 
 
 def test_tokens_that_were_drawn_are_embedded():
     rows = Rows([4, 4])
     plan = rows.plan(2, [1, 0, 1], [0, 0, 0])
     plan.ids.copy_(torch.tensor([-1, 7, -1]))
-    plan.drawn.copy_(torch.tensor([5, 3, 0]))
+    plan.last_tokens.copy_(torch.tensor([5, 3, 0]))
     table = normal(10, 24)
     assert torch.equal(embed(plan, table, 1.0), table[[3, 7, 3]])
 

@@ -69,7 +69,7 @@ def test_prefill_gives_what_the_twin_gives(heads, cases):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_the_kernels_for_all_cards_give_what_the_twin_gives(dtype, monkeypatch):
     """Of latents of that size, to the last token of rows that fill no block: one launch was compiled wrongly there."""
-    monkeypatch.setattr(latent_attention, "on_hopper", lambda *args: None)
+    monkeypatch.setattr(latent_attention, "hopper_module", lambda *args: None)
     rows = Latents(LENGTHS, 16, 512, 64, torch.bfloat16, page=16)
     plane = rows.cache.k[0].to(dtype)
     scales = KVScales((torch.tensor([0.5, 2.0], device=DEVICE),), (torch.tensor([0.5], device=DEVICE),))

@@ -1,17 +1,17 @@
-"""Launches by what a card has."""
+"""Launches by what a GPU has."""
 
 import pytest
 import torch
 
 from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.registry import make_attention
-from sglang_lite.runtime.kernels.card import INTERPRETER, Card, card_of, standing_for
+from sglang_lite.runtime.kernels.device_properties import INTERPRETER, DeviceProperties, assume_device, properties_of
 from sglang_lite.runtime.kernels.experts_tiled import down_launch, gate_up_launch
 from sglang_lite.runtime.kernels.launch_config import attention_launch, tile_stages
-from tests.runtime.kernels.launches import CARDS, HEADS
+from tests.runtime.kernels.launches import GPUS, HEADS
 
-A100, A10, RTX_4090, H200 = CARDS
-SMALL = Card("a card of before Ampere", 49_152, 1 << 16, 20, (7, 5))
+A100, A10, RTX_4090, H200 = GPUS
+SMALL = DeviceProperties("a GPU of before Ampere", 49_152, 1 << 16, 20, (7, 5))
 
 # Queries of a program, tokens at a time, warps, stages: measured on an H200, so no change of anything else changes them.
 CHOSEN = {
@@ -47,9 +47,9 @@ CHOSEN = {
 }
 
 
-def chosen(card, kernel, dim, item, cached, queries, rows):
+def chosen(properties, kernel, dim, item, cached, queries, rows):
     launch = attention_launch(
-        card, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=8 if rows else 1
+        properties, kernel, dim=dim, item=item, cached=cached, queries=queries, rows=rows, heads=8 if rows else 1
     )
     return launch and (launch.queries, launch.tokens, launch.warps, launch.stages)
 
@@ -68,13 +68,13 @@ def test_rows_taken_from_their_product_have_programs_of_two_warps_where_they_are
 def test_few_rows_of_8_bits_are_read_by_programs_that_have_a_multiprocessor_each():
     asked = {"dim": 128, "item": 2, "cached": 1, "queries": 8, "heads": 4}
 
-    def alone(card, **more):
-        return attention_launch(card, "decode", **asked, **more).alone
+    def exclusive(properties, **more):
+        return attention_launch(properties, "decode", **asked, **more).exclusive
 
-    assert [alone(H200, rows=rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
-    assert not alone(H200, rows=1, shared=True)
+    assert [exclusive(H200, rows=rows) for rows in (1, 4, 5, 64)] == [True, True, False, False]
+    assert not exclusive(H200, rows=1, shared=True)
     # Two blocks of 256 tokens find no room on others, but programs have them to themselves as well.
-    assert [alone(card, rows=1) for card in (RTX_4090, SMALL)] == [True, False]
+    assert [exclusive(properties, rows=1) for properties in (RTX_4090, SMALL)] == [True, False]
 
 
 def test_products_of_experts_on_an_h200_are_what_was_measured_there():
@@ -86,7 +86,7 @@ def test_products_of_experts_on_an_h200_are_what_was_measured_there():
 
 def test_smaller_cards_take_fewer_tokens_at_a_time():
     asked = ("prefill", 256, 2, 2, 128, 0)  # bf16 heads of 256
-    assert [chosen(card, *asked) for card in (A100, A10, RTX_4090)] == [
+    assert [chosen(properties, *asked) for properties in (A100, A10, RTX_4090)] == [
         (128, 32, 8, 2),
         (128, 16, 8, 2),
         (128, 16, 8, 2),
@@ -103,38 +103,38 @@ def test_where_not_even_few_tokens_find_room_a_program_has_fewer_queries():
 
 
 def test_decoding_is_many_by_the_multiprocessors_of_the_card():
-    half = Card("half of an H200", H200.shared, H200.registers, 66, (9, 0))
+    half = DeviceProperties("half of an H200", H200.shared_memory, H200.registers, 66, (9, 0))
     assert chosen(half, "decode", 128, 2, 2, 16, 64) == chosen(H200, "decode", 128, 2, 2, 16, 128)
     assert chosen(half, "decode", 128, 2, 2, 16, 63) == chosen(H200, "decode", 128, 2, 2, 16, 127)
-    assert (half.programs, H200.programs) == (132, 264)
+    assert (half.programs_to_fill, H200.programs_to_fill) == (132, 264)
 
 
-@pytest.mark.parametrize("card", [*CARDS, INTERPRETER], ids=lambda card: card.name)
-def test_every_head_finds_room(card):
+@pytest.mark.parametrize("properties", [*GPUS, INTERPRETER], ids=lambda properties: properties.name)
+def test_every_head_finds_room(properties):
     for dim in HEADS:
         for kernel, item, queries in [("decode", 2, 64), ("prefill", 2, 128), ("prefix", 2, 64), ("decode", 4, 16)]:
-            assert chosen(card, kernel, dim, item, item, queries, 8)
+            assert chosen(properties, kernel, dim, item, item, queries, 8)
 
 
 def test_a_card_without_room_gets_torchs_attention_and_it_is_said(caplog):
     needs = AttentionRequirements(
-        8, 1, 256, torch.float32, torch.float32, torch.device("meta"), most_rows=4, most_chunks=0
+        8, 1, 256, torch.float32, torch.float32, torch.device("meta"), max_rows=4, max_chunks=0
     )
-    with standing_for(Card("tiny", 32_768, 1 << 16, 4, (8, 0))):
+    with assume_device(DeviceProperties("tiny", 32_768, 1 << 16, 4, (8, 0))):
         backend = make_attention("auto", needs)
     assert type(backend).__name__ == "TorchAttention"
-    assert "find no room in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
+    assert "don't fit in the 32,768 bytes of shared memory that a program has on a tiny" in caplog.text
 
 
 def test_tiles_under_way_are_as_many_as_find_room():
-    blackwell = Card("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
+    blackwell = DeviceProperties("RTX 5090", 101_376, 1 << 16, 170, (12, 0))
     assert tile_stages(H200, 64, 128, 128, 2, 4) == 4
     assert tile_stages(blackwell, 64, 128, 128, 2, 4) == 2
-    assert blackwell.overlaps
-    assert blackwell.copies
+    assert blackwell.has_pdl
+    assert blackwell.has_tma
 
 
 def test_without_a_gpu_kernels_run_on_the_interpreter():
-    assert card_of(torch.device("cpu")) == INTERPRETER
-    assert not INTERPRETER.overlaps
-    assert INTERPRETER.copies
+    assert properties_of(torch.device("cpu")) == INTERPRETER
+    assert not INTERPRETER.has_pdl
+    assert INTERPRETER.has_tma

@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sglang_lite.runtime.kernels.launcher import KernelLauncher, kinds, launched
+from sglang_lite.runtime.kernels.launcher import KernelLauncher, cached_launch, variant_key
 from sglang_lite.runtime.kernels.norm import add_norm
 from sglang_lite.runtime.kernels.reference.norm import norm as reference
 from sglang_lite.runtime.kernels.sizes import cdiv, power_of_2
@@ -42,7 +42,7 @@ arguments = st.one_of(numbers, tensors(), descriptors())
 
 @given(arguments, arguments)
 def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
-    if kinds((one,))[0] == kinds((other,))[0]:
+    if variant_key((one,))[0] == variant_key((other,))[0]:
         for options in itertools.product((False, True), repeat=3):  # constant memory, specialised, by alignment
             assert native_specialize_impl(BaseBackend, one, *options) == native_specialize_impl(
                 BaseBackend, other, *options
@@ -51,18 +51,18 @@ def test_whatever_triton_tells_apart_has_kinds_of_its_own(one, other):
 
 @given(st.lists(arguments, max_size=4), st.lists(arguments, max_size=4))
 def test_kinds_of_arguments_are_those_of_each(one, other):
-    apart = [kinds((x,))[0] for x in one], [kinds((x,))[0] for x in other]
-    assert (kinds(tuple(one))[0] == kinds(tuple(other))[0]) == (apart[0] == apart[1])
+    apart = [variant_key((x,))[0] for x in one], [variant_key((x,))[0] for x in other]
+    assert (variant_key(tuple(one))[0] == variant_key(tuple(other))[0]) == (apart[0] == apart[1])
 
 
 def test_the_driver_takes_addresses_of_tensors_and_numbers_as_they_are():
     x = torch.empty(64)[3:]
-    assert kinds((x, None, 7, True, 0.5))[1] == [x.data_ptr(), None, 7, True, 0.5]
+    assert variant_key((x, None, 7, True, 0.5))[1] == [x.data_ptr(), None, 7, True, 0.5]
 
 
 @pytest.mark.parametrize("without", [torch.empty(8, device="meta"), torch.empty(0)], ids=["meta", "empty"])
 def test_a_tensor_without_memory_has_no_kinds(without):
-    assert kinds((torch.empty(8), without, 3)) == ((), [])
+    assert variant_key((torch.empty(8), without, 3)) == ((), [])
 
 
 class Triton:
@@ -131,7 +131,7 @@ def test_each_device_has_variants_of_its_own(triton_, monkeypatch):
 
 
 def test_kernels_of_the_interpreter_stay_as_they_are():
-    assert launched(test_each_device_has_variants_of_its_own) is test_each_device_has_variants_of_its_own
+    assert cached_launch(test_each_device_has_variants_of_its_own) is test_each_device_has_variants_of_its_own
 
 
 def test_unaligned_rows_after_aligned_ones_are_right():

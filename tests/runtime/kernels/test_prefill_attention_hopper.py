@@ -32,7 +32,7 @@ def test_prefill_attends_to_the_pages_before_it(start, count, heads, dim, dtype)
         there[rows.read_at(row, length)] = True
     for side in (rows.cache.k[0], rows.cache.v[0]):
         side[:, ~there] = float("nan")  # pages of others, and what is behind the end of a page
-    assert hopper.takes(q, rows.cache, plan)
+    assert hopper.supports(q, rows.cache, plan)
     out = torch.full((2 + count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
     hopper.prefill_attention_hopper(q, rows.cache, 0, plan, out, scale=0.1)
     close(out, expected, dtype)

@@ -7,7 +7,7 @@ import torch
 from sglang_lite.runtime.executor import prefix_groups
 from sglang_lite.runtime.kernels.attention_metadata import SharedPrefixes
 from sglang_lite.runtime.kernels.decode_attention import decode_attention
-from sglang_lite.runtime.kernels.prefix_attention import prefix_attention, prefix_on_hopper
+from sglang_lite.runtime.kernels.prefix_attention import hopper_prefix_module, prefix_attention
 from tests.runtime.kernels import needs_hopper
 from tests.runtime.kernels.test_kernels import DEVICE, Rows, close, normal
 
@@ -22,11 +22,11 @@ PAGE = 16
     ids=str,
 )
 @pytest.mark.parametrize(
-    ("groups", "enough"),  # of rows, and the tokens that each group shares
+    ("groups", "target_chunks"),  # of rows, and the tokens that each group shares
     [([(70, 64)], 1), ([(70, 256)], 40), ([(200, 48), (3, 1040), (2, 16)], 3), ([(2, 2064)], 9)],
     ids=str,
 )
-def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups, enough, heads, dim, dtype):
+def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups, target_chunks, heads, dim, dtype):
     lengths = [5] + [shared + 1 + i % 50 for count, shared in groups for i in range(count)]
     rows = Rows(lengths, heads, dim, dtype, page=PAGE)
     first = 1  # the one before shares nothing
@@ -36,18 +36,24 @@ def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups
     monkeypatch.setattr(prefix_groups, "MIN_SAVED_TOKENS", 1)
     count, slots = len(lengths), np.arange(len(lengths), dtype=np.int32)
     held = np.array([(n - 1) // PAGE for n in lengths], dtype=np.int32)
-    most = hopper.MOST_QUERIES // (heads[0] // heads[1])
-    found = prefix_groups.shared_work(
-        rows.table[:-1].numpy(), held, slots, PAGE, rows_per_block=most, most_items=count + enough, enough=enough
+    most = hopper.MAX_QUERIES // (heads[0] // heads[1])
+    found = prefix_groups.split_shared_prefixes(
+        rows.table[:-1].numpy(),
+        held,
+        slots,
+        PAGE,
+        rows_per_block=most,
+        max_items=count + target_chunks,
+        target_chunks=target_chunks,
     )
     assert found is not None
-    items = np.zeros((count + enough + 3, 6), dtype=np.int32)
+    items = np.zeros((count + target_chunks + 3, 6), dtype=np.int32)
     items[: len(found.items)] = found.items
     order = np.resize(found.order, count)
     lengths_of, chunks, order_of, items_of = (
         torch.from_numpy(x).to(DEVICE) for x in (found.lengths, found.chunks, order, items)
     )
-    prefixes = SharedPrefixes(lengths_of, chunks, order_of, items_of, prefix_groups.MOST_CHUNKS)
+    prefixes = SharedPrefixes(lengths_of, chunks, order_of, items_of, prefix_groups.MAX_CHUNKS)
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths], shared=prefixes)
     q = normal(count, heads[0] + 4, dim, dtype=dtype)[:, : heads[0]]
     expected = rows.twin(q, [(i, 1, i, n) for i, n in enumerate(lengths)], scale=0.1)
@@ -57,7 +63,7 @@ def test_prefixes_are_read_once_for_all_rows_that_share_them(monkeypatch, groups
     for side in (rows.cache.k[0], rows.cache.v[0]):
         side[:, ~there] = float("nan")  # pages of others, and what is behind the end of a page
     work = rows.work(plan)
-    assert prefix_on_hopper(hopper.card_of(DEVICE), dim, dtype, dtype, PAGE, None)
+    assert hopper_prefix_module(hopper.properties_of(DEVICE), dim, dtype, dtype, PAGE, None)
     out = torch.full((count, heads[0], dim), float("nan"), device=DEVICE, dtype=dtype)
     prefix_attention(q, rows.cache, 0, plan, work, scale=0.1)
     decode_attention(q, rows.cache, 0, plan, work, out, scale=0.1)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
-from sglang_lite.runtime.kernels.gemv import FewRows, linear_one
+from sglang_lite.runtime.kernels.gemv import SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.kernels.tiled import can_tile, linear_tiled
 from tests.runtime.kernels import needs_kernels
-from tests.runtime.kernels.test_kernels import DEVICE, GPU, activated, close, normal
+from tests.runtime.kernels.test_kernels import DEVICE, GPU, apply_activation, close, normal
 
 pytestmark = [needs_kernels, pytest.mark.slow]
 
@@ -16,25 +16,25 @@ pytestmark = [needs_kernels, pytest.mark.slow]
 @pytest.mark.parametrize("rows", [1, 2, 16])
 def test_products_of_few_rows(rows, outputs, inputs):
     x, weight, bias = normal(rows, inputs), normal(outputs, inputs), normal(outputs)
-    few = FewRows(DEVICE)
+    few = SmallBatchLinear(DEVICE)
     for b in (bias, None):
         expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
         for _ in range(2):  # the counters are left as they were found
             close(few(x, weight, b), expected)
         if rows == 1:
-            close(linear_one(x, weight, b)[0], expected)
+            close(linear_single_row(x, weight, b)[0], expected)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(26, 2100)] + [(4100, 2048)] * GPU)
 def test_a_row_meets_small_matrices_in_eight_bits(outputs, inputs):
     x, weight, by = normal(1, inputs), normal(outputs, inputs).to(torch.float8_e4m3fn), normal(outputs)
-    close(linear_one(x, weight, None, scales=by)[0], (x.double() @ weight.double().T) * by.double())
+    close(linear_single_row(x, weight, None, scales=by)[0], (x.double() @ weight.double().T) * by.double())
 
 
 def test_long_sums_of_many_outputs_are_not_split(monkeypatch):
-    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SPLIT_OUTPUTS", FewRows.BLOCK_N)
-    x, weight = normal(2, 2100), normal(FewRows.BLOCK_N + 6, 2100)
-    close(FewRows(DEVICE)(x, weight, None), torch.nn.functional.linear(x.double(), weight.double()))
+    monkeypatch.setattr("sglang_lite.runtime.kernels.gemv.SPLIT_OUTPUTS", SmallBatchLinear.BLOCK_N)
+    x, weight = normal(2, 2100), normal(SmallBatchLinear.BLOCK_N + 6, 2100)
+    close(SmallBatchLinear(DEVICE)(x, weight, None), torch.nn.functional.linear(x.double(), weight.double()))
 
 
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
@@ -45,7 +45,7 @@ def test_products_by_tiles(rows, outputs, inputs, biased, gate):
     bias = normal(outputs, dtype=torch.float16) if biased else None
     assert can_tile(weight)
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    close(linear_tiled(x, weight, bias, gate), activated(expected, gate) if gate else expected, torch.float16)
+    close(linear_tiled(x, weight, bias, gate), apply_activation(expected, gate) if gate else expected, torch.float16)
 
 
 @pytest.mark.parametrize("gate", ["", "silu", "gelu", "gelu_tanh"])
@@ -53,10 +53,10 @@ def test_products_by_tiles(rows, outputs, inputs, biased, gate):
 def test_a_single_row_with_its_norm_and_gate(gate, biased):
     x, residual, norm, weight = normal(1, 600), normal(1, 600), normal(600), normal(100, 600) * 0.03
     bias = normal(100) if biased else None
-    y, total = linear_one(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
+    y, total = linear_single_row(x, weight, bias, residual=residual, norm=norm, eps=1e-5, gate=gate)
     assert torch.equal(total, x + residual)
     expected = torch.nn.functional.linear(torch.nn.functional.rms_norm(total, (600,), norm, 1e-5), weight, bias)
-    close(y, activated(expected, gate) if gate else expected)
+    close(y, apply_activation(expected, gate) if gate else expected)
 
 
 @pytest.mark.parametrize("gate", ["", "silu"])
@@ -76,8 +76,8 @@ def test_a_row_meets_large_matrices(monkeypatch, kind, inputs, gate):
         total = x if add is None else x + add
         row = total if by is None else torch.nn.functional.rms_norm(total, (inputs,), by, 1e-5)
         expected = torch.nn.functional.linear(row.double(), full)
-        y, _ = linear_one(x, weight, None, scales=scales, residual=add, norm=by, eps=1e-5, gate=gate)
-        close(y, activated(expected, gate) if gate else expected)
+        y, _ = linear_single_row(x, weight, None, scales=scales, residual=add, norm=by, eps=1e-5, gate=gate)
+        close(y, apply_activation(expected, gate) if gate else expected)
 
 
 def test_products_with_weights_in_eight_bits():
@@ -86,5 +86,5 @@ def test_products_with_weights_in_eight_bits():
     weight, scales = eight.values, eight.scales
     assert ((weight.float() * scales.unsqueeze(1) - full).abs() <= full.abs().amax(1, keepdim=True) / 7).all()
     expected = torch.nn.functional.linear(x.double(), weight.double() * scales.double().unsqueeze(1))
-    close(linear_one(x, weight, None, scales=scales)[0], expected)
-    close(linear_one(x, weight, None, scales=scales, gate="silu")[0], activated(expected, "silu"))
+    close(linear_single_row(x, weight, None, scales=scales)[0], expected)
+    close(linear_single_row(x, weight, None, scales=scales, gate="silu")[0], apply_activation(expected, "silu"))

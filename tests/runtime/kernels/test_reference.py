@@ -88,7 +88,7 @@ def add_norm(run):
 
 
 def add_norm_fp8(run):
-    return [*add_norm(run), *add_norm(partial(run, wide=True))]
+    return [*add_norm(run), *add_norm(partial(run, unquantised=True))]
 
 
 def gated(run):
@@ -137,7 +137,7 @@ def tiled_in_parts(run):
 def embedded(run):
     plan = Rows([4, 4]).plan(2, [1, 0, 1], [0, 0, 0])
     plan.ids.copy_(numbers(-1, 7, -1))
-    plan.drawn.copy_(numbers(5, 3, 0))
+    plan.last_tokens.copy_(numbers(5, 3, 0))
     return run(plan, normal(10, 24), 1.5)
 
 
@@ -184,7 +184,7 @@ def decoding():
     rows.table[1, : shared // PAGE] = rows.table[0, : shared // PAGE]
     prefixes = SharedPrefixes(
         numbers(shared, shared, 0), numbers(2, 2, 0), numbers(0, 1, 0),
-        numbers(*[[0, 2, 0, 0, 40, 0], [0, 2, 0, 40, shared, 1], [0] * 6]).view(-1, 6), prefix_groups.MOST_CHUNKS,
+        numbers(*[[0, 2, 0, 0, 40, 0], [0, 2, 0, 40, shared, 1], [0] * 6]).view(-1, 6), prefix_groups.MAX_CHUNKS,
     )  # fmt: skip
     plan = rows.plan(3, [0, 1, 2], [n - 1 for n in lengths], shared=prefixes)
     return rows, plan, normal(3, 4, 16)
@@ -194,22 +194,22 @@ def split(run):
     results = []
     for shared in (None, decoding()[1].shared):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(149, 89, 69), numbers(5, 0, 2), shared, work, row_work, least=32)
+        run(numbers(149, 89, 69), numbers(5, 0, 2), shared, work, row_work, min_tokens=32)
         results += [work, row_work]
     for lengths in ((1499, 899, 699), (24_999, 2999, 199)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, least=32, at_once=5)
+        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=32, concurrent_programs=5)
         results += [work, row_work]
     for lengths in ((127, 128, 0), (1499, 899, 699)):
         work, row_work = numbers(*[[9] * 4] * 20), numbers(*[[9] * 2] * 3)
-        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, least=128, up=True)
+        run(numbers(*lengths), numbers(5, 0, 2), None, work, row_work, min_tokens=128, round_up=True)
         results += [work, row_work]
     return results
 
 
 def worked(rows, plan):
     work = rows.work(plan)
-    split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, least=16)
+    split_work(plan.positions, plan.slots, plan.shared, work.items, work.rows, min_tokens=16)
     return work
 
 
@@ -293,8 +293,8 @@ def latents_sharing(run):
         work, q = worked(rows, plan), normal(3, heads, 32)
         partials = replace(
             work.partials, counters=torch.zeros(3, 8, dtype=torch.int32, device=DEVICE),
-            prefix_acc=torch.zeros(3 * prefixes.most_chunks * heads, 24, device=DEVICE),
-            prefix_ml=torch.zeros(3 * prefixes.most_chunks * heads, 2, device=DEVICE),
+            prefix_acc=torch.zeros(3 * prefixes.max_chunks * heads, 24, device=DEVICE),
+            prefix_ml=torch.zeros(3 * prefixes.max_chunks * heads, 2, device=DEVICE),
         )  # fmt: skip
         results += run(q, cache, plan, replace(work, partials=partials))
     return results
@@ -540,13 +540,13 @@ def summed(run):
 CASES = {
     "norm": norm, "norm_fp8": norm_fp8, "add_norm": add_norm, "add_norm_fp8": add_norm_fp8,
     "gated": gated, "gated_fp8": gated, "ungated": ungated, "ungated_fp8": ungated,
-    "quantise_rows": quantised, "linear_one": one_row, "FewRows": few_rows,
-    "linear_tiled": tiled, "linear_parts": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
+    "quantise_rows": quantised, "linear_single_row": one_row, "SmallBatchLinear": few_rows,
+    "linear_tiled": tiled, "linear_split_k": tiled_in_parts, "embed": embedded, "update_pages": page_table, "KVCopy": copied, "rope_store": stored,
     "rotate": rotated, "kv_store": kv_stored,
     "split_work": split, "prefix_attention": prefixes, "decode_attention": decoded, "prefill_attention": prefilled,
     "rope_attention": turned_and_decoded,
     "prefix_attention_hopper": prefixes_on_hopper,
-    "prefill_attention_hopper": prefilled_on_hopper, "fresh_attention_hopper": fresh_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
+    "prefill_attention_hopper": prefilled_on_hopper, "uncached_attention_hopper": fresh_on_hopper, "draw": drawn, "experts_route": routed, "experts_order": ordered,
     "experts_gate_up_few": gated_few, "experts_down_few": summed_few, "experts_gate_up": gated_by_tiles,
     "experts_down": down_by_tiles, "experts_sum": summed, "latent_store": latents_stored,
     "latent_decode": latents_decoded, "latent_prefill": latents_prefilled, "latent_prefix": latents_of_prefixes,
@@ -561,7 +561,7 @@ def tensors(result):
         return [result]
     if isinstance(result, Fp8Rows):
         scales = result.scales[: result.rows]
-        wide = [] if result.wide is None else [result.wide]
+        wide = [] if result.unquantised is None else [result.unquantised]
         return [scales, result.values[: result.rows].float() * scales.unsqueeze(1), *wide]
     return [tensor for part in result for tensor in tensors(part)]
 

@@ -22,7 +22,7 @@ pytestmark = [needs_kernels, pytest.mark.slow]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
-    ("lengths", "heads", "dim", "turned"),
+    ("lengths", "heads", "dim", "rope_dim"),
     [
         ([1], (4, 2), 16, 16),
         ([150], (4, 2), 16, 8),
@@ -32,7 +32,7 @@ pytestmark = [needs_kernels, pytest.mark.slow]
     ids=str,
 )
 @pytest.mark.parametrize("eight", [False, True])
-def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, turned, options, eight):
+def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, rope_dim, options, eight):
     torch.manual_seed(len(lengths))
     rows = Rows(lengths, heads, dim)
     count, width = len(lengths), (heads[0] + 2 * heads[1]) * dim
@@ -46,7 +46,7 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, turned, op
         )
     cache, other = (KVCache((keys.clone(),), (values.clone(),), factors) for _ in range(2))
     plan = rows.plan(count, list(range(count)), [n - 1 for n in lengths])
-    qkv, tables = normal(count, width), (normal(max(lengths), turned), normal(max(lengths), turned))
+    qkv, tables = normal(count, width), (normal(max(lengths), rope_dim), normal(max(lengths), rope_dim))
     norms = normal(dim), normal(dim)
     q_norm, k_norm = norms if dim == 16 else (None, None)
     work = rows.work(plan)
@@ -65,7 +65,7 @@ def test_rope_store_and_decode_attention_are_one(lengths, heads, dim, turned, op
 
 @pytest.mark.parametrize("length", [200, 600])
 def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
-    monkeypatch.setattr(attention_by_triton, "MOST_HEADS", 4)
+    monkeypatch.setattr(attention_by_triton, "MAX_HEADS", 4)
     torch.manual_seed(length)
     heads, dim = (8, 1), 32
     rows = Rows([length], heads, dim)
@@ -75,12 +75,12 @@ def test_one_row_of_8_bits_is_taken_from_its_product(monkeypatch, length):
     plan = replace(rows.plan(1, [0], [length - 1]), ids=torch.zeros(1, dtype=torch.int32, device=DEVICE), separate=True)
     needs = AttentionRequirements(
         heads=heads[0], kv_heads=1, head_dim=dim, compute=torch.float16, cache=torch.float8_e4m3fn, device=DEVICE,
-        most_rows=1, most_chunks=1,
+        max_rows=1, max_chunks=1,
     )  # fmt: skip
     qkv = normal(1, (heads[0] + 2) * dim).half()
     tables = normal(length, dim).half(), normal(length, dim).half()
     out, expected = (torch.full((1, heads[0], dim), float("nan"), device=DEVICE).half() for _ in range(2))
-    step = TritonAttention(needs).begin(plan)
+    step = TritonAttention(needs).plan_step(plan)
     assert step.from_product is not None
     for _ in range(2):
         step.from_product(

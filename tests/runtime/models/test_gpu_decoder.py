@@ -26,27 +26,27 @@ def hidden_states(model):
     """Of rows that decode their first token."""
     spec = model.spec.layers[0].attention
     backend = TritonAttention(
-        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, ROWS, most_chunks=0)
+        AttentionRequirements(spec.heads, spec.kv_heads, spec.key_size, HALF, HALF, DEVICE, ROWS, max_chunks=0)
     )
     rows = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
     none = torch.from_numpy(np.zeros((0, 4), dtype=np.int32)).to(DEVICE)
     plan = DevicePlan(
-        ids=rows, slots=rows, positions=torch.zeros_like(rows), drawn=rows, page_table=rows.unsqueeze(1),
+        ids=rows, slots=rows, positions=torch.zeros_like(rows), last_tokens=rows, page_table=rows.unsqueeze(1),
         page_size=PAGE, decoding=ROWS, shared=None, blocks=none, block_size=16, separate=True,
     )  # fmt: skip
     with torch.inference_mode():
-        return model.run(plan, model.allocate_cache(ROWS * PAGE), backend.begin(plan))
+        return model.run(plan, model.allocate_cache(ROWS * PAGE), backend.plan_step(plan))
 
 
 def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
     spec = SHAPES["small"]
     spec = replace(spec, layers=spec.layers[:1], vocab_size=ROWS, hidden_size=64)
     made = []
-    in_parts = tiled.linear_parts
-    monkeypatch.setattr(tiled, "linear_parts", lambda *a: made.append(in_parts(*a)) or made[-1])
+    in_parts = tiled.linear_split_k
+    monkeypatch.setattr(tiled, "linear_split_k", lambda *a: made.append(in_parts(*a)) or made[-1])
 
     def states(most):
-        monkeypatch.setattr(tiled, "MOST_PARTS", most)
+        monkeypatch.setattr(tiled, "MAX_PARTS", most)
         return hidden_states(GpuDecoder(spec, DummySource(DEVICE), Precision(HALF, HALF, HALF), DEVICE, 64))
 
     parts = states(4)

@@ -178,12 +178,12 @@ def test_latents_in_eight_bits_stay_near(unlike, attention, monkeypatch):
 def test_rows_that_begin_in_a_step_make_keys_and_values_of_their_latents(tiny, monkeypatch):
     """Beside rows that are decoded, and before some that see what is cached. The kernel is for Hopper GPUs: its twin."""
     folder, reference = tiny
-    attend = Mock(wraps=prefill_attention_hopper.fresh_attention_hopper)
+    attend = Mock(wraps=prefill_attention_hopper.uncached_attention_hopper)
     kernels = SimpleNamespace(
-        takes_fresh=lambda plan, dtype, *sizes: sizes == (12, 8, 10), fresh_attention_hopper=attend
+        supports_uncached=lambda plan, dtype, *sizes: sizes == (12, 8, 10), uncached_attention_hopper=attend
     )
     monkeypatch.setattr(expanded, "hopper_kernels", lambda card, module: kernels)
-    monkeypatch.setattr(expanded, "LEAST", 2)
+    monkeypatch.setattr(expanded, "MIN_EXPANDED_TOKENS", 2)
     settings = ours(monkeypatch, "triton") | {"step_tokens": 20, "page_size": 4, "cuda_graphs": False}
     batch = prompts(10, 12, 35, 9)
     with engine(folder, **settings) as running:

@@ -18,19 +18,19 @@ def gated_fp8(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> 
 
 
 def ungated(up: torch.Tensor, activation: str, scales: Scales | None = None) -> torch.Tensor:
-    return activated(scaled(up, scales), activation).to(up.dtype)
+    return apply_activation(scaled(up, scales), activation).to(up.dtype)
 
 
 def ungated_fp8(up: torch.Tensor, activation: str, scales: Scales | None) -> Fp8Rows:
-    return quantise_rows(activated(scaled(up, scales), activation))
+    return quantise_rows(apply_activation(scaled(up, scales), activation))
 
 
 def _gated(gate_up: torch.Tensor, activation: str, scales: Scales | None) -> torch.Tensor:
     gate, up = scaled(gate_up, scales).chunk(2, -1)
-    return activated(gate, activation).to(gate_up.dtype).float() * up
+    return apply_activation(gate, activation).to(gate_up.dtype).float() * up
 
 
-def activated(x: torch.Tensor, kind: str) -> torch.Tensor:
+def apply_activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Applies the activation "silu", "gelu", "gelu_tanh" or "relu2" to x."""
     if kind == "silu":
         return F.silu(x)
@@ -43,4 +43,4 @@ def gated_pair(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float,
     if kind == "clamped":
         gate = gate.clamp(max=limit)
         return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(alpha * gate)
-    return activated(gate, kind) * up
+    return apply_activation(gate, kind) * up

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeRows, ExtendGroup, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head, gather, indexable
+from sglang_lite.runtime.kernels.kv_cache import KVCache, gather, indexable, scale_by_kv_head
 
-_FEW = 8  # most new tokens of a row for which the heads of a group are one product
-_MANY = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
-_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
-_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
+_MAX_GROUPED_QUERIES = 8  # most new tokens of a row for which the heads of a group are one product
+_MIN_PRODUCT_PAIRS = 1 << 16  # pairs of a new token and a position from which on plain products are used, if faster
+_MAX_PRODUCT_ROWS = 384  # most rows of a plain product: tokens times the heads of a group
+_MAX_PRODUCT_SCORES = 1 << 22  # most scores of a plain product, so that they fit the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class AttentionRules:
     """Rules by which a layer's attention weighs positions. Attributes are the arguments of `attention` with these
     names."""
 
@@ -32,20 +32,20 @@ class Scoring:
         """True if each token sees all tokens before it, with unmodified scores."""
         return self.causal and self.window is None and self.softcap is None and self.sinks is None
 
-    def softmax(self, scores: torch.Tensor, hidden: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
+    def softmax(self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]) -> torch.Tensor:
         """Returns the weights of scaled scores [kv_heads, …, positions].
 
         Args:
             scores: scaled scores; overwritten.
-            hidden: mask, True for positions that a token doesn't see; None if it sees all.
+            masked: mask, True for positions that a token doesn't see; None if it sees all.
             heads: shape of the scores, with 1 for all dimensions that are not heads.
         """
         if self.softcap is not None or self.sinks is not None:
             scores = scores.float()
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        if hidden is not None:
-            scores = scores.masked_fill_(hidden, float("-inf"))
+        if masked is not None:
+            scores = scores.masked_fill_(masked, float("-inf"))
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
@@ -63,7 +63,7 @@ def store_kv(
     """
     if cache.scales is not None:
         k_scales, v_scales = cache.scales.k[layer], cache.scales.v[layer]
-        q, k, v = by_kv_head(q, k_scales), by_kv_head(k, 1 / k_scales), by_kv_head(v, 1 / v_scales)
+        q, k, v = scale_by_kv_head(q, k_scales), scale_by_kv_head(k, 1 / k_scales), scale_by_kv_head(v, 1 / v_scales)
     for target, value in ((cache.k[layer], k), (cache.v[layer], v)):
         indexable(target).index_copy_(1, store_at, indexable(value.transpose(0, 1).to(target.dtype)))
     return q
@@ -99,31 +99,33 @@ def attention(
         [T, heads, size of a value].
     """
     k, v = cache.k[layer], cache.v[layer]
-    how = Scoring(scale, window, softcap, sinks, causal)
+    rules = AttentionRules(scale, window, softcap, sinks, causal)
     if len(plan.extends) == 1 and plan.extends[0].end - plan.extends[0].start == len(q):
-        out = attend_rows(q, k, v, plan.extends[0], how)
+        out = attend_rows(q, k, v, plan.extends[0], rules)
     else:
-        out = _attend_parts(q, k, v, plan, how)
-    return out if cache.scales is None else by_kv_head(out, cache.scales.v[layer])
+        out = _attend_parts(q, k, v, plan, rules)
+    return out if cache.scales is None else scale_by_kv_head(out, cache.scales.v[layer])
 
 
-def _attend_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, how: Scoring) -> torch.Tensor:
+def _attend_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, rules: AttentionRules
+) -> torch.Tensor:
     """Attention of a batch with several rows, group by group."""
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
-        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, how)
+        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, rules)
     done: set[int] = set()
     for group in plan.groups:
-        if how.plain:
-            out[group.tokens] = _extend_together(q[group.tokens], k, v, group, how.scale)
+        if rules.plain:
+            out[group.tokens] = _extend_group(q[group.tokens], k, v, group, rules.scale)
             done.update(row.start for row in group.rows)
         elif (single := group.single) is not None:
-            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, how)
+            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, rules)
             done.update(row.start for row in group.rows if row.end - row.start == 1)
     for row in plan.extends:
         if row.start not in done:
-            mine = q[row.start : row.end]
-            out[row.start : row.end] = attend_rows(mine, k, v, row, how)
+            row_q = q[row.start : row.end]
+            out[row.start : row.end] = attend_rows(row_q, k, v, row, rules)
     return out
 
 
@@ -132,7 +134,7 @@ def attend_rows(
     k: torch.Tensor,
     v: torch.Tensor,
     rows: DecodeRows | ExtendRow,
-    how: Scoring,
+    rules: AttentionRules,
 ) -> torch.Tensor:
     """Attention of the tokens of `rows` only, q [tokens, heads, head_dim], computed in the data type of keys and
     values, or in that of q if they have 8 bits.
@@ -142,13 +144,11 @@ def attend_rows(
     """
     queries = q if k.dtype.itemsize == 1 else q.to(k.dtype)
     if isinstance(rows, DecodeRows):
-        return _decode(queries, k, v, rows, how).to(q.dtype)
-    return _extend(queries, k, v, rows, how).to(q.dtype)
+        return _decode(queries, k, v, rows, rules).to(q.dtype)
+    return _extend(queries, k, v, rows, rules).to(q.dtype)
 
 
-def _extend_together(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float
-) -> torch.Tensor:
+def _extend_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: ExtendGroup, scale: float) -> torch.Tensor:
     """Attention of a group's tokens, q [T, heads, head_dim]: one product over the shared tokens, another one over the
     rest of each row, and one softmax over both.
 
@@ -158,59 +158,59 @@ def _extend_together(
     dtype = q.dtype if k.dtype.itemsize == 1 else k.dtype
     count, heads, dim = q.shape
     kv_heads = k.shape[0]
-    alike = heads // kv_heads  # query heads that read the same keys
-    queries = q.to(dtype).view(count, kv_heads, alike, dim).permute(1, 2, 0, 3)
-    rows = _OwnParts(group, alike)
+    heads_per_kv = heads // kv_heads  # query heads that read the same keys
+    queries = q.to(dtype).view(count, kv_heads, heads_per_kv, dim).permute(1, 2, 0, 3)
+    rows = _GroupShapes(group, heads_per_kv)
     keys = gather(k, group.own.view(-1), dtype)
     values = keys if v is k else gather(v, group.own.view(-1), dtype)
     own = rows.flat(_scores(rows.padded(queries), rows.by_row(keys), scale), hides=True)
     first = group.rows[0]
     shared_keys = first.read(k, 0, dtype, group.length)
     shared_values = shared_keys if v is k else first.read(v, 0, dtype, group.length)
-    out = queries.new_empty((kv_heads, alike, count, shared_values.shape[2]))
-    step = max(1, min(_ROWS, _SCORES // group.length) // alike)
+    out = queries.new_empty((kv_heads, heads_per_kv, count, shared_values.shape[2]))
+    step = max(1, min(_MAX_PRODUCT_ROWS, _MAX_PRODUCT_SCORES // group.length) // heads_per_kv)
     for start in range(0, count, step):
         some = slice(start, min(start + step, count))
         for head in range(kv_heads):
             block = queries[head, :, some].reshape(1, -1, dim)
             shared = _scores(block, shared_keys[head : head + 1], scale)[0]
             weights = torch.cat((shared, own[head, :, some].flatten(0, 1)), 1).softmax(-1)
-            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(alike, -1, out.shape[3])
-            own[head, :, some] = weights[:, group.length :].view(alike, -1, own.shape[3])
+            out[head, :, some] = (weights[:, : group.length] @ shared_values[head]).view(heads_per_kv, -1, out.shape[3])
+            own[head, :, some] = weights[:, group.length :].view(heads_per_kv, -1, own.shape[3])
     out += rows.flat(rows.padded(own) @ rows.by_row(values))
     return out.permute(2, 0, 1, 3).reshape(count, heads, -1).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnParts:
+class _GroupShapes:
     """Conversion between two shapes of a group's tensors. Flat tensors hold one token after the other; padded tensors
     are a batch of matrices, one for each row and KV head.
 
     Attributes:
         group: rows that share a prefix.
-        alike: number of query heads that read the same keys.
+        heads_per_kv: number of query heads that read the same keys.
     """
 
     group: ExtendGroup
-    alike: int
+    heads_per_kv: int
 
     def padded(self, flat: torch.Tensor) -> torch.Tensor:
-        """Reshapes [kv_heads, alike, T, N] to [kv_heads * rows, alike * most, N]."""
-        rows, most = self.group.padded.shape
-        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, most, -1)
-        return found.transpose(1, 2).reshape(len(flat) * rows, self.alike * most, -1)
+        """Reshapes [kv_heads, heads_per_kv, T, N] to [kv_heads * rows, heads_per_kv * max_new, N]."""
+        rows, max_new = self.group.padded.shape
+        found = flat[:, :, self.group.padded.view(-1)].view(*flat.shape[:2], rows, max_new, -1)
+        return found.transpose(1, 2).reshape(len(flat) * rows, self.heads_per_kv * max_new, -1)
 
     def flat(self, padded: torch.Tensor, *, hides: bool = False) -> torch.Tensor:
-        """Reshapes [kv_heads * rows, alike * most, N] to [kv_heads, alike, T, N].
+        """Reshapes [kv_heads * rows, heads_per_kv * max_new, N] to [kv_heads, heads_per_kv, T, N].
 
         Args:
             padded: tensor to reshape; overwritten with `hides`.
             hides: whether they are scores, in which positions that a token doesn't see become -inf.
         """
-        rows, most = self.group.padded.shape
-        found = padded.view(-1, rows, self.alike, most, padded.shape[2])
+        rows, max_new = self.group.padded.shape
+        found = padded.view(-1, rows, self.heads_per_kv, max_new, padded.shape[2])
         if hides:
-            found.masked_fill_(self.group.hidden.unsqueeze(1), float("-inf"))
+            found.masked_fill_(self.group.masked.unsqueeze(1), float("-inf"))
         return found.transpose(1, 2).flatten(2, 3)[:, :, self.group.places]
 
     def by_row(self, own: torch.Tensor) -> torch.Tensor:
@@ -218,7 +218,7 @@ class _OwnParts:
         return own.view(-1, self.group.own.shape[1], own.shape[2])
 
 
-def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, how: Scoring) -> torch.Tensor:
+def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows, rules: AttentionRules) -> torch.Tensor:
     kv_heads, _, dim = k.shape
     count, longest = rows.read_at.shape
     flat = rows.read_at.reshape(-1)
@@ -226,25 +226,25 @@ def _decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: DecodeRows,
     values = keys if v is k else gather(v, flat, q.dtype).view(kv_heads * count, longest, -1)
     group = q.shape[1] // kv_heads
     queries = q.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads * count, group, dim)
-    scores = _scores(queries, keys, how.scale)
-    window, hidden = how.window, None
+    scores = _scores(queries, keys, rules.scale)
+    window, masked = rules.window, None
     if window is not None and longest <= window:
         window = None
     if rows.ragged or window is not None:
         at = torch.arange(longest, device=q.device)
-        hidden = at >= rows.lengths.unsqueeze(1)
+        masked = at >= rows.lengths.unsqueeze(1)
         if window is not None:
-            hidden |= at < rows.lengths.unsqueeze(1) - window
-        hidden = hidden.view(1, count, 1, longest)
-    weights = how.softmax(scores.view(kv_heads, count, group, longest), hidden, (kv_heads, 1, group, 1))
+            masked |= at < rows.lengths.unsqueeze(1) - window
+        masked = masked.view(1, count, 1, longest)
+    weights = rules.softmax(scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1))
     out = torch.bmm(weights.reshape(kv_heads * count, group, longest).to(values.dtype), values)
     return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, kv_heads * group, -1)
 
 
-def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, how: Scoring) -> torch.Tensor:
+def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, rules: AttentionRules) -> torch.Tensor:
     new, heads, dim = q.shape
-    scale, window = how.scale, how.window
-    explicit = how.softcap is not None or how.sinks is not None
+    scale, window = rules.scale, rules.window
+    explicit = rules.softcap is not None or rules.sinks is not None
     first = 0 if window is None else max(0, row.length - new - window + 1)  # first position in any window
     keys = row.read(k, first, q.dtype)
     values = keys if v is k else row.read(v, first, q.dtype)
@@ -260,20 +260,28 @@ def _extend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, row: ExtendRow, h
     keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
     values = values.unsqueeze(1).expand(-1, group, -1, -1)
     queries = q.view(new, kv_heads, group, dim).permute(1, 2, 0, 3)
-    if how.causal and window is None and not explicit and new * length >= _MANY and products_are_faster(q):
+    if (
+        rules.causal
+        and window is None
+        and not explicit
+        and new * length >= _MIN_PRODUCT_PAIRS
+        and products_are_faster(q)
+    ):
         out = _by_products(queries, keys[:, 0], values[:, 0], scale)
     elif new == length and window is None and not explicit:
-        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=how.causal, scale=scale)
+        out = F.scaled_dot_product_attention(queries, keys, values, is_causal=rules.causal, scale=scale)
     else:
         at = torch.arange(length, device=q.device)
         position = at[length - new :].unsqueeze(1)
-        visible = at <= position if how.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
+        visible = at <= position if rules.causal else torch.ones(new, length, dtype=torch.bool, device=q.device)
         if window is not None:
             visible &= (at > position - window) & (at < position + window)
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
-            out = how.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
-        elif new <= _FEW:  # the heads of a group as rows of one product, with the same bits as separately
+            out = rules.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
+        elif (
+            new <= _MAX_GROUPED_QUERIES
+        ):  # the heads of a group as rows of one product, with the same bits as separately
             queries, visible = queries.reshape(1, kv_heads, group * new, dim), visible.repeat(group, 1)
             out = F.scaled_dot_product_attention(
                 queries, keys[None, :, 0], values[None, :, 0], attn_mask=visible, scale=scale
@@ -300,8 +308,8 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     """
     kv_heads, group, new, dim = queries.shape
     length = keys.shape[1]
-    step = max(1, min(_ROWS, _SCORES // length) // group)
-    hidden = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
+    step = max(1, min(_MAX_PRODUCT_ROWS, _MAX_PRODUCT_SCORES // length) // group)
+    masked = torch.full((step, step), float("-inf"), dtype=queries.dtype).triu_(1)
     out = queries.new_empty((*queries.shape[:3], values.shape[2]))
     for start in range(0, new, step):
         count = min(step, new - start)
@@ -309,7 +317,7 @@ def _by_products(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
         for head in range(kv_heads):
             block = queries[head, :, start : start + count].reshape(1, -1, dim)
             scores = _scores(block, keys[head : head + 1, :seen], scale)
-            scores.view(group, count, seen)[..., -count:].add_(hidden[:count, :count])
+            scores.view(group, count, seen)[..., -count:].add_(masked[:count, :count])
             weights = torch.softmax(scores, -1, out=scores)[0]
             out[head, :, start : start + count] = (weights @ values[head, :seen]).view(group, count, -1)
     return out

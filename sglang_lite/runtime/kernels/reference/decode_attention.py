@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, SharedPrefixes, Work
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, SharedPrefixes
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
-from sglang_lite.runtime.kernels.reference.prefix_attention import part_of_prefix
+from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
 from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
 
 
@@ -18,19 +18,19 @@ def split_work(
     work: torch.Tensor,
     row_work: torch.Tensor,
     *,
-    least: int,
-    at_once: int = 0,
-    up: bool = False,
+    min_tokens: int,
+    concurrent_programs: int = 0,
+    round_up: bool = False,
 ) -> None:
     starts = [0] * len(positions) if shared is None else shared.lengths.tolist()
     ends = (positions + 1).tolist()
     tokens = sum(ends) - sum(starts[: len(ends)])
-    chunk = max(-(-tokens // (len(work) - len(ends))), least)
-    if at_once:
-        chunk = max(chunk, min(-(-tokens // at_once), 1024))
+    chunk = max(-(-tokens // (len(work) - len(ends))), min_tokens)
+    if concurrent_programs:
+        chunk = max(chunk, min(-(-tokens // concurrent_programs), 1024))
     items: list[tuple[int, int, int, int]] = []
     for row, (slot, start, end) in enumerate(zip(slots.tolist(), starts, ends)):
-        half = chunk - 1 if up else chunk // 2
+        half = chunk - 1 if round_up else chunk // 2
         count = max((end - start + half) // chunk, 1)
         share = -(-(end - start) // count)
         step = -(-share // 64) * 64  # a multiple of 64 tokens
@@ -46,7 +46,7 @@ def decode_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     scale: float,
@@ -64,10 +64,10 @@ def decode_attention(
                 at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
                 parts.append(attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap))
         if plan.shared is not None:
-            most = plan.shared.most_chunks
-            pieces = range(row * most, row * most + int(plan.shared.chunks[row]))
-            parts += [part_of_prefix(work.partials, piece, q.shape[1]) for piece in pieces]
+            max_chunks = plan.shared.max_chunks
+            pieces = range(row * max_chunks, row * max_chunks + int(plan.shared.chunks[row]))
+            parts += [prefix_partials(work.partials, piece, q.shape[1]) for piece in pieces]
         out[row] = merged(parts)
     if cache.scales is not None:
         rows = out[: plan.decoding]
-        rows.copy_(by_kv_head(rows, cache.scales.v[layer]))
+        rows.copy_(scale_by_kv_head(rows, cache.scales.v[layer]))

@@ -8,5 +8,5 @@ from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
 
 
 def embed(plan: DevicePlan, table: torch.Tensor, scale: float) -> torch.Tensor:
-    ids = torch.where(plan.ids < 0, plan.drawn[plan.slots], plan.ids)
+    ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
     return (table[ids].float() * scale).to(table.dtype)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from sglang_lite.runtime.kernels.reference.activation import activated
+from sglang_lite.runtime.kernels.reference.activation import apply_activation
 
 
-def linear_one(
+def linear_single_row(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -28,11 +28,11 @@ def linear_one(
         y = y + bias.float()
     if gate:
         first, second = y.chunk(2, -1)
-        y = activated(first, gate) * second
+        y = apply_activation(first, gate) * second
     return y.to(x.dtype), total
 
 
-class FewRows:
+class SmallBatchLinear:
     def __init__(self, device: torch.device) -> None: ...
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow, Work
-from sglang_lite.runtime.kernels.kv_cache import KVCache, scaled_by_latents
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, ExtendRow
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
-from sglang_lite.runtime.kernels.reference.prefix_attention import part_of_prefix
+from sglang_lite.runtime.kernels.reference.prefix_attention import prefix_partials
 from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens, merged
 
 
@@ -17,7 +17,7 @@ def latent_decode(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -31,21 +31,21 @@ def latent_decode(
             for _, start, end, slot in work.items[first : first + count].tolist()
         ]
         if plan.shared is not None:
-            first, chunks = row * plan.shared.most_chunks, int(plan.shared.chunks[row])
-            parts += [part_of_prefix(work.partials, first + i, q.shape[1]) for i in range(chunks)]
+            first, chunks = row * plan.shared.max_chunks, int(plan.shared.chunks[row])
+            parts += [prefix_partials(work.partials, first + i, q.shape[1]) for i in range(chunks)]
         out[row, :, :rank] = merged([Part(acc[:, :rank], *ml) for acc, *ml in parts]) * by
 
 
 def latent_prefix(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     assert plan.shared is not None
     q, plane, _ = _unscaled(q, cache, layer, rank)
     for first, count, slot, start, end, chunk in plan.shared.items.tolist():
         for row in plan.shared.order[first : first + count].tolist():
             acc, *ml = attend_tokens(q[row], plane, plane, _slots(plan, slot, start, end), scale=scale, softcap=None)
-            room = part_of_prefix(work.partials, row * plan.shared.most_chunks + chunk, q.shape[1])
-            for target, value in zip(room, (acc[:, :rank], *ml)):
+            buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
+            for target, value in zip(buffer, (acc[:, :rank], *ml)):
                 target.copy_(value)
 
 
@@ -62,8 +62,8 @@ def latent_prefill(
     q, plane, by = _unscaled(q, cache, layer, rank)
     for first, count, slot, position in plan.blocks.tolist():
         row = ExtendRow(0, count, _slots(plan, slot, 0, position + count))
-        seen = attend_rows(q[first : first + count], plane, plane, row, Scoring(scale))
-        out[first : first + count, :, :rank] = seen[..., :rank] * by
+        visible = attend_rows(q[first : first + count], plane, plane, row, AttentionRules(scale))
+        out[first : first + count, :, :rank] = visible[..., :rank] * by
 
 
 def _unscaled(
@@ -74,7 +74,7 @@ def _unscaled(
     if cache.scales is None:
         return q, plane, 1.0
     scales = cache.scales.k[layer]
-    return scaled_by_latents(q, scales, rank), plane, scales[0]
+    return apply_latent_scales(q, scales, rank), plane, scales[0]
 
 
 def _slots(plan: DevicePlan, slot: int, start: int, end: int) -> torch.Tensor:

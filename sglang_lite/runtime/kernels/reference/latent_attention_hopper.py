@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.latent_attention import latent_decode, latent_prefill, latent_prefix
 
@@ -14,7 +14,7 @@ def latent_decode_hopper(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     out: torch.Tensor,
     *,
     rank: int,
@@ -24,7 +24,7 @@ def latent_decode_hopper(
 
 
 def latent_prefix_hopper(
-    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: Work, *, rank: int, scale: float
+    q: torch.Tensor, cache: KVCache, layer: int, plan: DevicePlan, work: DecodeWork, *, rank: int, scale: float
 ) -> None:
     latent_prefix(q, cache, layer, plan, work, rank=rank, scale=scale)
 

@@ -28,11 +28,11 @@ def norm_fp8(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Fp8Rows:
 
 def add_norm_fp8(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scales: Scales | None, *,
-    wide: bool = False,
+    unquantised: bool = False,
 ) -> Fp8Rows:  # fmt: skip
     _add(x, residual, scales)
     normed = _normalised(residual.float(), weight, eps)
-    return replace(quantise_rows(normed), wide=normed.to(residual.dtype) if wide else None)
+    return replace(quantise_rows(normed), unquantised=normed.to(residual.dtype) if unquantised else None)
 
 
 def _add(x: torch.Tensor, residual: torch.Tensor, scales: Scales | None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, by_kv_head
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
+from sglang_lite.runtime.kernels.kv_cache import KVCache, scale_by_kv_head
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 
 
@@ -25,5 +25,5 @@ def prefill_attention(
     for first, count, slot, position in plan.blocks.tolist():
         tokens = slice(first, first + count)
         row = ExtendRow(0, count, token_slots(plan, slot, torch.arange(position + count, device=q.device)))
-        result = attend_rows(q[tokens], k, v, row, Scoring(scale, window, softcap))
-        out[tokens] = result if cache.scales is None else by_kv_head(result, cache.scales.v[layer])
+        result = attend_rows(q[tokens], k, v, row, AttentionRules(scale, window, softcap))
+        out[tokens] = result if cache.scales is None else scale_by_kv_head(result, cache.scales.v[layer])

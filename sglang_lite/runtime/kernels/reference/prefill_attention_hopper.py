@@ -6,7 +6,7 @@ import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, ExtendRow
 from sglang_lite.runtime.kernels.kv_cache import KVCache
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows
 from sglang_lite.runtime.kernels.reference.prefill_attention import prefill_attention
 
 
@@ -16,19 +16,19 @@ def prefill_attention_hopper(
     prefill_attention(q, cache, layer, plan, out, scale=scale)
 
 
-def fresh_attention_hopper(
+def uncached_attention_hopper(
     q: torch.Tensor,
     keys: torch.Tensor,
-    rests: torch.Tensor,
+    rope_parts: torch.Tensor,
     values: torch.Tensor,
     plan: DevicePlan,
     out: torch.Tensor,
     *,
     scale: float,
 ) -> None:
-    rest = rests[:, keys.shape[2] - q.shape[2] :].expand(len(keys), -1, -1)
-    whole = torch.cat((keys, rest), 2)
+    rope_part = rope_parts[:, keys.shape[2] - q.shape[2] :].expand(len(keys), -1, -1)
+    whole = torch.cat((keys, rope_part), 2)
     for first, count, _, position in plan.blocks.tolist():
         start = first - position - plan.decoding  # first token of the row
         row = ExtendRow(0, count, slice(start, start + position + count))
-        out[first : first + count] = attend_rows(q[first : first + count], whole, values, row, Scoring(scale))
+        out[first : first + count] = attend_rows(q[first : first + count], whole, values, row, AttentionRules(scale))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Partials, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan, Partials
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.page_table import token_slots
 from sglang_lite.runtime.kernels.reference.softmax import Part, attend_tokens
@@ -15,7 +15,7 @@ def prefix_attention(
     cache: KVCache,
     layer: int,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     *,
     scale: float,
     softcap: float | None = None,
@@ -26,12 +26,12 @@ def prefix_attention(
         at = token_slots(plan, slot, torch.arange(start, end, device=q.device))
         for row in plan.shared.order[first : first + count].tolist():
             part = attend_tokens(q[row], k, v, at, scale=scale, softcap=softcap)
-            room = part_of_prefix(work.partials, row * plan.shared.most_chunks + chunk, q.shape[1])
-            for target, value in zip(room, part):
+            buffer = prefix_partials(work.partials, row * plan.shared.max_chunks + chunk, q.shape[1])
+            for target, value in zip(buffer, part):
                 target.copy_(value)
 
 
-def part_of_prefix(partials: Partials, index: int, heads: int) -> Part:
+def prefix_partials(partials: Partials, index: int, heads: int) -> Part:
     """Returns the buffers for one row's attention over one piece of a prefix."""
     here = slice(index * heads, (index + 1) * heads)
     return Part(partials.prefix_acc[here], partials.prefix_ml[here, 0], partials.prefix_ml[here, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_lite.runtime.kernels.attention_metadata import DevicePlan, Work
+from sglang_lite.runtime.kernels.attention_metadata import DecodeWork, DevicePlan
 from sglang_lite.runtime.kernels.fp8_rows import Scales
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.decode_attention import decode_attention
@@ -22,7 +22,7 @@ def rope_attention(
     out: torch.Tensor,
     *,
     plan: DevicePlan,
-    work: Work,
+    work: DecodeWork,
     scales: Scales | None = None,
     scale: float,
     window: int | None = None,

@@ -31,14 +31,14 @@ def rope_store(
     if q_norm is not None and k_norm is not None:
         q, k = (F.rms_norm(x.float(), (dim,), w.float(), eps).to(x.dtype) for x, w in ((q, q_norm), (k, k_norm)))
     cos, sin = (table[plan.positions].float().unsqueeze(1) for table in rope)
-    q, k = turned_heads(q, cos, sin), turned_heads(k, cos, sin)
+    q, k = rotated_heads(q, cos, sin), rotated_heads(k, cos, sin)
     queries.copy_(store_kv(cache, layer, token_slots(plan, plan.slots, plan.positions), q, k, v))
     return queries
 
 
-def turned_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Returns heads x [T, heads, head_dim] rotated by tables cos and sin [T, 1, dim]; elements beyond dim are
     unchanged."""
-    turned, rest = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
-    first, second = turned.chunk(2, -1)
-    return torch.cat((turned * cos + torch.cat((second, first), -1) * sin, rest), -1).to(x.dtype)
+    rotated, remaining = x.float().split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), -1)
+    first, second = rotated.chunk(2, -1)
+    return torch.cat((rotated * cos + torch.cat((second, first), -1) * sin, remaining), -1).to(x.dtype)

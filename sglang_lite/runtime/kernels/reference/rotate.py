@@ -7,9 +7,9 @@ import torch
 
 def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cos, sin = cos.float().unsqueeze(1), sin.float().unsqueeze(1)
-    return _turned(q, cos, sin), _turned(k, cos, sin)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.float().chunk(2, -1)
     return (x.float() * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)

@@ -14,7 +14,7 @@ def draw(
     slots: torch.Tensor,
     positions: torch.Tensor,
     sampling: DeviceSampling,
-    drawn: torch.Tensor,
+    last_tokens: torch.Tensor,
     tokens: torch.Tensor,
     *,
     masks: torch.Tensor | None = None,
@@ -30,7 +30,7 @@ def draw(
             allowed = masks[mask_rows[row]][token // 32] >> (token % 32) & 1
             x = x.masked_fill(allowed == 0, -math.inf)
         tokens[row] = _draw(x, int(positions[row]), sampling, slot)
-        drawn[slot] = max(int(tokens[row]), 0)
+        last_tokens[slot] = max(int(tokens[row]), 0)
 
 
 def _draw(x: torch.Tensor, position: int, sampling: DeviceSampling, slot: int) -> int:

@@ -16,6 +16,6 @@ def linear_tiled(
     return y if out is None else out.copy_(y)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
+def linear_split_k(x: torch.Tensor, weight: torch.Tensor, parts: int) -> torch.Tensor:
     shares = zip(x.float().chunk(parts, 1), weight.float().chunk(parts, 1))
     return torch.stack([F.linear(*share) for share in shares])

@@ -44,7 +44,7 @@ class GpuExperts:
             rows: input rows; 8-bit rows must include the 16-bit ones.
             parts: whether the output may be split into parts [P, T, H] whose sum it is.
         """
-        x, eight = (rows.wide, rows) if isinstance(rows, Fp8Rows) else (rows, None)
+        x, eight = (rows.unquantised, rows) if isinstance(rows, Fp8Rows) else (rows, None)
         assert x is not None, "the router takes them so"
         spec, base = self.spec, None
         logits, _ = matrix(self.router).parts(x)

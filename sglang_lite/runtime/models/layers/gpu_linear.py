@@ -11,7 +11,7 @@ from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.activation import gated, gated_fp8, ungated, ungated_fp8
 from sglang_lite.runtime.kernels.fp8 import quantise_rows
 from sglang_lite.runtime.kernels.fp8_rows import Fp8Rows, Scales
-from sglang_lite.runtime.kernels.gemv import MOST_ROWS, SPLIT_OUTPUTS, FewRows, linear_one
+from sglang_lite.runtime.kernels.gemv import MAX_ROWS, SPLIT_OUTPUTS, SmallBatchLinear, linear_single_row
 from sglang_lite.runtime.models.layers.linear import Linear, stacked_rows, stacked_shape
 from sglang_lite.runtime.models.weights.fp8 import ScaledRows
 from sglang_lite.runtime.models.weights.source import Weight
@@ -26,15 +26,15 @@ class GpuLinear:
         few: kernel for products of a few rows.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: FewRows) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, few: SmallBatchLinear) -> None:
         self.weight, self.bias = weight, bias
         self._few = few
         outputs, inputs = weight.shape
         # Numbers of rows for which the tiled kernel is used.
-        self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MOST_ROWS + 1, tiled.MOST_ROWS + 1)
+        self._tiled = range(2 if outputs > SPLIT_OUTPUTS and inputs >= 2048 else MAX_ROWS + 1, tiled.MAX_ROWS + 1)
         if not tiled.can_tile(weight):
             self._tiled = range(0)
-        self._parts = tiled.parts_of(weight) if self._tiled and bias is None else 1
+        self._parts = tiled.split_k_of(weight) if self._tiled and bias is None else 1
 
     @property
     def takes_fp8(self) -> bool:
@@ -44,17 +44,17 @@ class GpuLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias)
-        if len(x) > MOST_ROWS:
+        if len(x) > MAX_ROWS:
             return F.linear(x, self.weight, self.bias)
         if len(x) > 1:
             return self._few(x, self.weight, self.bias)
-        return linear_one(x, self.weight, self.bias)[0]
+        return linear_single_row(x, self.weight, self.bias)[0]
 
     def into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes the product into `out` and returns it; products of many rows need no copy."""
         if len(x) in self._tiled:
             return tiled.linear_tiled(x, self.weight, self.bias, out=out)
-        if len(x) <= MOST_ROWS or self.takes_fp8:
+        if len(x) <= MAX_ROWS or self.takes_fp8:
             return out.copy_(self(x))
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
@@ -68,7 +68,7 @@ class GpuLinear:
     def parts(self, x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, Scales | None]:
         """`unscaled` for a following `add_norm`: if faster, returns parts [P, M, N] whose sum is the product."""
         if isinstance(x, torch.Tensor) and len(x) in self._tiled and self._parts > 1:
-            return tiled.linear_parts(x, self.weight, self._parts), None
+            return tiled.linear_split_k(x, self.weight, self._parts), None
         return self.unscaled(x)
 
     def gated(self, x: torch.Tensor | Fp8Rows, activation: str, *, eight: bool) -> torch.Tensor | Fp8Rows:
@@ -94,9 +94,9 @@ class GpuLinear:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Product of a single row, fused with the preceding residual sum and norm and the following gate.
 
-        The arguments are those of `kernels.gemv.linear_one`.
+        The arguments are those of `kernels.gemv.linear_single_row`.
         """
-        return linear_one(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
+        return linear_single_row(x, self.weight, self.bias, residual=residual, norm=norm, eps=eps, gate=gate)
 
 
 class Fp8Linear(GpuLinear):
@@ -118,7 +118,9 @@ class Fp8Linear(GpuLinear):
         device: device of the weights.
     """
 
-    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None, few: FewRows, device: torch.device) -> None:
+    def __init__(
+        self, parts: Sequence[Weight], bias: torch.Tensor | None, few: SmallBatchLinear, device: torch.device
+    ) -> None:
         weight = torch.empty(stacked_shape(parts), dtype=torch.float8_e4m3fn, device=device)
         super().__init__(weight, bias, few)
         self._one = torch.ones((), device=device)
@@ -141,7 +143,7 @@ class Fp8Linear(GpuLinear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) == 1:
-            return linear_one(x, self.weight, self.bias, scales=self.scales)[0]
+            return linear_single_row(x, self.weight, self.bias, scales=self.scales)[0]
         y, scales = self._product(quantise_rows(x))
         return self._scaled(y, scales)
 
@@ -167,7 +169,7 @@ class Fp8Linear(GpuLinear):
     def one(
         self, x: torch.Tensor, *, residual: torch.Tensor | None, norm: torch.Tensor, eps: float, gate: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return linear_one(
+        return linear_single_row(
             x, self.weight, self.bias, scales=self.scales, residual=residual, norm=norm, eps=eps, gate=gate
         )
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendRow
-from sglang_lite.runtime.kernels.kv_cache import KVCache, indexable, scaled_by_latents
-from sglang_lite.runtime.kernels.reference.attention import Scoring, attend_rows, attention
+from sglang_lite.runtime.kernels.kv_cache import KVCache, apply_latent_scales, indexable
+from sglang_lite.runtime.kernels.reference.attention import AttentionRules, attend_rows, attention
 from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.rope import rotate
 from sglang_lite.runtime.models.spec import LatentSpec
@@ -109,7 +109,7 @@ def latent_attention(
     stored = torch.cat((latent, rotate(turned.unsqueeze(1), cos, sin).squeeze(1)), 1)
     plane, scales = cache.k[layer], None if cache.scales is None else cache.scales.k[layer]
     if scales is not None:
-        stored = scaled_by_latents(stored, 1 / scales, spec.rank)
+        stored = apply_latent_scales(stored, 1 / scales, spec.rank)
     indexable(plane[0]).index_copy_(0, plan.store_at, indexable(stored.to(plane.dtype)))
     expanded = [row for row in plan.extends if expands(spec, row)]
     out = product.new_empty((len(product), spec.heads, spec.value_size))
@@ -117,14 +117,14 @@ def latent_attention(
     if isinstance(at, slice) or len(at):
         q = product.new_empty((len(product), spec.heads, spec.key_size))
         absorbed = torch.cat((matrices.keys(q_nope[at]), q_rope[at]), 2)
-        q[at] = absorbed if scales is None else scaled_by_latents(absorbed, scales, spec.rank)
+        q[at] = absorbed if scales is None else apply_latent_scales(absorbed, scales, spec.rank)
         seen = attention(q, cache, layer, _without_expanded(spec, plan), scale=spec.scale)
         out[at] = matrices.values(seen[at][..., : spec.rank])
     for row in expanded:
         q = torch.cat((q_nope[row.start : row.end], q_rope[row.start : row.end]), 2)
         latents = row.read(plane, 0, product.dtype)[0]
         if scales is not None:
-            latents = scaled_by_latents(latents, scales, spec.rank)
+            latents = apply_latent_scales(latents, scales, spec.rank)
         out[row.start : row.end] = _expanded(spec, matrices, q, latents, row)
     return out
 
@@ -180,7 +180,7 @@ def _expanded(
         k = latents @ keys[heads].transpose(1, 2)
         k = torch.cat((k, turned.expand(len(k), -1, -1)), 2)
         k, v, queries = (_padded(x, wide) for x in (k, latents @ values[heads], q[:, heads]))
-        parts.append(attend_rows(queries, k, v, own, Scoring(spec.scale))[..., : spec.value_size])
+        parts.append(attend_rows(queries, k, v, own, AttentionRules(spec.scale))[..., : spec.value_size])
     return torch.cat(parts, 1)
 
 

@@ -8,7 +8,7 @@
 
 #include "bf16.h"
 
-static const int AHEAD = 8;  // iterations to prefetch ahead
+static const int PREFETCHED_ITERATIONS = 8;  // iterations to prefetch ahead
 static const int NEAR = 32;  // tokens whose keys or values stay in the cache while several heads read them
 
 // Floats in a vector register.
@@ -72,13 +72,13 @@ struct Heads {
 
 // Rotates a token's heads [from, to), queries first, then keys; stores keys and their values in a token slot.
 template <class A, class C>
-static void turn_heads(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin, int turned,
+static void rotate_heads(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin, int rope_dim,
                        Stored<C> stored, int64_t slot, Heads heads, int from, int to) {
     for (int head = from; head < to; head++) {
         A *x = qkv + int64_t(head) * heads.size;
         const A *norm = head < heads.queries ? q_norm : k_norm;
         if (norm) rms(x, norm, x, heads.size, eps);
-        for (int i = 0, half = turned / 2; i < half; i++) {
+        for (int i = 0, half = rope_dim / 2; i < half; i++) {
             float a = x[i], b = x[i + half];
             x[i] = A(a * float(cos[i]) + b * float(sin[i]));
             x[i + half] = A(b * float(cos[i + half]) + a * float(sin[i + half]));
@@ -110,11 +110,11 @@ static inline void prefetch(const C *numbers, int size) {
     for (size_t at = 0; at < size * sizeof(C); at += 64) __builtin_prefetch(bytes + at);
 }
 
-// Numbers as float32: in place, or converted into `room`.
+// Numbers as float32: in place, or converted into `buffer`.
 static inline const float *as_floats(const float *x, int, float *) { return x; }
-static inline const float *as_floats(const bf16 *x, int size, float *room) {
-    for (int i = 0; i < size; i++) room[i] = float(x[i]);
-    return room;
+static inline const float *as_floats(const bf16 *x, int size, float *buffer) {
+    for (int i = 0; i < size; i++) buffer[i] = float(x[i]);
+    return buffer;
 }
 
 static __attribute__((noinline)) float rest_of_dot(const float *q, const float *key, int from, int size) {
@@ -152,22 +152,23 @@ static inline int weigh(const float *const *values, const float *weights, int co
     return at;
 }
 
-// Number of floats that `attend_heads` needs in `room` for `queries` queries that read the same keys.
-static inline int64_t room_to_attend(int64_t queries, int64_t longest, int64_t size) {
+// Number of floats that `attend_heads` needs in `buffer` for `queries` queries that read the same keys.
+static inline int64_t attention_buffer_size(int64_t queries, int64_t longest, int64_t size) {
     return queries * (longest + 2 * size) + NEAR * size;
 }
 
 // Attention of `count` queries of a KV head over its keys and values.
 template <class A, class C>
 static void attend_one(const A *q, const C *keys, const C *values, Reads reads, int count, int size, float scale,
-                       float *room, A *out) {
+                       float *buffer, A *out) {
     int length = reads.length;
-    float *scores = room, *sums = scores + int64_t(count) * length, *near_room = sums + 2 * count * size;
+    float *scores = buffer, *sums = scores + int64_t(count) * length, *near_buffer = sums + 2 * count * size;
     const float *queries = as_floats(q, count * size, sums + count * size), *near[NEAR];
     auto bring = [&](const C *numbers, int from, int many) {
         for (int j = from; j < from + many; j++) {
-            if (reads.slots && j + AHEAD < length) prefetch(numbers + reads[j + AHEAD] * size, size);
-            near[j - from] = as_floats(numbers + reads[j] * size, size, near_room + (j - from) * size);
+            int ahead = j + PREFETCHED_ITERATIONS;
+            if (reads.slots && ahead < length) prefetch(numbers + reads[ahead] * size, size);
+            near[j - from] = as_floats(numbers + reads[j] * size, size, near_buffer + (j - from) * size);
         }
     };
     for (int from = 0, many; from < length; from += many) {
@@ -206,14 +207,14 @@ static void attend_one(const A *q, const C *keys, const C *values, Reads reads, 
 // Attention of a token's query heads [from, to).
 template <class A, class C>
 static void attend_heads(const A *q, Stored<C> stored, Reads reads, Heads heads, int from, int to, float scale,
-                         float *room, A *out) {
+                         float *buffer, A *out) {
     int group = heads.queries / heads.kv;
     for (int head = from, end; head < to; head = end) {
         int kv = head / group;
         end = (kv + 1) * group < to ? (kv + 1) * group : to;
         int64_t at = kv * stored.slots * heads.size;
         attend_one(q + int64_t(head) * heads.size, stored.keys + at, stored.values + at, reads, end - head, heads.size,
-                   scale, room, out + int64_t(head) * heads.size);
+                   scale, buffer, out + int64_t(head) * heads.size);
     }
 }
 

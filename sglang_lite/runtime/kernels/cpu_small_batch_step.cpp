@@ -1,11 +1,11 @@
-// All layers of a decoder for few tokens in one call: the operators of `few_tokens.h`, and products with quantised
-// matrices in between. Threads start once, and synchronise six times a layer. `few_tokens_step.py` documents the
+// All layers of a decoder for few tokens in one call: the operators of `cpu_small_batch.h`, and products with quantised
+// matrices in between. Threads start once, and synchronise six times a layer. `cpu_small_batch_step.py` documents the
 // fields. Also attention alone, on all threads.
 
 #include <vector>
 
 #include "block_product.h"
-#include "few_tokens.h"
+#include "cpu_small_batch.h"
 
 static const int PARTS = 3;  // matrices of a product: queries, keys and values may have different kinds of blocks
 
@@ -26,7 +26,7 @@ struct Step {
     const Layer<A> *layers;
     C *const *keys, *const *values;    // by layer
     const A *const *cos, *const *sin;  // by rotary table
-    const int32_t *turned;
+    const int32_t *rope_dims;
     const int64_t *store_at;
     const int32_t *const *reads;
     const int64_t *firsts;
@@ -80,10 +80,10 @@ static void share(int64_t tokens, int64_t each, Take take) {
 template <class A, class C>
 struct Work {
     const Step<A, C> &step;
-    Rows<A> qkv, seen, gate_up, gated, added;
+    Rows<A> qkv, attended, gate_up, gated, added;
     explicit Work(const Step<A, C> &step)
         : step(step), qkv(step.tokens, int64_t(step.queries + 2 * step.kv) * step.size),
-          seen(step.tokens, int64_t(step.queries) * step.size), gate_up(step.tokens, 2 * int64_t(step.gates)),
+          attended(step.tokens, int64_t(step.queries) * step.size), gate_up(step.tokens, 2 * int64_t(step.gates)),
           gated(step.tokens, step.gates), added(step.tokens, step.hidden) {}
 };
 
@@ -93,7 +93,7 @@ static void run_layers(void *data) {
     const Step<A, C> &step = work.step;
     Heads heads{step.queries, step.kv, step.size};
     std::vector<A> x(step.x, step.x + int64_t(step.tokens) * step.hidden);
-    std::vector<float> room(room_to_attend(step.queries / step.kv, step.longest, step.size));
+    std::vector<float> buffer(attention_buffer_size(step.queries / step.kv, step.longest, step.size));
     Rows<A> normed(step.tokens, step.hidden);
     A *added = nullptr;
     // Every thread computes this separately, which is faster than waiting for one.
@@ -107,28 +107,28 @@ static void run_layers(void *data) {
         Stored<C> stored{step.keys[i], step.values[i], step.slots};
 
         norm(layer.input_norm, layer.qkv);
-        Share turned(work.qkv.size, BLOCK);
-        multiply(layer.qkv, normed, work.qkv, turned.from, turned.to);
+        Share qkv_outputs(work.qkv.size, BLOCK);
+        multiply(layer.qkv, normed, work.qkv, qkv_outputs.from, qkv_outputs.to);
         GOMP_barrier();
 
         share(step.tokens, step.queries + step.kv, [&](int64_t token, int from, int to) {
-            int64_t at = token * step.turned[layer.table];
-            turn_heads(work.qkv.of(token), layer.q_norm, layer.k_norm, step.eps, step.cos[layer.table] + at,
-                       step.sin[layer.table] + at, step.turned[layer.table], stored, step.store_at[token], heads, from,
-                       to);
+            int64_t at = token * step.rope_dims[layer.table];
+            rotate_heads(work.qkv.of(token), layer.q_norm, layer.k_norm, step.eps, step.cos[layer.table] + at,
+                       step.sin[layer.table] + at, step.rope_dims[layer.table], stored, step.store_at[token], heads,
+                         from, to);
         });
         GOMP_barrier();
 
         share(step.tokens, step.queries, [&](int64_t token, int from, int to) {
             Reads reads = Reads{step.reads[token], step.firsts[token], step.lengths[token]}.last(layer.window);
-            attend_heads(work.qkv.of(token), stored, reads, heads, from, to, layer.scale, room.data(),
-                         work.seen.of(token));
-            work.seen.round(layer.output, token, int64_t(from) * step.size, int64_t(to) * step.size);
+            attend_heads(work.qkv.of(token), stored, reads, heads, from, to, layer.scale, buffer.data(),
+                         work.attended.of(token));
+            work.attended.round(layer.output, token, int64_t(from) * step.size, int64_t(to) * step.size);
         });
         GOMP_barrier();
 
         Share outputs(step.hidden, BLOCK);
-        multiply(layer.output, work.seen, work.added, outputs.from, outputs.to);
+        multiply(layer.output, work.attended, work.added, outputs.from, outputs.to);
         GOMP_barrier();
 
         norm(layer.mlp_norm, layer.gate_up);
@@ -176,10 +176,10 @@ struct Attention {
 template <class A, class C>
 static void attend(void *data) {
     const auto &a = *static_cast<const Attention<A, C> *>(data);
-    std::vector<float> room(room_to_attend(a.heads.queries / a.heads.kv, a.longest, a.heads.size));
+    std::vector<float> buffer(attention_buffer_size(a.heads.queries / a.heads.kv, a.longest, a.heads.size));
     share(a.tokens, a.heads.queries, [&](int64_t token, int from, int to) {
         Reads reads = Reads{a.reads[token], a.firsts[token], a.lengths[token]}.last(a.window);
-        attend_heads(a.q + token * a.apart, a.stored, reads, a.heads, from, to, a.scale, room.data(),
+        attend_heads(a.q + token * a.apart, a.stored, reads, a.heads, from, to, a.scale, buffer.data(),
                      a.out + token * a.heads.queries * a.heads.size);
     });
 }

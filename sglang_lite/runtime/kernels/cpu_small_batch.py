@@ -1,4 +1,4 @@
-"""Small operators for few tokens on a CPU, each a call of `few_tokens.cpp`. A call of a torch operator takes some
+"""Small operators for few tokens on a CPU, each a call of `cpu_small_batch.cpp`. A call of a torch operator takes some
 microseconds, and a layer has twenty: together as long as the products of a small model. The twins are torch's operators
 in `Decoder`.
 
@@ -54,43 +54,43 @@ class ReadSlots:
         """Returns the reads of a plan, which must have no groups of rows that share a prefix."""
         count = len(plan.store_at)
         addresses, firsts, lengths = [0] * count, [0] * count, [0] * count
-        kept = []
+        tensors = []
         for row in plan.extends:
             if isinstance(row.read_at, slice):
                 address, first = 0, row.read_at.start
             else:
-                kept.append(row.read_at.int().contiguous())
-                address, first = kept[-1].data_ptr(), 0
+                tensors.append(row.read_at.int().contiguous())
+                address, first = tensors[-1].data_ptr(), 0
             for token in range(row.start, row.end):
                 addresses[token], firsts[token] = address, first
                 lengths[token] = row.length - (row.end - token - 1)
         for group in plan.decode:
             slots = group.rows.read_at.int().contiguous()
-            kept.append(slots)
+            tensors.append(slots)
             tokens = group.tokens
             places = range(count)[tokens] if isinstance(tokens, slice) else tokens.tolist()
             for i, (token, length) in enumerate(zip(places, group.rows.lengths.tolist(), strict=True)):
                 addresses[token] = slots.data_ptr() + i * slots.stride(0) * slots.itemsize
                 lengths[token] = length
         sizes = torch.tensor(lengths, dtype=torch.int32)
-        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(kept))
+        return cls(torch.tensor(addresses), torch.tensor(firsts), sizes, max(lengths), tuple(tensors))
 
 
-class FewTokens:
+class SmallBatchOps:
     """Operators for few tokens, compiled for one pair of data types.
 
     Args:
-        library: compiled `few_tokens.cpp`.
+        library: compiled `cpu_small_batch.cpp`.
         activations, cache: data types, a pair in `FORMATS`.
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
         one, both = name_of(activations), f"{name_of(activations)}_{name_of(cache)}"
         self._add_norm, self._silu_mul = library[f"add_norm_{one}"], library[f"silu_mul_{one}"]
-        self._turn_store, self._attend = library[f"turn_store_{both}"], library[f"attend_{both}"]
+        self._rope_store, self._attend = library[f"rope_store_{both}"], library[f"attend_{both}"]
         self._add_norm.argtypes = [_POINTER] * 4 + [_INT, _INT, _FLOAT]
         self._silu_mul.argtypes = [_POINTER, _POINTER, _INT, _INT]
-        self._turn_store.argtypes = [
+        self._rope_store.argtypes = [
             *[_POINTER] * 3, _FLOAT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, *[_INT] * 4,
         ]  # fmt: skip
         self._attend.argtypes = ATTENTION
@@ -108,7 +108,7 @@ class FewTokens:
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), count, size)
         return out
 
-    def turn_store(
+    def rope_store(
         self,
         qkv: torch.Tensor,
         norms: tuple[torch.Tensor | None, torch.Tensor | None],
@@ -134,7 +134,7 @@ class FewTokens:
         kv_heads, slots, size = keys.shape
         heads = qkv.shape[1] // size - 2 * kv_heads
         cos, sin = rope
-        self._turn_store(
+        self._rope_store(
             qkv.data_ptr(), _address(norms[0]), _address(norms[1]), eps, cos.data_ptr(), sin.data_ptr(), cos.shape[-1],
             keys.data_ptr(), values.data_ptr(), slots, store_at.data_ptr(), len(qkv), heads, kv_heads, size,
         )  # fmt: skip
@@ -149,12 +149,12 @@ class FewTokens:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention [T, heads, head_dim] of queries q, as `turn_store` returns them, over the slots that each token
+        """Attention [T, heads, head_dim] of queries q, as `rope_store` returns them, over the slots that each token
         reads; with a window, over only the last `window` of them."""
-        return attended(self._attend, q, keys, values, reads, window, scale)
+        return call_attention(self._attend, q, keys, values, reads, window, scale)
 
 
-def attended(
+def call_attention(
     run: Callable[..., None],
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -164,8 +164,8 @@ def attended(
     scale: float,
     *threads: int,
 ) -> torch.Tensor:
-    """Implements `FewTokens.attend` by a function with the arguments `ATTENTION`, followed by the number of threads if
-    it takes one."""
+    """Implements `SmallBatchOps.attend` by a function with the arguments `ATTENTION`, followed by the number of
+    threads if it takes one."""
     count, heads, size = q.shape
     kv_heads, slots, _ = keys.shape
     out = q.new_empty((count, heads, size))

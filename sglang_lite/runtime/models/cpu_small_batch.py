@@ -8,9 +8,9 @@ import torch
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
 from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, ReadSlots
-from sglang_lite.runtime.kernels.few_tokens_step import BLOCK, PARTS, FewTokensTogether, StepLayer, StepLayers
-from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
+from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import BLOCK, PARTS, StepLayer, StepLayers, ThreadedSmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention
 from sglang_lite.runtime.models.layers.experts import FeedForward
@@ -22,68 +22,68 @@ from sglang_lite.runtime.models.spec import AttentionSpec, DenseSpec, LayerSpec,
 
 # Gate and up elements of one layer's feed-forward, over all tokens, up to which one thread computes everything between
 # products in less time than torch takes to dispatch its operators: a third of a millisecond a layer.
-MOST_NUMBERS = 1 << 17
+MAX_GATE_ELEMENTS = 1 << 17
 # Tokens up to which all layers in one call, where each thread normalises every token, beat torch's operators.
-_MOST_IN_ONE_CALL = 64
+_MAX_IN_ONE_CALL = 64
 # Shared keys that are read repeatedly, times the elements of a token's queries, up to which reading them for each row
 # in one call is faster than reading them once with torch's operators.
-READ_AGAIN = 1 << 26
+MAX_REPEATED_READS = 1 << 26
 # Elements of keys and values, times threads, up to which one thread reads them before all threads would have started.
-READ_ALONE = 1 << 23
+MAX_SINGLE_THREAD_READS = 1 << 23
 
 
-class FewTokensStep:
+class SmallBatchStep:
     """Computes a decoder's steps of few tokens on a CPU.
 
     Args:
-        operators: single-threaded operators compiled for the model's dtypes.
-        together: operators that use all threads, or None if they could not be compiled.
-        layers: layers of the model; `few_tokens_step` has checked that they are of the supported kind.
+        ops: single-threaded operators compiled for the model's dtypes.
+        threaded: operators that use all threads, or None if they could not be compiled.
+        layers: layers of the model; `small_batch_step` has checked that they are of the supported kind.
         norm: weight of the norm after the layers.
         eps: epsilon of all norms.
     """
 
     def __init__(
         self,
-        operators: FewTokens,
-        together: FewTokensTogether | None,
+        ops: SmallBatchOps,
+        threaded: ThreadedSmallBatchOps | None,
         layers: list[Layer],
         norm: torch.Tensor,
         eps: float,
     ) -> None:
-        self._run, self._together = operators, together
+        self._ops, self._threaded = ops, threaded
         self._layers, self._last_norm, self._eps = layers, norm, eps
         largest = max(
             layer.spec.feed_forward.size for layer in layers if isinstance(layer.spec.feed_forward, DenseSpec)
         )
         heads = (layer.spec.attention for layer in layers if isinstance(layer.spec.attention, AttentionSpec))
         self._width = max(each.heads * each.key_size for each in heads)
-        self._most = max(MOST_NUMBERS // (2 * largest), 1)
-        self._in_one_call = _in_one_call(layers, norm, eps) if together else None
-        self._most_in_one_call = _MOST_IN_ONE_CALL if self._in_one_call else 0
+        self._max_tokens = max(MAX_GATE_ELEMENTS // (2 * largest), 1)
+        self._in_one_call = _in_one_call(layers, norm, eps) if threaded else None
+        self._max_in_one_call = _MAX_IN_ONE_CALL if self._in_one_call else 0
 
-    def takes(self, plan: AttentionPlan) -> bool:
+    def supports(self, plan: AttentionPlan) -> bool:
         """Returns True if a batch with this plan is computed by this step."""
         tokens = len(plan.store_at)
-        if tokens > self._most_in_one_call or not plan.groups:
-            return tokens <= max(self._most, self._most_in_one_call) and not plan.groups
-        again = sum((len(group.rows) - 1) * group.length for group in plan.groups)
-        return again * self._width <= READ_AGAIN
+        if tokens > self._max_in_one_call or not plan.groups:
+            return tokens <= max(self._max_tokens, self._max_in_one_call) and not plan.groups
+        repeated = sum((len(group.rows) - 1) * group.length for group in plan.groups)
+        return repeated * self._width <= MAX_REPEATED_READS
 
     def __call__(
-        self, x: torch.Tensor, turns: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
+        self, x: torch.Tensor, ropes: list[tuple[torch.Tensor, torch.Tensor]], plan: AttentionPlan, cache: KVCache
     ) -> torch.Tensor:
         """Computes hidden states [T, hidden_size] as `Decoder.forward` does. Overwrites the embeddings x.
 
         Args:
             x: embeddings of the tokens [T, hidden_size].
-            turns: cos and sin of the tokens' positions, for each rotary table.
-            plan: attention plan that `takes` accepts.
+            ropes: cos and sin of the tokens' positions, for each rotary table.
+            plan: attention plan that `supports` accepts.
             cache: KV cache.
         """
-        run, reads, added = self._run, ReadSlots.of(plan), None
-        if self._together and self._in_one_call and len(x) <= self._most_in_one_call:
-            return self._together.run(self._in_one_call, x, turns, plan.store_at, reads, cache)
+        ops, reads, added = self._ops, ReadSlots.of(plan), None
+        if self._threaded and self._in_one_call and len(x) <= self._max_in_one_call:
+            return self._threaded.run(self._in_one_call, x, ropes, plan.store_at, reads, cache)
         tokens = int(reads.lengths.sum())
         for i, layer in enumerate(self._layers):
             mlp, spec = layer.feed_forward, layer.spec.attention
@@ -91,27 +91,27 @@ class FewTokensStep:
             assert isinstance(spec, AttentionSpec)
             assert layer.input_norm is not None
             assert layer.mlp_norm is not None
-            qkv = layer.qkv(run.add_norm(x, added, layer.input_norm, self._eps))
+            qkv = layer.qkv(ops.add_norm(x, added, layer.input_norm, self._eps))
             keys, values = cache.k[i], cache.v[i]
-            q = run.turn_store(
-                qkv, (layer.q_norm, layer.k_norm), self._eps, turns[layer.rope], keys, values, plan.store_at
+            q = ops.rope_store(
+                qkv, (layer.q_norm, layer.k_norm), self._eps, ropes[layer.rope], keys, values, plan.store_at
             )
             read = tokens if spec.window is None else min(tokens, len(x) * spec.window)
-            if 2 * read * q[0].numel() * torch.get_num_threads() <= READ_ALONE:
-                seen = run.attend(q, keys, values, reads, spec.window, spec.scale)
-            elif self._together:
-                seen = self._together.attend(q, keys, values, reads, spec.window, spec.scale)
+            if 2 * read * q[0].numel() * torch.get_num_threads() <= MAX_SINGLE_THREAD_READS:
+                attended = ops.attend(q, keys, values, reads, spec.window, spec.scale)
+            elif self._threaded:
+                attended = self._threaded.attend(q, keys, values, reads, spec.window, spec.scale)
             else:
-                seen = attention(q, cache, i, plan, scale=spec.scale, window=spec.window)
-            added = layer.output(seen.reshape(len(x), -1))
-            gate_up = mlp.gate_up(run.add_norm(x, added, layer.mlp_norm, self._eps))
-            added = mlp.down(run.silu_mul(gate_up))
-        return run.add_norm(x, added, self._last_norm, self._eps)
+                attended = attention(q, cache, i, plan, scale=spec.scale, window=spec.window)
+            added = layer.output(attended.reshape(len(x), -1))
+            gate_up = mlp.gate_up(ops.add_norm(x, added, layer.mlp_norm, self._eps))
+            added = mlp.down(ops.silu_mul(gate_up))
+        return ops.add_norm(x, added, self._last_norm, self._eps)
 
 
-def few_tokens_step(
+def small_batch_step(
     spec: ModelSpec, precision: Precision, layers: list[Layer], norm: torch.Tensor, device: torch.device
-) -> FewTokensStep | None:
+) -> SmallBatchStep | None:
     """Returns the fast step for a model, or None if it can't be used.
 
     It requires a CPU, layers of the common kind and a compiler, and is off with `one_path`: the bits of a row would
@@ -125,9 +125,9 @@ def few_tokens_step(
     library = cpu_library(SOURCE, folder, ctypes.PyDLL)
     if library is None:
         return None
-    threaded = cpu_library(STEP, folder)
-    together = None if threaded is None else FewTokensTogether(threaded, *formats)
-    return FewTokensStep(FewTokens(library, *formats), together, layers, norm, spec.rms_eps)
+    threaded_library = cpu_library(STEP, folder)
+    threaded = None if threaded_library is None else ThreadedSmallBatchOps(threaded_library, *formats)
+    return SmallBatchStep(SmallBatchOps(library, *formats), threaded, layers, norm, spec.rms_eps)
 
 
 def _in_one_call(layers: list[Layer], norm: torch.Tensor, eps: float) -> StepLayers | None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DecodeGroup, DecodeRows, ExtendRow
-from sglang_lite.runtime.kernels.cpu_library import cpu_library
-from sglang_lite.runtime.kernels.few_tokens import FORMATS, SOURCE, FewTokens, ReadSlots
-from sglang_lite.runtime.kernels.few_tokens_step import SOURCE as STEP
-from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
+from sglang_lite.runtime.kernels.cpu_library import cpu_library, warn_without_compiler
+from sglang_lite.runtime.kernels.cpu_small_batch import FORMATS, SOURCE, ReadSlots, SmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import SOURCE as STEP
+from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.models.layers.rope import rotate
@@ -51,7 +51,7 @@ def close(found, expected, dtype):
 def test_add_norm(library, formats, added, tokens):
     x, h, weight = (torch.randn(tokens, 100).to(formats[0]) for _ in range(3))
     expected = x + h if added else x.clone()
-    found = FewTokens(library, *formats).add_norm(x, h if added else None, weight[0], EPS)
+    found = SmallBatchOps(library, *formats).add_norm(x, h if added else None, weight[0], EPS)
     assert x.equal(expected)
     assert close(found, F.rms_norm(expected, (100,), weight[0], EPS), formats[0])
 
@@ -61,13 +61,13 @@ def test_silu_mul(library, formats, tokens):
     gate_up = torch.cat((torch.randn(tokens, 50) * 30, torch.randn(tokens, 50)), 1).to(formats[0])
     gate_up[0, :4] = torch.tensor([200.0, -200.0, 0.0, -0.0])
     gate, up = gate_up.chunk(2, -1)
-    assert close(FewTokens(library, *formats).silu_mul(gate_up), F.silu(gate) * up, formats[0])
+    assert close(SmallBatchOps(library, *formats).silu_mul(gate_up), F.silu(gate) * up, formats[0])
 
 
 @pytest.mark.parametrize("nan", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_stays_so(library, formats, nan):
     """The draw looks for it, and names the position."""
-    row = FewTokens(library, *formats)
+    row = SmallBatchOps(library, *formats)
     x, ones = torch.full((1, 40), nan).to(formats[0]), torch.ones(40).to(formats[0])
     assert not row.add_norm(x.clone(), None, ones, EPS).isfinite().any()
     assert not row.silu_mul(x).isfinite().any()
@@ -77,10 +77,10 @@ def test_what_is_not_finite_stays_so(library, formats, nan):
     assert not row.attend(q, keys, values, reads, None, 1.0).isfinite().any()
 
 
-@pytest.mark.parametrize("turned", [DIM, 8])
+@pytest.mark.parametrize("rope_dim", [DIM, 8])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("slots", [[77], [77, 5, 6]])
-def test_turn_store(library, formats, normed, turned, slots):
+def test_rope_store(library, formats, normed, rope_dim, slots):
     activations, kept = formats
     tokens, store_at = len(slots), torch.tensor(slots)
     qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * DIM).to(activations)
@@ -89,9 +89,9 @@ def test_turn_store(library, formats, normed, turned, slots):
     if normed:
         norms = q_norm, k_norm = torch.randn(DIM).to(activations), torch.randn(DIM).to(activations)
         q, k = F.rms_norm(q, (DIM,), q_norm, EPS), F.rms_norm(k, (DIM,), k_norm, EPS)
-    cos, sin = (torch.randn(tokens, 1, turned).to(activations) for _ in range(2))
+    cos, sin = (torch.randn(tokens, 1, rope_dim).to(activations) for _ in range(2))
     found_k, found_v, expected_k, expected_v = (torch.zeros(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(4))
-    found = FewTokens(library, *formats).turn_store(qkv, norms, EPS, (cos, sin), found_k, found_v, store_at)
+    found = SmallBatchOps(library, *formats).rope_store(qkv, norms, EPS, (cos, sin), found_k, found_v, store_at)
     expected = rotate(q, cos, sin)
     store_kv(KVCache((expected_k,), (expected_v,)), 0, store_at, expected, rotate(k, cos, sin), v)
     assert close(found, expected, activations)
@@ -123,7 +123,7 @@ def test_attend(library, formats, plan, window):
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
     expected = attention(q, KVCache((k,), (v,)), 0, plan, scale=0.3, window=window)
-    found = FewTokens(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+    found = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     assert found.dtype == activations
     assert (found.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
 
@@ -135,11 +135,11 @@ def test_threads_attend_as_one_does(library, threaded, formats, plan, window, th
     activations, kept = formats
     k, v = (torch.randn(KV_HEADS, SLOTS, DIM).to(kept) for _ in range(2))
     q = torch.randn(len(plan.store_at), HEADS + 2, DIM).to(activations)[:, :HEADS]
-    expected = FewTokens(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+    expected = SmallBatchOps(library, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = FewTokensTogether(threaded, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
+        found = ThreadedSmallBatchOps(threaded, *formats).attend(q, k, v, ReadSlots.of(plan), window, 0.3)
     finally:
         torch.set_num_threads(before)
     assert close(found, expected, activations)
@@ -157,9 +157,9 @@ def test_a_library_is_compiled_once_and_found_again(tmp_path, library):
 def test_without_a_compiler_there_is_none(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    caplog.set_level("INFO", "sglang_lite")
+    warn_without_compiler.cache_clear()
     assert cpu_library(SOURCE, tmp_path / "compiled") is None
-    assert "there is no C++ compiler" in caplog.text
+    assert "no C++ compiler was found" in caplog.text
 
 
 @pytest.mark.parametrize("broken", ["the source", "the compiler", "the folder"])
@@ -173,5 +173,5 @@ def test_what_can_not_be_compiled_is_said_and_left(tmp_path, monkeypatch, caplog
         compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CXX", str(compiler))
     assert cpu_library(source, folder) is None
-    assert "can't be compiled" in caplog.text or "there is no C++ compiler" in caplog.text
+    assert "can't be compiled" in caplog.text or "no C++ compiler was found" in caplog.text
     assert not list(folder.glob("*")) if folder.is_dir() else True

@@ -1,17 +1,17 @@
-// Operators of `few_tokens.h`, exported for each data type. `few_tokens.py` documents the functions and the order of
-// their arguments.
+// Operators of `cpu_small_batch.h`, exported for each data type. `cpu_small_batch.py` documents the functions and the
+// order of their arguments.
 
 #include <vector>
 
-#include "few_tokens.h"
+#include "cpu_small_batch.h"
 
 template <class A, class C>
-static void turn_store(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin, int turned,
+static void rope_store(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin, int rope_dim,
                        C *keys, C *values, int64_t slots, const int64_t *store_at, int tokens, int heads, int kv_heads,
                        int size) {
     for (int token = 0; token < tokens; token++)
-        turn_heads(qkv + int64_t(token) * (heads + 2 * kv_heads) * size, q_norm, k_norm, eps, cos + token * turned,
-                   sin + token * turned, turned, Stored<C>{keys, values, slots}, store_at[token],
+        rotate_heads(qkv + int64_t(token) * (heads + 2 * kv_heads) * size, q_norm, k_norm, eps, cos + token * rope_dim,
+                   sin + token * rope_dim, rope_dim, Stored<C>{keys, values, slots}, store_at[token],
                    Heads{heads, kv_heads, size}, 0, heads + kv_heads);
 }
 
@@ -19,11 +19,11 @@ template <class A, class C>
 static void attend(const A *q, int64_t apart, C *keys, C *values, int64_t slots, const int32_t *const *reads,
                    const int64_t *firsts, const int32_t *lengths, int longest, int window, int tokens, int heads,
                    int kv_heads, int size, float scale, A *out) {
-    std::vector<float> room(room_to_attend(heads / kv_heads, longest, size));
+    std::vector<float> buffer(attention_buffer_size(heads / kv_heads, longest, size));
     for (int token = 0; token < tokens; token++)
         attend_heads(q + token * apart, Stored<C>{keys, values, slots},
                      Reads{reads[token], firsts[token], lengths[token]}.last(window), Heads{heads, kv_heads, size}, 0,
-                     heads, scale, room.data(), out + int64_t(token) * heads * size);
+                     heads, scale, buffer.data(), out + int64_t(token) * heads * size);
 }
 
 template <class A>
@@ -39,10 +39,10 @@ static void silu_mul(const A *gate_up, A *out, int tokens, int size) {
     void silu_mul_##name(const A *gate_up, A *out, int tokens, int size) { silu_mul(gate_up, out, tokens, size); }
 
 #define OF_BOTH(A, C, name)                                                                                         \
-    void turn_store_##name(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin,         \
-                           int turned, C *keys, C *values, int64_t slots, const int64_t *store_at, int tokens,      \
+    void rope_store_##name(A *qkv, const A *q_norm, const A *k_norm, float eps, const A *cos, const A *sin,         \
+                           int rope_dim, C *keys, C *values, int64_t slots, const int64_t *store_at, int tokens,      \
                            int heads, int kv_heads, int size) {                                                     \
-        turn_store(qkv, q_norm, k_norm, eps, cos, sin, turned, keys, values, slots, store_at, tokens, heads,        \
+        rope_store(qkv, q_norm, k_norm, eps, cos, sin, rope_dim, keys, values, slots, store_at, tokens, heads,        \
                    kv_heads, size);                                                                                 \
     }                                                                                                               \
     void attend_##name(const A *q, int64_t apart, C *keys, C *values, int64_t slots, const int32_t *const *reads,   \

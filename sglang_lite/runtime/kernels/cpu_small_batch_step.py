@@ -1,5 +1,5 @@
 """All layers of a decoder for few tokens on a CPU, with matrices in quantised blocks, in one call of
-`few_tokens_step.cpp`; and attention alone. The twins are torch's operators in `Decoder`."""
+`cpu_small_batch_step.cpp`; and attention alone. The twins are torch's operators in `Decoder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sglang_lite.runtime.kernels.block_product import BlockProduct, Matrix
-from sglang_lite.runtime.kernels.few_tokens import ATTENTION, ReadSlots, attended, name_of
+from sglang_lite.runtime.kernels.cpu_small_batch import ATTENTION, ReadSlots, call_attention, name_of
 from sglang_lite.runtime.kernels.kv_cache import KVCache
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -61,7 +61,7 @@ class _Step(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.POINTER(StepLayer)),
         *((name, ctypes.POINTER(_POINTER)) for name in ("keys", "values", "cos", "sin")),
-        ("turned", ctypes.POINTER(_INT)),
+        ("rope_dims", ctypes.POINTER(_INT)),
         *((name, _POINTER) for name in ("store_at", "reads", "firsts", "lengths", "x", "last_norm", "out")),
         ("slots", _LONG),
         *((name, _INT) for name in ("count", "tokens", "hidden", "queries", "kv", "size", "gates", "longest")),
@@ -88,12 +88,12 @@ class StepLayers:
     gates: int
 
 
-class FewTokensTogether:
+class ThreadedSmallBatchOps:
     """Functions that run on all of torch's threads.
 
     Args:
-        library: compiled `few_tokens_step.cpp`.
-        activations, cache: data types, a pair in `few_tokens.FORMATS`.
+        library: compiled `cpu_small_batch_step.cpp`.
+        activations, cache: data types, a pair in `cpu_small_batch.FORMATS`.
     """
 
     def __init__(self, library: ctypes.CDLL, activations: torch.dtype, cache: torch.dtype) -> None:
@@ -111,14 +111,14 @@ class FewTokensTogether:
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Attention, as `FewTokens.attend`."""
-        return attended(self._attend, q, keys, values, reads, window, scale, torch.get_num_threads())
+        """Attention, as `SmallBatchOps.attend`."""
+        return call_attention(self._attend, q, keys, values, reads, window, scale, torch.get_num_threads())
 
     def run(
         self,
         model: StepLayers,
         x: torch.Tensor,
-        turns: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         store_at: torch.Tensor,
         reads: ReadSlots,
         cache: KVCache,
@@ -128,7 +128,7 @@ class FewTokensTogether:
         Args:
             model: layers of the model.
             x: embeddings [T, hidden_size] of the tokens.
-            turns: cos and sin of the positions, for each rotary table.
+            ropes: cos and sin of the positions, for each rotary table.
             store_at: int64 [T], token slot of each token.
             reads: token slots that each token reads.
             cache: KV cache (written).
@@ -136,8 +136,8 @@ class FewTokensTogether:
         out = torch.empty_like(x)
         kv, slots, size = cache.k[0].shape
         step = _Step(
-            model.layers, _addresses(cache.k), _addresses(cache.v), _addresses([cos for cos, _ in turns]),
-            _addresses([sin for _, sin in turns]), (_INT * len(turns))(*(cos.shape[-1] for cos, _ in turns)),
+            model.layers, _addresses(cache.k), _addresses(cache.v), _addresses([cos for cos, _ in ropes]),
+            _addresses([sin for _, sin in ropes]), (_INT * len(ropes))(*(cos.shape[-1] for cos, _ in ropes)),
             store_at.data_ptr(), reads.addresses.data_ptr(), reads.firsts.data_ptr(), reads.lengths.data_ptr(),
             x.data_ptr(), model.norm.data_ptr(), out.data_ptr(), slots, len(model.layers), *x.shape, model.heads, kv,
             size, model.gates, reads.longest, model.eps,

@@ -9,10 +9,10 @@ import transformers
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, ExtendGroup, ExtendRow
 from sglang_lite.runtime.kernels.block_product import is_supported
-from sglang_lite.runtime.kernels.few_tokens import FewTokens
-from sglang_lite.runtime.kernels.few_tokens_step import FewTokensTogether
+from sglang_lite.runtime.kernels.cpu_small_batch import SmallBatchOps
+from sglang_lite.runtime.kernels.cpu_small_batch_step import ThreadedSmallBatchOps
 from sglang_lite.runtime.load import load_model
-from sglang_lite.runtime.models import decoder, few_tokens, reader
+from sglang_lite.runtime.models import cpu_small_batch, decoder, reader
 from sglang_lite.runtime.models.layers import linear
 from sglang_lite.runtime.models.weights.source import Blocks
 from tests.runtime.models.tiny import VOCAB, randomise, save
@@ -41,8 +41,8 @@ def steps(monkeypatch):
         sizes.append(gate_up.shape[1])
         return compiled(self, gate_up)
 
-    compiled = FewTokens.silu_mul
-    monkeypatch.setattr(FewTokens, "silu_mul", silu_mul)
+    compiled = SmallBatchOps.silu_mul
+    monkeypatch.setattr(SmallBatchOps, "silu_mul", silu_mul)
     return sizes
 
 
@@ -72,7 +72,7 @@ def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkey
         pytest.skip("int8 needs VNNI")
     found = hidden(folders[kind], dtype, slots)
     assert len(steps) == 5 * 2
-    monkeypatch.setattr(decoder, "few_tokens_step", lambda *_: None)
+    monkeypatch.setattr(decoder, "small_batch_step", lambda *_: None)
     expected = hidden(folders[kind], dtype, slots)
     assert len(steps) == 5 * 2
     assert (found - expected).norm() <= limit * expected.norm()
@@ -81,16 +81,16 @@ def test_tokens_have_the_hidden_states_of_torch_operators(folders, steps, monkey
 @pytest.mark.parametrize("threaded", [True, False])
 def test_long_rows_are_read_by_all_threads(folders, steps, monkeypatch, threaded):
     whole = hidden(folders["qwen3"], "float32", slice(0, SLOTS))
-    monkeypatch.setattr(few_tokens, "READ_ALONE", 0)
-    monkeypatch.delattr(FewTokens, "attend")
+    monkeypatch.setattr(cpu_small_batch, "MAX_SINGLE_THREAD_READS", 0)
+    monkeypatch.delattr(SmallBatchOps, "attend")
     if not threaded:
-        monkeypatch.setattr(few_tokens, "FewTokensTogether", lambda *_: None)
+        monkeypatch.setattr(cpu_small_batch, "ThreadedSmallBatchOps", lambda *_: None)
     assert torch.allclose(hidden(folders["qwen3"], "float32", slice(0, SLOTS)), whole, atol=1e-4)
     assert len(steps) == 2 * 5 * 2
 
 
 def test_many_tokens_have_torch_operators(folders, steps, monkeypatch):
-    monkeypatch.setattr(few_tokens, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(cpu_small_batch, "MAX_GATE_ELEMENTS", 0)
     hidden(folders["llama"], "float32", slice(0, SLOTS))
     assert len(steps) == 4 * 2
 
@@ -159,8 +159,8 @@ def calls(monkeypatch):
         tokens.append(len(x))
         return in_one_call(self, model, x, *rest)
 
-    in_one_call = FewTokensTogether.run
-    monkeypatch.setattr(FewTokensTogether, "run", run)
+    in_one_call = ThreadedSmallBatchOps.run
+    monkeypatch.setattr(ThreadedSmallBatchOps, "run", run)
     return tokens
 
 
@@ -172,7 +172,7 @@ def calls(monkeypatch):
 def test_with_blocks_all_layers_are_one_call(folders_of_blocks, blocks, calls, monkeypatch, kind, dtype, limit, slots):
     found = hidden(folders_of_blocks[kind], dtype, slots)
     assert calls == [8, 1, 1, 1, 1]
-    monkeypatch.setattr(decoder, "few_tokens_step", lambda *_: None)
+    monkeypatch.setattr(decoder, "small_batch_step", lambda *_: None)
     expected = hidden(folders_of_blocks[kind], dtype, slots)
     assert (found - expected).norm() <= limit * expected.norm()
 
@@ -194,7 +194,7 @@ def branches(folder):
 def test_rows_that_share_little_are_one_call_too(folders_of_blocks, blocks, calls, monkeypatch):
     found = branches(folders_of_blocks["llama"])
     assert calls == [8, 3]
-    monkeypatch.setattr(few_tokens, "READ_AGAIN", 2 * 8 * 128 - 1)
+    monkeypatch.setattr(cpu_small_batch, "MAX_REPEATED_READS", 2 * 8 * 128 - 1)
     expected = branches(folders_of_blocks["llama"])
     assert calls == [8, 3, 8]
     assert (found - expected).norm() <= 1e-3 * expected.norm()

@@ -1,0 +1,82 @@
+"""GPU from the point of view of launches: resources of a program, and number of programs that run at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """GPU, or a stand-in for one.
+
+    Attributes:
+        name: name that the driver reports.
+        shared_memory: bytes of shared memory available to a program.
+        registers: 32-bit registers of a multiprocessor.
+        multiprocessors: number of multiprocessors.
+        capability: compute capability.
+    """
+
+    name: str
+    shared_memory: int
+    registers: int
+    multiprocessors: int
+    capability: tuple[int, int]
+
+    @property
+    def programs_to_fill(self) -> int:
+        """Number of programs that keep the GPU busy if many fit a multiprocessor."""
+        return 2 * self.multiprocessors
+
+    @property
+    def has_pdl(self) -> bool:
+        """True if a kernel can be set up while the previous one drains (programmatic dependent launch)."""
+        return self.capability >= (9, 0)
+
+    @property
+    def has_tma(self) -> bool:
+        """True if tiles can be copied in bulk (TMA)."""
+        return self.capability >= (9, 0) or self == INTERPRETER
+
+
+# The interpreter has unlimited resources, and runs programs one after the other.
+INTERPRETER = DeviceProperties("Triton's interpreter", 1 << 30, 1 << 16, 8, (0, 0))
+
+_assumed: ContextVar[DeviceProperties] = ContextVar("_assumed")
+
+
+def properties_of(device: torch.device) -> DeviceProperties:
+    """Returns the properties of the GPU that kernels on a device run on; for "meta", those set by `assume_device`."""
+    if device.type == "meta":
+        return _assumed.get()
+    return _gpu_properties(device) if device.type == "cuda" else INTERPRETER
+
+
+@contextmanager
+def assume_device(properties: DeviceProperties) -> Iterator[None]:
+    """Context in which tensors without memory (device "meta") stand for tensors on a GPU, so that launches for it can
+    be determined on other machines."""
+    token = _assumed.set(properties)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+@functools.cache
+def _gpu_properties(device: torch.device) -> DeviceProperties:
+    device_properties: Any = torch.cuda.get_device_properties(device)  # torch's type lacks some attributes
+    return DeviceProperties(
+        name=device_properties.name,
+        shared_memory=device_properties.shared_memory_per_block_optin,
+        registers=device_properties.regs_per_multiprocessor,
+        multiprocessors=device_properties.multi_processor_count,
+        capability=(device_properties.major, device_properties.minor),
+    )
