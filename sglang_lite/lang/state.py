@@ -433,9 +433,8 @@ class ProgramState(TellsFunctions):
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
-        return ProgramStateGroup(
-            [ProgramState.made(run_until(saved, at, path), backend, import_by_name, None) for path in paths]
-        )
+        states = [ProgramState.made(run_until(saved, at, path), backend, import_by_name, None) for path in paths]
+        return ProgramStateGroup(states)
 
     def _saved(self) -> SavedRun:
         self.sync()

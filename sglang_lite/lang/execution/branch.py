@@ -257,16 +257,14 @@ class Branch:
             own = replace(own, node=typed_node, value_type=spelled)
         constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
-        supported = backend.capabilities.constraints
+        kinds = backend.capabilities.constraints
         stops: tuple[str, ...] = ()
-        if isinstance(constraint, Number) and (
-            Number not in supported or (reasoning is not None and InOrder in supported)
-        ):
+        if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
             else:  # a stop would end the reasoning
                 constraint = number_as_regex(constraint, TERMINATORS)
-        if reasoning is not None and constraint is not None and InOrder in supported:
+        if reasoning is not None and constraint is not None and InOrder in kinds:
             constraint = with_reasoning(reasoning, constraint)
         params = self._params(own.node, stops)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
