@@ -64,8 +64,8 @@ def measure_peer(
 
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf_config(shape)))
-        told = Path(folder, _RESULTS_FILE)
-        told.touch()
+        results = Path(folder, _RESULTS_FILE)
+        results.touch()
         numbers = "fp8" if fp8 else "bfloat16"
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, name, folder, str(repeat), numbers, *workloads],
@@ -80,7 +80,7 @@ def measure_peer(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
             process.wait()
-        figures = dict(json.loads(line) for line in told.read_text().splitlines())
+        figures = dict(json.loads(line) for line in results.read_text().splitlines())
         return PeerResults(figures.pop("version", ""), failure=figures.pop("failure", failure), seconds=figures)
 
 

@@ -65,7 +65,7 @@ def _ours(shape: str, names: Sequence[str], repeat: int, fp8: bool, model_impl: 
         machine = Machine(
             device=torch.cuda.get_device_name() if gpu else "CPU",
             torch=torch.__version__,
-            shape=shape if model_impl == "native" else f"{shape} by {model_impl}' code",
+            shape=shape if model_impl == "native" else f"{shape} by the code of {model_impl}",
             numbers=_numbers(shape, fp8=fp8, gpu=gpu),
             copy=None if rates is None else rates.bytes_per_s,
             matmul=None if rates is None else rates.flops_per_s,

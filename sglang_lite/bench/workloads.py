@@ -105,15 +105,15 @@ def run(engine: Engine, work: Workload) -> Measured:
 
 def generate(engine: Engine, prompts: list[list[int]], new: tuple[int, ...], temperature: float) -> float:
     """Submits one request for each prompt. Returns the seconds until the last one has ended."""
-    done, left = threading.Event(), len(prompts)
+    done, remaining = threading.Event(), len(prompts)
     failed: list[object] = []
 
     def sink(event: object) -> None:
-        nonlocal left
+        nonlocal remaining
         if not isinstance(event, Generation):
             failed.append(event)
-        left -= 1
-        if not left:
+        remaining -= 1
+        if not remaining:
             done.set()
 
     started = time.perf_counter()

@@ -176,7 +176,7 @@ class CoreClient:
             number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace,
             request.priority, processor, output.tobytes(),
         )  # fmt: skip
-        self._begin(message, entry, lambda: self._requests.counted(sink, params.n, request.rid, ticket))
+        self._begin(message, entry, lambda: self._requests.track(sink, params.n, request.rid, ticket))
         return ticket
 
     def submit_select(self, request: SelectRequest, sink: Callable[[Selection | SglError], None]) -> Ticket:
@@ -186,7 +186,7 @@ class CoreClient:
         self._builder.check_images(request.prompt)
         number = next(self._ids)
         message = Score(number, request.prompt, tuple(request.choices), request.unconditional, request.namespace)
-        self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
+        self._begin(message, OpenEntry(), lambda: self._requests.track(sink))
         return Ticket(partial(self._abort, number))
 
     def open_program(
@@ -212,7 +212,7 @@ class CoreClient:
                 raise error
         number = next(self._ids)
         message = Play(number, request.prompt, request.program, request.stream, request.namespace, request.priority)
-        self._begin(message, OpenEntry(), lambda: self._requests.counted(sink))
+        self._begin(message, OpenEntry(), lambda: self._requests.track(sink))
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
@@ -443,7 +443,7 @@ class CoreClient:
         wanted = self._closed
         ended = process.child.end()
         process.child.connection.release()
-        startup_messages.moved(process.bar, 1, 1, self.config.log_level)
+        startup_messages.move_bar(process.bar, 1, 1, self.config.log_level)
         if wanted:
             self._events.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
@@ -464,7 +464,7 @@ class CoreClient:
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
             case Progress():
-                process.bar = startup_messages.moved(process.bar, message.done, message.total, self.config.log_level)
+                process.bar = startup_messages.move_bar(process.bar, message.done, message.total, self.config.log_level)
             case Ready():
                 process.ready.set_result(message)
             case Failed():

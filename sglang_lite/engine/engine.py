@@ -84,7 +84,7 @@ class Engine:
         started = time.perf_counter()
         self.core = _started(self, settings, path)
         seconds = time.perf_counter() - started
-        startup_messages.say(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
+        startup_messages.announce(f"{self.core.description}; ready after {seconds:.1f} s.", settings.log_level)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **config: Any) -> Engine:  # as of the constructor
@@ -436,7 +436,9 @@ class Engine:
 def _started(engine: Engine, config: EngineConfig, path: Path) -> Core:
     """Core for an engine, ended when the engine is garbage-collected."""
     if not config.in_process and os.name != "posix":
-        startup_messages.say("The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level)
+        startup_messages.announce(
+            "The engine runs in this process: elsewhere it is for Linux and macOS.", config.log_level
+        )
         config = replace(config, in_process=True)
     if config.in_process:
         from sglang_lite.runtime.core import engine_thread  # imports torch

@@ -31,7 +31,7 @@ class CompileProcess:
     """
 
     def __init__(self) -> None:
-        self._told: set[bytes] = set()
+        self._compiled: set[bytes] = set()
         self._rest = b""
         ours, theirs = socket_pair()
         # Ctrl-C is left to the caller's process. The module search path is set before anything is imported.
@@ -39,12 +39,12 @@ class CompileProcess:
             f"import sys; sys.path[:] = {sys.path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
             f"from {MODULE} import main; main({theirs.fileno()})"
         )
-        kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         with theirs:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                    start_new_session=True, env={**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                    start_new_session=True, env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
             except OSError:
                 ours.close()
@@ -62,7 +62,7 @@ class CompileProcess:
     def wait_for(self, kernel: str) -> None:
         """Waits until the kernel with this digest is in the cache, or the process has ended or stopped responding
         (logged)."""
-        while self._line is not None and kernel.encode() not in self._told:
+        while self._line is not None and kernel.encode() not in self._compiled:
             try:
                 data = self._line.recv(1 << 16)
             except TimeoutError:
@@ -70,8 +70,8 @@ class CompileProcess:
             except OSError as error:
                 self._give_up(f"can't be heard ({error})")
             else:
-                *told, self._rest = (self._rest + data).split(b"\n")
-                self._told.update(told)
+                *digests, self._rest = (self._rest + data).split(b"\n")
+                self._compiled.update(digests)
                 if not data:
                     self._ended()
 

@@ -198,7 +198,7 @@ class EngineConfig:
             for name in _OF_A_PROCESS:
                 if getattr(self, name) != getattr(type(self)(), name):
                     raise ParameterError(
-                        name, "is for an engine in a process of its own.", hint="Leave it out, or in_process=True."
+                        name, "is for an engine in its own process, not with in_process=True.", hint="Leave one out."
                     )
         if isinstance(self.log_level, str):
             object.__setattr__(self, "log_level", self.log_level.lower())

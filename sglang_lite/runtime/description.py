@@ -98,7 +98,7 @@ def describe(model: str, revision: str | None = None) -> Description:
         ModelError, DownloadError: the model does not exist, or its files could not be fetched.
     """
     path = resolve(model, revision, weights=False)
-    found = _Inquiry(path, EngineConfig.make(model=model, revision=revision))
+    found = _Inspection(path, EngineConfig.make(model=model, revision=revision))
     refused = []
     # Every step runs even if one fails: each can refuse another part of the model.
     for step in (partial(found.read_headers, model, revision), found.read_spec, found.read_tokenizer, found.fit):
@@ -106,24 +106,24 @@ def describe(model: str, revision: str | None = None) -> Description:
             step()
         except SglError as error:
             refused.append(str(error))
-    return replace(found.known, refused=tuple(refused), serves=() if refused else found.known.serves)
+    return replace(found.description, refused=tuple(refused), serves=() if refused else found.description.serves)
 
 
-class _Inquiry:
+class _Inspection:
     """Inspection of one model, step by step.
 
     Attributes:
-        known: description with everything found so far.
+        description: description with everything found so far.
     """
 
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self.path, self._config = path, config
-        self.known = Description(str(path), _architecture(path))
+        self.description = Description(str(path), _architecture(path))
         self._headers: Headers | None = None
         self._spec: ModelSpec | EncoderSpec | TransformersSpec | None = None
 
-    def _learn(self, **facts: Any) -> None:
-        self.known = replace(self.known, **facts)
+    def _update(self, **facts: Any) -> None:
+        self.description = replace(self.description, **facts)
 
     def read_headers(self, model: str, revision: str | None) -> None:
         repository = None if Path(model).exists() or model in ALIASES else hub_headers(model, revision)
@@ -132,13 +132,13 @@ class _Inquiry:
         for header in found.values():
             sizes[header.format] += header.size
         self._headers = found
-        self._learn(stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common()))
+        self._update(stored_bytes=sizes.total(), formats=tuple(name for name, _ in sizes.most_common()))
 
     def read_spec(self) -> None:
         if is_encoder(self.path):
             spec = encoder_spec(self.path)
             self._spec = spec
-            self._learn(
+            self._update(
                 architecture=spec.architecture, runs="native", why="it reads texts and generates none",
                 serves=_served(spec), cache_bytes=0, context_length=spec.limit,
             )  # fmt: skip
@@ -148,8 +148,8 @@ class _Inquiry:
         why = "there is none of our own for it"
         if isinstance(found, ModelSpec):
             why = f"the family {found.architecture}"
-        self._learn(
-            architecture=self.known.architecture or found.architecture, why=why,
+        self._update(
+            architecture=self.description.architecture or found.architecture, why=why,
             runs="native" if native else "transformers", serves=("generate", "score"),
             context_length=found.max_positions,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class _Inquiry:
     def _fit_decoder(self, spec: ModelSpec) -> None:
         device = pick_device(self._config)
         formats = precision("auto", device)
-        self._learn(
+        self._update(
             device=str(device), dtype=_name(formats.compute),
             cache_bytes=spec.kv_layout.numbers * formats.cache.itemsize,
         )  # fmt: skip
@@ -190,7 +190,7 @@ class _Inquiry:
             kept = source.in_8_bits if formats.keep_fp8 else 0
             blocks, bits = self._in_blocks(formats)
             numbers = source.numbers - kept - blocks
-            self._learn(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
+            self._update(loaded_bytes=numbers * formats.weights.itemsize + kept + bits // 8)
 
     def _in_blocks(self, formats: Precision) -> tuple[int, int]:
         """Counts the weights that stay in the file's quantised blocks only. Returns their number and their size in
@@ -209,12 +209,12 @@ class _Inquiry:
     def _fit_encoder(self, spec: EncoderSpec) -> None:
         device = pick_device(self._config) if isinstance(spec.layers, BertSpec) else torch.device("cpu")
         dtype = encoder_dtype(self._config, device)
-        self._learn(device=str(device), dtype=_name(dtype))
+        self._update(device=str(device), dtype=_name(dtype))
         if (source := self._source()) is None:
             return
         _take_encoder(spec, source)
         more = sum(layer.outputs * (layer.inputs + layer.bias) for layer in spec.dense)
-        self._learn(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
+        self._update(loaded_bytes=source.numbers * dtype.itemsize + more * 4)
 
     def _fit_fallback(self) -> None:
         from sglang_lite.runtime.models.load_transformers import outline  # imports all of transformers' models
@@ -222,7 +222,7 @@ class _Inquiry:
         device = pick_device(self._config)
         formats = precision("auto", device)
         numbers, layout = outline(self.path, device)
-        self._learn(
+        self._update(
             device=str(device), dtype=_name(formats.compute), loaded_bytes=numbers * formats.compute.itemsize,
             cache_bytes=None if layout is None else layout.numbers * formats.compute.itemsize,
         )  # fmt: skip

@@ -97,7 +97,7 @@ def load_model(
     spec, tokenizer = files.spec, files.tokenizer
     positions = longest_context(config, spec.max_positions)
     device = pick_device(config)
-    _say_unused(config, device)
+    _warn_if_gpu_unused(config, device)
     if isinstance(spec, TransformersSpec):
         return _load_transformers(config, files, spec)
     source = _source(files, spec, config)
@@ -121,18 +121,18 @@ def load_model(
         },
         device, str(path), "Lower context_length, or take a smaller model or dtype.",
     )  # fmt: skip
-    compiles = _compile(config, spec, formats, positions, device, compiler)
+    compilation = _compile(config, spec, formats, positions, device, compiler)
     try:
         with torch.inference_mode():
-            watch = progress or partial(startup_messages.progress, level=config.log_level)
-            model = kind(spec, source, formats, device, positions, watch)
+            bar = progress or partial(startup_messages.progress, level=config.log_level)
+            model = kind(spec, source, formats, device, positions, bar)
         if model.precision.cache.itemsize == 1:
             model.kv_scales = kv_scales(model, source.kv_scales(spec.kv_layout), tokenizer.bos_id)
     except BaseException:
-        if compiles is not None:
-            compiles.end()
+        if compilation is not None:
+            compilation.end()
         raise
-    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compiles)
+    return LoadedModel(config.model, model, tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions, compilation)
 
 
 def _compile(
@@ -157,7 +157,9 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
 
     for name, plain in (("quantization", None), ("kv_dtype", "auto"), ("deterministic", False)):
         if getattr(config, name) != plain:
-            raise ParameterError(name, f"{spec.architecture} runs by transformers' code, which can't.")
+            raise ParameterError(
+                name, f"{spec.architecture} runs by transformers' code, without it.", hint="Leave it out."
+            )
     if config.dtype == "int8":
         raise ParameterError("dtype", f"{spec.architecture} runs by transformers' code, which has no int8.")
     if config.load_format in ("safetensors", "gguf"):
@@ -166,7 +168,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which tries the model
     why = "as model_impl says" if config.model_impl == "transformers" else "as there is none of our own: it is slower"
-    startup_messages.say(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
+    startup_messages.announce(f"{spec.architecture} runs by transformers' code, {why}.", config.log_level)
     dummy = config.load_format == "dummy"
     model = load_transformers(files.path, precision(config.dtype, device).compute, device, dummy=dummy)
     if is_fused(model) and model.uncapturable is not None:
@@ -176,7 +178,7 @@ def _load_transformers(config: EngineConfig, files: ModelFiles, spec: Transforme
     return LoadedModel(config.model, model, files.tokenizer, spec.vocab_size, files.eos_ids, spec.max_positions)
 
 
-def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
+def load_same_architecture(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
     """Loads another checkpoint of the same architecture as `model`.
 
     Raises:
@@ -186,9 +188,9 @@ def load_alike(config: EngineConfig, path: Path, model: Model) -> LoadedModel:
         raise ModelError("the running model is not one whose weights can be replaced.")
     loaded = load_model(replace(config, compile_processes=0), path)  # its kernels are the running model's
     assert loaded.model.spec is not None
-    ours, theirs = asdict(model.spec), asdict(loaded.model.spec)
-    if differ := [name for name in ours if ours[name] != theirs[name]]:
-        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differ)} differ.")
+    current, loaded_spec = asdict(model.spec), asdict(loaded.model.spec)
+    if differing := [name for name in current if current[name] != loaded_spec[name]]:
+        raise ModelError(f"{path}: another architecture than the running model's: {', '.join(differing)} differ.")
     return loaded
 
 
@@ -259,11 +261,11 @@ def why_no_gpu(name: str) -> str | None:
     return None
 
 
-def _say_unused(config: EngineConfig, device: torch.device) -> None:
+def _warn_if_gpu_unused(config: EngineConfig, device: torch.device) -> None:
     """Warns if the CPU was picked automatically although an NVIDIA driver is present and no environment variable hides
     the GPU."""
-    there = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
-    if device.type == "cpu" and config.device == "auto" and there:
+    has_gpu = DRIVER.exists() and "CUDA_VISIBLE_DEVICES" not in os.environ
+    if device.type == "cpu" and config.device == "auto" and has_gpu:
         logger.warning("the model runs on the CPU, as the GPU can't be used: %s", why_no_gpu("cuda"))
 
 

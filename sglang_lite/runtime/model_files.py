@@ -75,7 +75,9 @@ def read_spec(path: Path, implementation: Implementation = "auto") -> ModelSpec 
         return fallback_spec(config, str(file))
     spec = spec_from_config(config, str(file))
     if not spec.causal:
-        raise ModelError(f"{file}: the model reads texts in both directions: it generates none.")
+        raise ModelError(
+            f"{file}: the model reads texts in both directions: it generates none.", hint="Use a causal model."
+        )
     return spec
 
 

@@ -47,9 +47,9 @@ def bound_spinning() -> bool:
 
 
 @functools.cache
-def say_if_unbound() -> None:
+def log_if_unbounded() -> None:
     """Logs once that torch was imported before its spinning could be bounded."""
-    if not BOUND:
+    if not IS_BOUNDED:
         logger.info(
             "torch was imported before the engine's modules, so its threads wait as torch has it: beside another busy "
             "process decoding may be many times slower. Import sglang_lite.runtime first, or set GOMP_SPINCOUNT=%d.",
@@ -57,4 +57,4 @@ def say_if_unbound() -> None:
         )
 
 
-BOUND = bound_spinning()
+IS_BOUNDED = bound_spinning()

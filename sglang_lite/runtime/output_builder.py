@@ -56,8 +56,8 @@ class OutputBuilder:
         matcher: matcher of the request's grammar, or None without a grammar.
         prompt_logprobs: log-probabilities of the prompt's tokens computed so far.
         forced_tokens: number of tokens that were appended because the grammar forces them, without a step each.
-        taken: number of tokens whose text was processed.
-        given: number of the output's first ids that the caller gave, to continue an earlier stream.
+        decoded_count: number of tokens whose text was processed.
+        replayed_count: number of the output's first ids that the caller gave, to continue an earlier stream.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class OutputBuilder:
         self.matcher: Matcher | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
         self.forced_tokens = 0
-        self.taken = 0
-        self.given = 0
+        self.decoded_count = 0
+        self.replayed_count = 0
         self._replaying = False
         self._request_id, self._tokenizer = request_id, tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special=params.skip_special_tokens)
@@ -87,7 +87,7 @@ class OutputBuilder:
         for byte in self._last_bytes():  # cached per byte, and slow for a new one: done here, off the loop's thread
             tokenizer.tokens_with(byte)
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Passes an event to the sink. Logs an exception of the sink, so that other requests continue."""
         try:
             self.sink(event)
@@ -96,7 +96,7 @@ class OutputBuilder:
 
     # --------------------------------------------------------------------------------------------- tokens
 
-    def take(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
+    def process(self, tokens: Sequence[int], logprob: TokenLogprob | None) -> Finish | None:
         """Processes the next tokens: advances the grammar, decodes them, looks for stops, and sends a delta if
         streaming. Only the last token may end the output.
 
@@ -110,25 +110,24 @@ class OutputBuilder:
         token = tokens[-1]
         if logprob is not None:
             self._logprobs.append(self._with_text(logprob))
-        if self.params.asks_next:
+        if self.params.scores_next_token:
             return Finish("length", None)
         ends = self._ends_at(token)
         complete = self.matcher is not None and self._accept(self.matcher, token)
         if ends:
             return Finish("stop", token)
         piece = self._decoder.push(tokens) if self._number is None else self._number.take()
-        certain = (
-            self._stops.push(piece) if self.taken >= self.params.min_tokens else self._stops.append_unmatched(piece)
-        )
-        self.taken += len(tokens)
+        stops, early = self._stops, self.decoded_count < self.params.min_tokens
+        certain = stops.append_unmatched(piece) if early else stops.push(piece)
+        self.decoded_count += len(tokens)
         self._unsent += tokens
         self._add(certain)
         if self._stops.matched is not None:
             return Finish("stop", self._stops.matched)
         return Finish("stop", None) if complete else None
 
-    def take_masked(self, token: int) -> Finish | None:
-        """Processes the next token as `take`, but only advances the grammar: its text is not needed yet."""
+    def advance_grammar(self, token: int) -> Finish | None:
+        """Processes the next token as `process`, but only advances the grammar: its text is not needed yet."""
         assert self.matcher is not None
         ends = self._ends_at(token)
         complete = self._accept(self.matcher, token)
@@ -136,28 +135,28 @@ class OutputBuilder:
             return Finish("stop", token)
         return Finish("stop", None) if complete else None
 
-    def jump(self, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that the grammar forces next, at most `most`. Does nothing for fewer than two: a single
+    def jump(self, limit: int, *, masked: bool) -> tuple[list[int], Finish | None]:
+        """Takes the tokens that the grammar forces next, at most `limit`. Does nothing for fewer than two: a single
         token takes a step in any case.
 
         Args:
-            most: maximum number of tokens.
-            masked: whether to process them as `take_masked`.
+            limit: maximum number of tokens.
+            masked: whether to process them as `advance_grammar`.
 
         Returns:
             The tokens taken, and the reason for the end if the last one ends the output.
 
         Raises:
-            ConstraintError, ParameterError: as `take`.
+            ConstraintError, ParameterError: as `process`.
         """
         if self.matcher is None or self.params.return_logprob:
             return [], None
-        return self._append(self._forced(most), masked=masked)
+        return self._append(self._forced(limit), masked=masked)
 
-    def _forced(self, most: int) -> list[int]:
+    def _forced(self, limit: int) -> list[int]:
         assert self.matcher is not None
         try:
-            forced = self.matcher.forced()[: max(most, 0)]
+            forced = self.matcher.forced()[: max(limit, 0)]
         except Exception as error:  # raised by the grammar engine's library
             raise _engine_failed(self.matcher, error) from error
         return forced if len(forced) > 1 else []
@@ -165,7 +164,7 @@ class OutputBuilder:
     def _append(self, forced: list[int], *, masked: bool) -> tuple[list[int], Finish | None]:
         finish: Finish | None = None
         for count, token in enumerate(forced, 1):
-            finish = self.take_masked(token) if masked else self.take((token,), None)
+            finish = self.advance_grammar(token) if masked else self.process((token,), None)
             if finish is not None:
                 forced = forced[:count]
                 break
@@ -175,7 +174,7 @@ class OutputBuilder:
     # ------------------------------------------------------------------------------------------- continuing
 
     def replayed(
-        self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: Matcher | None, *, jump: bool, masked: bool
     ) -> tuple[OutputBuilder, list[int], Finish | None]:
         """Makes another builder that has processed the ids that the output begins with, as this one would have. May be
         called on any thread.
@@ -184,11 +183,11 @@ class OutputBuilder:
         the same as well.
 
         Args:
-            given: ids that the output begins with.
-            most: maximum number of tokens of the output.
+            ids: ids that the output begins with.
+            limit: maximum number of tokens of the output.
             matcher: matcher at the beginning of the grammar, or None without a grammar.
             jump: whether forced tokens are appended as a whole.
-            masked: whether to process tokens as `take_masked`.
+            masked: whether to process tokens as `advance_grammar`.
 
         Returns:
             The builder, the remaining tokens of a jump that the ids end within, and the reason for the end if the
@@ -200,59 +199,64 @@ class OutputBuilder:
         output = OutputBuilder(
             self._request_id, self._tokenizer, self.params, self.ends, self.sink, stream=self.stream
         )  # fmt: skip
-        forced, finish = output.replay(given, most, matcher, jump=jump, masked=masked)
+        forced, finish = output.replay(ids, limit, matcher, jump=jump, masked=masked)
         return output, forced, finish
 
     def replay(
-        self, given: Sequence[int], most: int, matcher: Matcher | None, *, jump: bool, masked: bool
+        self, ids: Sequence[int], limit: int, matcher: Matcher | None, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
         """Processes the ids that the output begins with, before any other token, without sending deltas; arguments,
         result and errors as for `replayed`."""
-        self.matcher, self.given, self._replaying = matcher, len(given), True
-        forced, finish = self._take_all(given, most, jump=jump, masked=masked)
+        self.matcher, self.replayed_count, self._replaying = matcher, len(ids), True
+        forced, finish = self._replay_all(ids, limit, jump=jump, masked=masked)
         self._replaying = False
         return forced, finish
 
-    def _take_all(
-        self, given: Sequence[int], most: int, *, jump: bool, masked: bool
+    def _replay_all(
+        self, ids: Sequence[int], limit: int, *, jump: bool, masked: bool
     ) -> tuple[list[int], Finish | None]:
-        at = 0
+        index = 0
         while True:
-            forced, finish = self._jump_along(given, at, most, masked=masked) if jump else ([], None)
-            at += len(forced)
-            if at >= len(given) or finish is not None:
+            forced, finish = self._replay_jump(ids, index, limit, masked=masked) if jump else ([], None)
+            index += len(forced)
+            if index >= len(ids) or finish is not None:
                 break
             try:
-                finish = self.take_masked(given[at]) if masked else self.take((given[at],), None)
+                finish = self.advance_grammar(ids[index]) if masked else self.process((ids[index],), None)
             except ConstraintError as error:
                 raise ParameterError(
-                    "output_ids", f"{given[at]} at index {at} can't be: {error}", hint="Give the ids of one output."
+                    "output_ids",
+                    f"{ids[index]} at index {index} can't be: {error}",
+                    hint="Give the ids of one output.",
                 ) from error
-            at += 1
+            index += 1
             if finish is not None:
                 break
-        if at < len(given):
+        if index < len(ids):
             assert finish is not None
             by = "its grammar" if finish.matched is None else repr(finish.matched)
             raise ParameterError(
-                "output_ids", f"the output ends with index {at - 1} (by {by}), and {len(given) - at:,} ids follow."
+                "output_ids",
+                f"the output ends with index {index - 1} (by {by}), and {len(ids) - index:,} ids follow.",
             )
-        return forced[len(forced) - (at - len(given)) :], finish
+        return forced[len(forced) - (index - len(ids)) :], finish
 
-    def _jump_along(self, given: Sequence[int], at: int, most: int, *, masked: bool) -> tuple[list[int], Finish | None]:
-        """Jumps as `jump` after the first `at` of the given ids, or takes nothing if the ids differ from the forced
+    def _replay_jump(
+        self, ids: Sequence[int], index: int, limit: int, *, masked: bool
+    ) -> tuple[list[int], Finish | None]:
+        """Jumps as `jump` after the first `index` of the given ids, or takes nothing if the ids differ from the forced
         tokens."""
         if self.matcher is None or self.params.return_logprob:
             return [], None
-        coming = self._forced(most - at)
-        known = given[at : at + len(coming)]
-        return self._append(coming, masked=masked) if coming[: len(known)] == list(known) else ([], None)
+        forced = self._forced(limit - index)
+        known = ids[index : index + len(forced)]
+        return self._append(forced, masked=masked) if forced[: len(known)] == list(known) else ([], None)
 
-    def tell_given(self) -> None:
+    def send_replayed_text(self) -> None:
         """Sends the text of the given ids as the first delta if streaming: a continued stream repeats the whole
         text."""
         if self.stream and self._text:
-            self._send("".join(self._text))
+            self._send_delta("".join(self._text))
 
     def stop_tokens(self) -> NDArray[np.bool_]:
         """Mask of the tokens that can complete a stop string, bool [vocab_size]: those with the last byte of one."""
@@ -307,17 +311,17 @@ class OutputBuilder:
             miss: reason why tokens of the prompt were not cached.
             jumps: jumps of the grammar, as (index in the output, number of tokens).
         """
-        params, number = self.params, None if self.params.asks_next else self._number
+        params, number = self.params, None if self.params.scores_next_token else self._number
         written, logprobs = output, self._logprobs
         if number is not None:
             number.close()
-            written, logprobs = output[: number.tokens], logprobs[: max(number.tokens - self.given, 0)]
+            written, logprobs = output[: number.tokens], logprobs[: max(number.tokens - self.replayed_count, 0)]
             rest = number.take()
         else:
             if isinstance(finish.matched, int):  # a stop token, kept if `include_stop` is set and it has text
                 stop = self._tokenizer.decode(output[-1:], skip_special=params.skip_special_tokens)
                 written = output if stop and params.include_stop else output[:-1]
-            rest = self._decoder.push(written[self.taken :])  # an incomplete character at the end is left out
+            rest = self._decoder.push(written[self.decoded_count :])  # an incomplete character at the end is left out
         if self._stops.matched is None:
             self._add(self._stops.flush() + rest)
         elif params.include_stop:
@@ -326,10 +330,10 @@ class OutputBuilder:
         meta: dict[str, object] = {"num_retractions": retractions}
         if self.matcher is not None:
             meta["constraint_backend"] = self.matcher.engine.name
-        if self.given:
-            meta["continued_from"] = self.given
+        if self.replayed_count:
+            meta["continued_from"] = self.replayed_count
         if miss is not None:
-            meta["cache_miss"] = self._told(miss)
+            meta["cache_miss"] = self._miss_fields(miss)
         if jumps:
             meta["forced_text"] = self._forced_text(written, jumps, len(text))
         return Generation(
@@ -344,25 +348,25 @@ class OutputBuilder:
             meta=meta,
         )
 
-    def _told(self, miss: Miss) -> dict[str, object]:
+    def _miss_fields(self, miss: Miss) -> dict[str, object]:
         """Converts a miss to the fields of a CacheMiss, without those that have their default."""
         decode = partial(self._tokenizer.decode, skip_special=False)
-        told: dict[str, object] = {"reason": miss.reason, "at": miss.at}
+        fields: dict[str, object] = {"reason": miss.reason, "at": miss.at}
         if 0 < len(miss.uncached) <= _COUNTED:
-            told["left"] = len(decode(miss.uncached.tolist()))
+            fields["left"] = len(decode(miss.uncached.tolist()))
         for name, tokens in (("now", miss.now), ("before", miss.before)):
             if len(tokens):
-                told[name] = decode(tokens.tolist())[:_SHOWN]
-        return told
+                fields[name] = decode(tokens.tolist())[:_SHOWN]
+        return fields
 
     def _forced_text(self, output: Sequence[int], jumps: Sequence[tuple[int, int]], length: int) -> list[list[int]]:
         """Spans of the text that the grammar forced, as [start, end] character offsets within the first `length`
         characters."""
         decoder = IncrementalDecoder(self._tokenizer, skip_special=self.params.skip_special_tokens)
-        found, at, chars = [], 0, 0
+        found, index, chars = [], 0, 0
         for start, count in jumps:
-            chars += len(decoder.push(output[at:start]))
-            begin, chars, at = chars, chars + len(decoder.push(output[start : start + count])), start + count
+            chars += len(decoder.push(output[index:start]))
+            begin, chars, index = chars, chars + len(decoder.push(output[start : start + count])), start + count
             if begin < min(chars, length):
                 found.append([begin, min(chars, length)])
         return found
@@ -373,14 +377,15 @@ class OutputBuilder:
             return
         self._text.append(text)
         if self.stream and not self._replaying:
-            self._send(text)
+            self._send_delta(text)
 
-    def _send(self, text: str) -> None:
+    def _send_delta(self, text: str) -> None:
         count = len(self._unsent) if self._number is None else self._number.tokens - self._sent
         ids, self._unsent = tuple(self._unsent[:count]), self._unsent[count:]
         known, self._sent = self._sent, self._sent + len(ids)
-        first, end = max(known - self.given, 0), max(self._sent - self.given, 0)  # given ids have no log-probabilities
-        self.tell(Delta(text, ids, tuple(self._logprobs[first:end])))
+        # Replayed ids have no log-probabilities.
+        first, end = max(known - self.replayed_count, 0), max(self._sent - self.replayed_count, 0)
+        self.send(Delta(text, ids, tuple(self._logprobs[first:end])))
 
     def _with_text(self, logprob: TokenLogprob) -> TokenLogprob:
         if not self.params.return_text_in_logprobs:
@@ -395,5 +400,5 @@ class OutputBuilder:
 
 def _engine_failed(matcher: Matcher, error: Exception) -> ConstraintError:
     return ConstraintError(
-        f"{matcher.engine.name} failed: {error!r}", hint="Another engine may not: constraint_backend."
+        f"{matcher.engine.name} failed: {error!r}", hint="Choose another one with constraint_backend."
     )

@@ -99,7 +99,7 @@ class Request:
         priority: priority of admission under the policy "priority"; higher first.
         retractions: number of retractions.
         passed_over: number of times that a later request was admitted first.
-        given: number of output ids given by the caller, to continue an earlier stream.
+        replayed_count: number of output ids given by the caller, to continue an earlier stream.
         paced: whether its deltas may be delayed, so that not every token has to be looked at for the stream.
         hints: scheduling hints of the program's branch that it belongs to, if any.
         follow: function that returns the next request of the program, to continue in this request's slot, or None;
@@ -127,7 +127,7 @@ class Request:
     priority: int = 0
     retractions: int = 0
     passed_over: int = 0
-    given: int = 0
+    replayed_count: int = 0
     paced: bool = False
     hints: ScheduleHints | None = None
     follow: Callable[[Generation], Request | None] | None = None
@@ -143,7 +143,7 @@ class Request:
         return self.state in _ENDS
 
     @property
-    def only_scored(self) -> bool:
+    def skips_last_token(self) -> bool:
         """True if its last token need not be computed: nothing is drawn after it, and its own log-probability comes
         from the token before."""
         return self.limit == self.prompt_len and self.score_from is not None and self.score_from < self.prompt_len
@@ -188,18 +188,18 @@ class Request:
         self.output, self.ending = output, ending
 
     @property
-    def repeats(self) -> bool:
+    def may_recompute_last(self) -> bool:
         """True if its last token may have to be computed again because the mask for the next one was late."""
         return self.output.matcher is not None
 
-    def untaken(self, known: Ints) -> Sequence[int]:
+    def undecoded_tokens(self, known: Ints) -> Sequence[int]:
         """Tokens of the output that were not decoded yet.
 
         Args:
             known: all known tokens, prompt included.
         """
-        tokens: list[int] = known[self.prompt_len + self.output.taken :].tolist()
-        return tokens
+        undecoded: list[int] = known[self.prompt_len + self.output.decoded_count :].tolist()
+        return undecoded
 
     def move(self, state: State) -> None:
         """Changes the state. Raises AssertionError for a transition that is not in the table: a bug in the
@@ -209,14 +209,14 @@ class Request:
         self.state = state
         self.retractions += state is State.RETRACTED
 
-    def jump(self, most: int) -> tuple[list[int], Finish | None]:
-        """Takes the tokens that the grammar forces, at most `most`, as `OutputBuilder.jump`; none if a logit processor
+    def jump(self, room: int) -> tuple[list[int], Finish | None]:
+        """Takes the tokens that the grammar forces, at most `room`, as `OutputBuilder.jump`; none if a logit processor
         must see every token."""
         if self.processor is not None:
             return [], None
-        tokens, finish = self.output.jump(most, masked=self.watched is WatchedTokens.GRAMMAR)
+        tokens, finish = self.output.jump(room, masked=self.watched is WatchedTokens.GRAMMAR)
         if tokens:
-            self.jumps.append((self.limit - self.prompt_len - most, len(tokens)))
+            self.jumps.append((self.limit - self.prompt_len - room, len(tokens)))
         return tokens, finish
 
     def score(self, first: int, logprobs: list[TokenLogprob]) -> None:
@@ -230,8 +230,8 @@ class Request:
         for position, entry in enumerate(logprobs, first):
             if entry.logprob is None or math.isnan(entry.logprob):
                 raise not_finite(position)
-        known = max(self.score_from, 1) + len(self.output.prompt_logprobs)
-        self.output.prompt_logprobs += logprobs[known - first :]
+        scored_to = max(self.score_from, 1) + len(self.output.prompt_logprobs)
+        self.output.prompt_logprobs += logprobs[scored_to - first :]
 
     def generation(self, finish: Finish) -> Generation:
         """Makes the result. Must be called only once, after the request has left its slot and `tokens` is complete."""

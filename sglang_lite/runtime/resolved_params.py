@@ -56,7 +56,7 @@ class ResolvedParams:
         return self.temperature < 1e-5 or self.top_k == 1
 
     @property
-    def asks_next(self) -> bool:
+    def scores_next_token(self) -> bool:
         """True if the request generates no tokens, but asks for log-probabilities of the next one: a token is drawn and
         dropped."""
         return not self.max_tokens and self.return_logprob and bool(self.top_logprobs_num or self.token_ids_logprob)

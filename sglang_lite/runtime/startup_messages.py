@@ -34,7 +34,7 @@ def progress(parts: Iterable[_T], level: str | None) -> Iterable[_T]:
     return bar
 
 
-def moved(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
+def move_bar(bar: Any, done: int, total: int, level: str | None) -> Any:  # a tqdm bar
     """Updates the progress bar of parts that another process loads; makes a bar if `bar` is None, and closes it when
     all parts are done."""
     if bar is None and done < total:
@@ -52,7 +52,7 @@ def _bar(level: str | None, **options: Any) -> Any:  # a tqdm bar
     return tqdm(desc="Loading", unit="layer", leave=False, delay=0.5, disable=not _watched(level), **options)
 
 
-def say(line: str, level: str | None) -> None:
+def announce(line: str, level: str | None) -> None:
     """Logs one line about the engine at level "info", or prints it to standard error if that level is not logged."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(line)

@@ -98,15 +98,16 @@ def as_error(failure: Failure) -> SglError:
     """
     kind = ERRORS.get(failure.type)
     if kind is None:
-        raise WireError(f"{failure.type!r:.80} is no error", pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
+        what = f"{failure.type!r:.80} is not the name of an error"
+        raise WireError(what, pointer="/data/type", hint=f"Use {', '.join(ERRORS)}.")
     names = _OWN.get(kind, {})
     own: dict[str, Any] = {}
     for name in ("parameter", "pointer", "text", "value", "partial", "results", "limit"):
         value = getattr(failure, name)
         if value is not None and name not in names:
-            raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}")
+            raise WireError(f"a {kind.__name__} has no `{name}`", pointer=f"/data/{name}", hint="Leave it out.")
         if value is None and names.get(name):
-            raise WireError(f"a {kind.__name__} has a `{name}`", pointer="/data")
+            raise WireError(f"`{name}` is missing: a {kind.__name__} requires it", pointer="/data")
         if name in names:
             own[name] = value
     if failure.results is not None:

@@ -51,8 +51,8 @@ def wide_integer_error(path: Iterable[str | int]) -> WireError:
 
 
 def duplicate_name_error(path: Iterable[str | int]) -> WireError:
-    return WireError("a name that is there twice", pointer=pointer_to(path))
+    return WireError("a name occurs twice", pointer=pointer_to(path), hint="Give each name once.")
 
 
 def truncated_error(path: Iterable[str | int]) -> WireError:
-    return WireError("the data is cut short", pointer=pointer_to(path))
+    return WireError("the data is cut short", pointer=pointer_to(path), hint="Send the whole message.")

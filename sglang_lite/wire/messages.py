@@ -106,7 +106,9 @@ def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack"
         WireError: the data is not a valid message, or exceeds a limit.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise ParameterError("data", f"{data!r:.60} is no bytes.")
+        raise ParameterError(
+            "data", f"a {type(data).__name__} is not bytes.", hint="Give bytes, as `encode` returns them."
+        )
     if (size := data.nbytes if isinstance(data, memoryview) else len(data)) > limits.bytes:
         raise size_error(size, limits)
     data = bytes(data)
@@ -123,8 +125,8 @@ def decode(data: bytes | bytearray | memoryview, *, form: WireFormat = "msgpack"
     if isinstance(found, Failure):
         return as_error(found)
     if isinstance(found, RecordedCallData):
-        told = {each: getattr(found, each) for each in found.__struct_fields__}
-        return recording.RecordedCall(**{**told, "error": None if found.error is None else as_error(found.error)})
+        fields = {each: getattr(found, each) for each in found.__struct_fields__}
+        return recording.RecordedCall(**{**fields, "error": None if found.error is None else as_error(found.error)})
     if isinstance(found, PlayedData):
         event = as_error(found.event) if isinstance(found.event, Failure) else found.event
         return Played(found.path, found.name, event)
@@ -143,7 +145,7 @@ def _scan(data: bytes, form: WireFormat, limits: Limits) -> bool:
     try:
         return scan_json(data.decode(), limits)
     except UnicodeDecodeError as error:
-        raise WireError(f"byte {error.start} is no UTF-8") from None
+        raise WireError(f"byte {error.start} is not UTF-8") from None
 
 
 def _named(message: Message) -> tuple[str, Record]:
@@ -156,9 +158,9 @@ def _named(message: Message) -> tuple[str, Record]:
     if isinstance(message, Played) and isinstance(message.event, SglError):
         return name, PlayedData(message.path, message.name, as_failure(message.event))
     if isinstance(message, recording.RecordedCall):
-        told = {each: getattr(message, each) for each in message.__struct_fields__}
+        fields = {each: getattr(message, each) for each in message.__struct_fields__}
         error = None if message.error is None else as_failure(message.error)
-        return name, RecordedCallData(**{**told, "error": error})
+        return name, RecordedCallData(**{**fields, "error": error})
     return name, message
 
 
@@ -174,10 +176,11 @@ def _opened(data: bytes, form: WireFormat) -> tuple[str, msgspec.Raw]:
         raise WireError(f"version {version} of the format is not {VERSION}", pointer="/version", hint=hint)
     name = _value(envelope, "type", str, form)
     if name not in _READ:
-        raise WireError(f"{name!r:.80} is no type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
+        raise WireError(f"{name!r:.80} is not a type of message", pointer="/type", hint=f"Use {', '.join(_READ)}.")
     if envelope.keys() != _ENVELOPE:
         member = min(envelope.keys() ^ _ENVELOPE)
-        raise WireError(f"`{member:.80}` is missing or no member of a message")
+        problem = "is missing" if member in _ENVELOPE else "is not a member of a message"
+        raise WireError(f"`{member:.80}` {problem}", hint=f"A message has {', '.join(sorted(_ENVELOPE))}.")
     return name, envelope["data"]
 
 

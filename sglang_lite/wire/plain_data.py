@@ -99,7 +99,7 @@ def _check(value: Any, depth: int, *, plain: bool) -> bool:
             f"a {kind.__name__} can't be sent",
             "Use None, booleans, numbers, texts, lists, and dictionaries by text."
             if plain
-            else "It stays with who has it: give data instead.",
+            else "Give data instead: it exists only in the process that made it.",
         )
     return False
 
@@ -134,7 +134,7 @@ def _check_object(members: dict[Any, Any], depth: int) -> bool:
     special = False
     for name, value in members.items():
         if type(name) is not str or name == FLOAT:
-            raise _RefusedError(f"{name!r:.60} is no name of a member", "Use texts.")
+            raise _RefusedError(f"{name!r:.60} can't be the name of a member", f"Use texts other than {FLOAT!r}.")
         try:
             _check_text(name)
             special = _check(value, depth - 1, plain=True) or special

@@ -168,7 +168,7 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
         left -= 1
         if names is not None:
             if at < size and _KINDS.get(data[at], (None,))[0] != _STRING:
-                raise WireError("a name that is no text", pointer=pointer_to(path[:-1]))
+                raise WireError("a name that is not a text", pointer=pointer_to(path[:-1]))
             _, at, end = _head(data, at, path)
             path[-1] = name = _text(data, at, end, path)
             at = end
@@ -205,7 +205,7 @@ def scan_msgpack(data: bytes, limits: Limits) -> bool:
     if at > size:
         raise truncated_error(path)
     if at < size:
-        raise WireError(f"{size - at} bytes follow the message")
+        raise WireError(f"{size - at} bytes follow the message", hint="Send one message at a time.")
     return special
 
 
@@ -231,4 +231,4 @@ def _text(data: bytes, at: int, end: int, path: list[str | int]) -> str:
     try:
         return str(data[at:end], "utf-8")
     except UnicodeDecodeError:
-        raise WireError("a text that is no UTF-8", pointer=pointer_to(path)) from None
+        raise WireError("a text that is not UTF-8", pointer=pointer_to(path)) from None

@@ -54,7 +54,7 @@ def test_a_processor_sees_what_was_given(own, here):
     [
         ({}, [1, 96], "output_ids: 96 is no token id"),
         ({"max_new_tokens": 2}, [5, 5, 5], "output_ids: 3 ids; the output has at most 2"),
-        ({"n": 2}, [5], "output_ids: they continue one output; n is 2"),
+        ({"n": 2}, [5], "output_ids: can continue one output only, and n is 2"),
         ({"regex": "a+"}, [64, 64, 65], "output_ids: 65 at index 2 can't be"),
         ({"stop": "a"}, [64, 65], "output_ids: the output ends with index 0"),
         ({}, {"5": 5}, "output_ids: dict is no list of token ids"),

@@ -227,12 +227,12 @@ class SteppedEngine(Engine):
         raise AssertionError("requests that never end")
 
     def stats_now(self):
-        return self.core.open.counts()
+        return self.core.open_requests.counts()
 
     @property
     def open(self):
         """Number of requests and programs that count as open."""
-        return self.core.open.under_way
+        return self.core.open_requests.open_count
 
     def check_empty(self):
         """Nothing is held when nothing runs."""

@@ -32,6 +32,7 @@ BAD_PROMPTS = [
     ([-1], "input_ids: -1"),
     ([10**5000], "input_ids: a huge number"),
     ([True], "input_ids: True"),
+    ([5, True], "input_ids: True"),
     (["a"], "input_ids: 'a'"),
     ([1.5], "input_ids: 1.5"),
     ([[1]], r"input_ids: \[1\]"),

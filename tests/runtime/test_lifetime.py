@@ -14,6 +14,7 @@ from sglang_lite.engine.engine import Engine
 from sglang_lite.program.nodes import Gen, Program
 from sglang_lite.protocol import Delta, Regex, SamplingParams
 from sglang_lite.runtime.core import engine_thread
+from sglang_lite.runtime.structured_output.compiler import Compiler
 from tests.runtime import scripted
 from tests.runtime.models.tiny import VOCAB, save
 
@@ -127,6 +128,20 @@ def test_an_engine_that_crashed_or_did_not_start_keeps_no_tensors(no_gc, folder,
     assert failed.value.__traceback__ is not None
 
 
+def test_an_engine_whose_loop_can_not_be_made_closes_its_compiler(folder, monkeypatch):
+    closed, close = [], Compiler.close
+
+    def recorded(self):
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Compiler, "close", recorded)
+    monkeypatch.setattr("sglang_lite.runtime.core.engine_core.StepLoop", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sgl.Engine(model=folder, max_total_tokens=512, in_process=True)
+    assert len(closed) == 1
+
+
 def test_an_interrupted_constructor_leaves_no_engine_behind(monkeypatch):
     begun, go = threading.Event(), threading.Event()
 
@@ -229,7 +244,7 @@ def small(folder):
 def held(small):
     """Every lock of the engine is held by some other thread when the process is copied."""
     core = small.core
-    owners = core, core.open, core.loop, core.loop.inbox, core.compiler
+    owners = core, core.open_requests, core.loop, core.loop.inbox, core.compiler
     locks = [each for owner in owners for each in vars(owner).values() if isinstance(each, type(threading.Lock()))]
     assert len(locks) >= 4
     for lock in locks:

@@ -38,18 +38,18 @@ def test_who_sets_up_logging_later_hears_nothing_twice(capsys):
     with no_logging():
         startup_messages.set_level("INFO")
         logging.getLogger().addHandler(logging.NullHandler())
-        startup_messages.say("a line", "info")
+        startup_messages.announce("a line", "info")
     assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_is_told_and_a_file_is_not(capsys, monkeypatch):
     with no_logging():
-        startup_messages.say("a line", None)
+        startup_messages.announce("a line", None)
         assert capsys.readouterr().err == ""
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        startup_messages.say("a line", None)
+        startup_messages.announce("a line", None)
         assert capsys.readouterr().err == "a line\n"
-        startup_messages.say("a line", "error")
+        startup_messages.announce("a line", "error")
         assert capsys.readouterr().err == ""
 
 

@@ -109,8 +109,8 @@ class Explanation:
     def price(self) -> tuple[float, float] | None:
         """Dollars at best and at worst if every node is reached once, or None if a node's price is unknown."""
         prices = [node.price for node in self.nodes if node.mode != "refused"]
-        known = [each for each in prices if each is not None]
-        return None if len(known) < len(prices) else (sum(p[0] for p in known), sum(p[1] for p in known))
+        numbers = [each for each in prices if each is not None]
+        return None if len(numbers) < len(prices) else (sum(p[0] for p in numbers), sum(p[1] for p in numbers))
 
     @property
     def refused(self) -> tuple[ExplainedNode, ...]:
@@ -162,9 +162,9 @@ def explain(
     for way in graph.ways:
         reader = _Reader(backend, params, retries, count)
         for i in way.nodes:
-            found = reader.read(i, graph.nodes[i], entries[i])
-            if found is not None and i not in nodes:
-                nodes[i] = replace(found, price=_priced(found, model, price))
+            explained = reader.read(i, graph.nodes[i], entries[i])
+            if explained is not None and i not in nodes:
+                nodes[i] = replace(explained, price=_priced(explained, model, price))
     return Explanation(name, tuple(nodes[i] for i in sorted(nodes)), graph.complete)
 
 
@@ -172,9 +172,9 @@ def _priced(node: ExplainedNode, model: str, price: Price | None) -> tuple[float
     """Price range of a node: from the fewest calls, generating nothing, to the most calls, generating all they may."""
     if price is None or node.completion_tokens is None:
         return None
-    least = price(Usage(node.prompt_tokens), model)
-    most = price(Usage(node.prompt_tokens, completion_tokens=node.completion_tokens), model)
-    return None if least is None or most is None else (least * node.calls[0], most * node.calls[1])
+    lowest = price(Usage(node.prompt_tokens), model)
+    highest = price(Usage(node.prompt_tokens, completion_tokens=node.completion_tokens), model)
+    return None if lowest is None or highest is None else (lowest * node.calls[0], highest * node.calls[1])
 
 
 # ------------------------------------------------------------------------------------------------ where nodes stand
@@ -241,8 +241,8 @@ class _Reader:
                 return ExplainedNode("grammar", None, node.where, "refused", refusal="a grammar over several nodes")
             case Picture() if not self._backend.capabilities.images:
                 return ExplainedNode("image", None, node.where, "refused", refusal="images")
-            case Gen() | Select() as said:
-                found = self._explained(said, node, here, entry)
+            case Gen() | Select() as request:
+                found = self._explained(request, node, here, entry)
                 here.add(_UNKNOWN_TEXT)
                 return found
             case Mark():
@@ -258,48 +258,48 @@ class _Reader:
             self._places[path] = replace(self._forks.get(path[-2], _BranchState()))  # a called program starts empty
         return self._places[path]
 
-    def _explained(self, said: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
-        kind: Literal["gen", "select"] = "gen" if isinstance(said, Gen) else "select"
+    def _explained(self, request: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
+        kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
         if (
             isinstance(entry.expression, SglGen)
             and entry.expression.options is not None
             and entry.expression.options.backend is not None
         ):
-            told = "another backend answers this node: explain the program with that one"
-            return replace(plain, mode="native", rung="another backend", warnings=(told,))
+            warning = "another backend answers this node: explain the program with that one"
+            return replace(plain, mode="native", rung="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
             return replace(plain, refusal="its constraint is only known when the program runs: give the argument")
         turn, place = entry.turn or (None, 0)
-        refused = self._refusal(here, turn)
-        asked = self._asked(said, entry)
-        found = self._backend.rung(asked)
-        if isinstance(said, Select) and said.method == "unconditional_likelihood_normalized":
+        refusal = self._refusal(here, turn)
+        demands = self._demands(request, entry)
+        found = self._backend.rung(demands)
+        if isinstance(request, Select) and request.method == "unconditional_likelihood_normalized":
             found = Refusal("scores without the prompt", "Use another choices_method, or a local engine.")
-        if refused is None and isinstance(found, Refusal):
-            refused = f"{found.feature}. {found.instead}"
-        if refused is not None:
-            return replace(plain, refusal=refused)
+        if refusal is None and isinstance(found, Refusal):
+            refusal = f"{found.feature}. {found.instead}"
+        if refusal is not None:
+            return replace(plain, refusal=refusal)
         assert isinstance(found, Rung)
-        most = asked.params.max_tokens
+        max_tokens = demands.params.max_tokens
         explained = replace(
             plain, mode=found.mode, rung=found.name, calls=found.calls, warnings=found.warnings,
             otherwise="" if found.fallback is None else found.fallback.name,
-            completion_tokens=None if isinstance(most, Unset) else most,
+            completion_tokens=None if isinstance(max_tokens, Unset) else max_tokens,
         )  # fmt: skip
         # Method None: several choices, made one after the other, or a method of the user's own.
-        if isinstance(said, Select) and said.method is None:
-            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(said.choices)))
+        if isinstance(request, Select) and request.method is None:
+            explained = replace(explained, calls=(found.calls[0], found.calls[1] * len(request.choices)))
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
-        least, worst = explained.calls
+        best, worst = explained.calls
         if entry.shared_call is not None:
-            least = 0 if entry.shared_call in self._shared else least
+            best = 0 if entry.shared_call in self._shared else best
             self._shared.add(entry.shared_call)
         tries = self._tries(entry)
         if turn is not None and turn.strategy in ("object", "text") and place:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
-        return replace(explained, calls=(least, worst * (1 + tries)))
+        return replace(explained, calls=(best, worst * (1 + tries)))
 
     def _refusal(self, here: _BranchState, turn: TurnPlan | None) -> str | None:
         """Reason why a node's prompt or its turn is refused, or None if both are accepted."""
@@ -325,21 +325,21 @@ class _Reader:
         if turn.strategy in ("object", "text"):
             whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
             rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
-            most = rung.calls[1] if isinstance(rung, Rung) else own
-            return replace(node, rung="turn", calls=(int(not place), most))
+            worst = rung.calls[1] if isinstance(rung, Rung) else own
+            return replace(node, rung="turn", calls=(int(not place), worst))
         if not place and not turn.ahead and not here.partial.strip():
             return node  # the first node of the turn, whose call brings nothing else
         more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
         mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
-    def _asked(self, said: Gen | Select, entry: Entry) -> Demands:
+    def _demands(self, request: Gen | Select, entry: Entry) -> Demands:
         """Demands that the language would make of the backend for a node."""
-        if isinstance(said, Select):
+        if isinstance(request, Select):
             multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
-            scores = bool(said.temperature) or said.method != "token_length_normalized" or multi is not None
-            return self._backend.selection(shown_choices(said.choices or ("a", "b"), multi), scores=scores)
-        params, constraint = msgspec.structs.replace(self._params, **given(said.params)), said.constraint
+            scores = bool(request.temperature) or request.method != "token_length_normalized" or multi is not None
+            return self._backend.selection(shown_choices(request.choices or ("a", "b"), multi), scores=scores)
+        params, constraint = msgspec.structs.replace(self._params, **given(request.params)), request.constraint
         if isinstance(constraint, Number) and Number not in self._backend.capabilities.constraints:
             stops = () if isinstance(params.stop, Unset) else params.stop
             params = msgspec.structs.replace(params, stop=(*stops, *NUMBER_STOPS))
@@ -351,8 +351,8 @@ class _Reader:
 
 
 def _row(node: ExplainedNode) -> tuple[str, ...]:
-    least, most = node.calls
-    calls = "" if node.mode == "refused" else f"{least}" if least == most else f"{least} to {most}"
+    best, worst = node.calls
+    calls = "" if node.mode == "refused" else f"{best}" if best == worst else f"{best} to {worst}"
     limit = "" if node.completion_tokens is None else str(node.completion_tokens)
     price = "" if node.price is None else f"${node.price[0]:.6f} to ${node.price[1]:.6f}"
     rungs = f"{node.rung} or {node.otherwise}" if node.otherwise else node.rung

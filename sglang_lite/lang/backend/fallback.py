@@ -98,8 +98,8 @@ class Fallback(BaseBackend):
         for backend in self.backends:
             begun = False
             try:
-                asked = self._prompt(prompt, backend)
-                async with aclosing(backend.agenerate(asked, params, constraint, stream=stream)) as events:
+                own_prompt = self._prompt(prompt, backend)
+                async with aclosing(backend.agenerate(own_prompt, params, constraint, stream=stream)) as events:
                     async for event in events:
                         begun = True
                         yield self._from(backend, event, failed) if isinstance(event, Generation) else event

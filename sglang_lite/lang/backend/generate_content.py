@@ -168,7 +168,10 @@ class GenerateContentReader(Reader):
     def _count(self, counts: Any) -> None:
         thoughts = counts.thoughts_token_count or 0
         completion = (counts.candidates_token_count or 0) + thoughts
-        self.usage = Usage(counts.prompt_token_count or 0, counts.cached_content_token_count or 0, completion)
+        self.usage = Usage(
+            counts.prompt_token_count or 0, counts.cached_content_token_count or 0, completion,
+            reasoning_tokens=thoughts,
+        )  # fmt: skip
         if thoughts:
             self.meta["reasoning_tokens"] = thoughts
 
@@ -211,14 +214,17 @@ def _logprobs(result: Any) -> tuple[TokenLogprob, ...]:
     chosen = (result and result.chosen_candidates) or ()
     tops = (result and result.top_candidates) or [None] * len(chosen)
     return tuple(
-        TokenLogprob(each.log_probability, each.token_id or -1, each.token, _top(top))
-        for each, top in zip(chosen, tops)
+        TokenLogprob(each.log_probability, _token_id(each), each.token, _top(top)) for each, top in zip(chosen, tops)
     )
 
 
 def _top(alternatives: Any) -> tuple[tuple[float, int, str | None], ...]:
     candidates = (alternatives and alternatives.candidates) or ()
-    return tuple((each.log_probability, each.token_id or -1, each.token) for each in candidates)
+    return tuple((each.log_probability, _token_id(each), each.token) for each in candidates)
+
+
+def _token_id(candidate: Any) -> int:
+    return -1 if candidate.token_id is None else int(candidate.token_id)
 
 
 def _create(client: Any) -> Any:

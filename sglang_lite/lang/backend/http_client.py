@@ -70,16 +70,16 @@ class Retries:
         retries are left, if that wait would exceed the timeout, or if the connections were closed meanwhile."""
         if self._retried >= self._max_retries or self.over:
             raise error
-        asked, ends = error.retry_after or 0.0, current_deadline.get()
-        left = math.inf if ends is None else ends - time.monotonic()
-        if asked > min(left, self._server.timeout_s or math.inf):
-            wants = f"The server allows another try after {asked:g} s"
-            error.hint = f"{wants}, but the timeout ends before that, so it was not tried again."
+        retry_after, deadline = error.retry_after or 0.0, current_deadline.get()
+        remaining = math.inf if deadline is None else deadline - time.monotonic()
+        if retry_after > min(remaining, self._server.timeout_s or math.inf):
+            allowed = f"The server allows another try after {retry_after:g} s"
+            error.hint = f"{allowed}, but the timeout ends before that, so it was not tried again."
             raise error
         self._retried += 1
         pause = min(_FIRST_PAUSE_S * 2 ** (self._retried - 1), _LONGEST_PAUSE_S)
         # Random, because all branches of a batch would return at once.
-        await asyncio.sleep(asked + pause * random.uniform(0.5, 1.0))
+        await asyncio.sleep(retry_after + pause * random.uniform(0.5, 1.0))
         if self.over:
             raise error
 
@@ -170,7 +170,7 @@ class ServerClient:
         with self._translating_errors(), httpx2.Client(**self._settings) as client:
             response = client.request(method, path, json=body)
         if response.status_code >= 400:
-            raise self._refused(response.status_code, response.content, response.headers)
+            raise self._response_error(response.status_code, response.content, response.headers)
         return response
 
     def status(self, method: str, path: str) -> int:
@@ -192,7 +192,7 @@ class ServerClient:
                 with self._translating_errors():
                     response = await self._client().post(path, json=body)
                 if response.status_code >= 400:
-                    raise self._refused(response.status_code, response.content, response.headers)
+                    raise self._response_error(response.status_code, response.content, response.headers)
                 return self._json(response.content)
             except RETRYABLE_ERRORS as error:
                 await retries.pause(error)
@@ -232,7 +232,7 @@ class ServerClient:
         with self._translating_errors():
             async with self._client().stream("POST", path, json=body) as response:
                 if response.status_code >= 400:
-                    raise self._refused(response.status_code, await response.aread(), response.headers)
+                    raise self._response_error(response.status_code, await response.aread(), response.headers)
                 if began is not None:
                     began(response.headers)
                 async for piece in response.aiter_bytes():
@@ -254,14 +254,14 @@ class ServerClient:
 
     def event(self, data: str) -> dict[str, Json]:
         """JSON object in the data of an event. Raises SglError if the data is not an object, or reports an error."""
-        found = self._json(data)
-        if not isinstance(found, dict):
-            raise self._unreadable(f"an event is {data[:80]!r}")
-        if "error" in found:
-            told = found["error"]
-            code = told.get("code") if isinstance(told, dict) else None
-            raise self._refused(code if isinstance(code, int) else 500, data)
-        return found
+        content = self._json(data)
+        if not isinstance(content, dict):
+            raise self._unreadable_error(f"an event is {data[:80]!r}")
+        if "error" in content:
+            error = content["error"]
+            code = error.get("code") if isinstance(error, dict) else None
+            raise self._response_error(code if isinstance(code, int) else 500, data)
+        return content
 
     # --------------------------------------------------------------------------------------------------- errors
 
@@ -271,17 +271,17 @@ class ServerClient:
         try:
             yield
         except httpx2.ReadTimeout as error:
-            told = f"{self.url} sent nothing within the timeout."
-            raise RequestTimeoutError(told, hint="Raise timeout=.") from error
+            problem = f"{self.url} sent nothing within the timeout."
+            raise RequestTimeoutError(problem, hint="Raise timeout=.") from error
         except (httpx2.TransportError, httpx2.StreamError) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise LostConnectionError(
                 f"{self.url}: the connection failed ({why}).", hint="Check base_url, and that the server runs."
             ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self._unreadable(str(error)) from error
+            raise self._unreadable_error(str(error)) from error
 
-    def _unreadable(self, what: str) -> BackendError:
+    def _unreadable_error(self, what: str) -> BackendError:
         return BackendError(
             f"{self.url} sent an answer that can't be read: {self._redacted(what)}.", hint="Check what listens there."
         )
@@ -290,27 +290,27 @@ class ServerClient:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise self._unreadable(f"{error}, in {data[:80]!r}") from None
+            raise self._unreadable_error(f"{error}, in {data[:80]!r}") from None
 
-    def _refused(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
+    def _response_error(self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None) -> SglError:
         """Error that a server's response reports, in any of the known formats."""
-        error = self._told(status, data)
+        error = self._error_from(status, data)
         if isinstance(error, BackendError):
             error.retry_after = retry_after(headers or {})
         return error
 
-    def _told(self, status: int, data: bytes | str) -> SglError:
-        told: Any = None
+    def _error_from(self, status: int, data: bytes | str) -> SglError:
+        report: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(data)
-        if isinstance(told, dict):
-            told = told.get("error", told)
-        if not isinstance(told, dict):
+            report = json.loads(data)
+        if isinstance(report, dict):
+            report = report.get("error", report)
+        if not isinstance(report, dict):
             content = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
-            told = {"message": told if isinstance(told, str) else content}
-        message = self._redacted(str(told.get("message") or f"HTTP {status}")[:2000])
-        name = told.get("err_type")
-        typed = typed_error(name, message, told.get("param")) if isinstance(name, str) else None
+            report = {"message": report if isinstance(report, str) else content}
+        message = self._redacted(str(report.get("message") or f"HTTP {status}")[:2000])
+        name = report.get("err_type")
+        typed = typed_error(name, message, report.get("param")) if isinstance(name, str) else None
         if typed is not None:
             return typed
         text = f"{self.url}: {message} (HTTP {status})"
@@ -345,8 +345,8 @@ def typed_error(name: str, message: str, parameter: object = None) -> SglError |
     if kind is EngineClosedError:
         return LostEngineError(message)
     if kind in _PLAIN:
-        made: SglError = kind(message)
-        return made
+        error: SglError = kind(message)
+        return error
     return None
 
 

@@ -51,40 +51,40 @@ _SAMPLES: Final[Mapping[type, Constraint]] = {
 }
 
 
-def choose_rung(profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
+def choose_rung(profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
     """Rung on which a model serves a node, or the reason why the node is refused."""
-    if _stops_a_value(asked):
+    if _stops_a_value(demands):
         return Refusal("stop together with a constraint", "Leave stop out.")
-    found = _constrained(profile, policy, asked)
-    return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, asked)
+    found = _constrained(profile, policy, demands)
+    return found if isinstance(found, Refusal) else with_parameters(found, profile, policy, demands)
 
 
-def _stops_a_value(asked: Demands) -> bool:
+def _stops_a_value(demands: Demands) -> bool:
     """True if a stop string could cut a constrained value. The stops of a number can't, because a number ends by
     itself."""
-    stops = asked.params.stop
-    if isinstance(stops, Unset) or asked.constraint is None:
+    stops = demands.params.stop
+    if isinstance(stops, Unset) or demands.constraint is None:
         return False
-    number = isinstance(asked.constraint, Number) or json_form(asked.constraint) in NUMBER_FORMS
+    number = isinstance(demands.constraint, Number) or json_form(demands.constraint) in NUMBER_FORMS
     return not number or not set(stops) <= set(NUMBER_STOPS)
 
 
-def _constrained(profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
-    constraint = asked.constraint
+def _constrained(profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
+    constraint = demands.constraint
     if constraint is None:
         return Rung("free", profile.api)
-    possible = list(native_rungs(profile, asked))
+    possible = list(native_rungs(profile, demands))
     rungs = [way for way in possible if isinstance(way, Rung)]
-    if policy != "strict" and not asked.scores and type(constraint) in SERVED and profile.api != "completions":
-        rungs.append(_repaired(profile, asked))  # not for base models, which follow no instructions
+    if policy != "strict" and not demands.scores and type(constraint) in SERVED and profile.api != "completions":
+        rungs.append(_repaired(profile, demands))  # not for base models, which follow no instructions
     if rungs:
-        return _or_else(rungs, profile, policy, asked)
+        return _or_else(rungs, profile, policy, demands)
     unfit = next((way for way in possible if isinstance(way, Refusal)), None)
     if unfit is not None:
         return unfit
-    if asked.scores:
+    if demands.scores:
         return Refusal("the choices' probabilities", _SCORED)
-    if asked.kind == "select":
+    if demands.kind == "select":
         return Refusal("select", _TOKENS if profile.api == "completions" else _instead(profile))
     return Refusal(CONSTRAINT_NAMES[type(constraint)], _instead(profile))
 
@@ -99,34 +99,34 @@ _TOKENS = (
 )
 
 
-def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, asked: Demands) -> Rung:
+def _or_else(rungs: Sequence[Rung], profile: Profile, policy: Policy, demands: Demands) -> Rung:
     """First of the rungs. If only a call can show that this rung is of no use, the next rung is attached as a
     fallback."""
     first, *others = rungs
-    if first.name != "token_logprobs" or asked.scores:
+    if first.name != "token_logprobs" or demands.scores:
         return first
-    behind = (with_parameters(each, profile, policy, asked) for each in others)
+    behind = (with_parameters(each, profile, policy, demands) for each in others)
     other = next((each for each in behind if isinstance(each, Rung)), None)
     if other is None:
         return first
     return replace(first, fallback=other, calls=(1, 1 + other.calls[1]))
 
 
-def _repaired(profile: Profile, asked: Demands) -> Rung:
+def _repaired(profile: Profile, demands: Demands) -> Rung:
     """Last rung: the prompt describes the constraint, and an answer that breaks it is shown with its error. A JSON
     schema is also sent as a hint if the API takes schemas and only its strict mode refuses this one."""
-    assert asked.constraint is not None
-    name = CONSTRAINT_NAMES[type(asked.constraint)]
+    assert demands.constraint is not None
+    name = CONSTRAINT_NAMES[type(demands.constraint)]
     warning = f"{name} is not enforced by the provider: it is stated in the prompt, checked and asked for again"
-    hint = json_form(asked.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
+    hint = json_form(demands.constraint) if profile.api == "chat" and profile.supports("json_schema") else None
     return Rung("repair", profile.api, False, (1, 1 + REPAIRS), form=hint, strict=False, warnings=(warning,))
 
 
 def _instead(profile: Profile) -> str:
     kinds = kinds_served(profile, "strict")
     if not kinds:
-        known = "" if profile.lacks("json_schema") else "Whether it enforces one is not known: set profile=. "
-        return f'{known}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
+        unknown = "" if profile.lacks("json_schema") else "Whether it enforces one is not known: set profile=. "
+        return f'{unknown}Leave it out, use policy="emulate", or another backend for this node: gen(backend=…).'
     enforced = ", ".join(sorted(CONSTRAINT_NAMES[kind] for kind in kinds))
     other = 'use policy="emulate", which checks and asks again, or another backend for this node: gen(backend=…).'
     return f"It enforces: {enforced}. Or {other}"
@@ -156,5 +156,5 @@ def turn_rules_of(profile: Profile, policy: Policy) -> TurnRules:
     can = capabilities_of(profile, policy)
     begun: BegunTurns = "continued" if can.continues or can.prefill else "refused" if policy == "strict" else "asked"
     constrained = can.continues or profile.supports("continue_final_message")
-    kept = kinds_served(profile, "strict")
-    return TurnRules(begun, JsonSchema in kept, constrained, OneOf in kept)
+    enforced = kinds_served(profile, "strict")
+    return TurnRules(begun, JsonSchema in enforced, constrained, OneOf in enforced)

@@ -14,20 +14,20 @@ from sglang_lite.lang.backend.vendor_fields import as_field, as_tool
 from sglang_lite.text.tool_use import Function, ToolUse, tool_use_of
 
 
-def native_rungs(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
+def native_rungs(profile: Profile, demands: Demands) -> Iterator[Rung | Refusal]:
     """Yields the rungs that the model is known to support, in order of preference, and a Refusal for a rung that a
     schema or the choices do not fit."""
-    constraint = asked.constraint
+    constraint = demands.constraint
     assert constraint is not None
     use = tool_use_of(constraint)
     if use is not None and profile.supports("tools") and (not use.required or profile.supports("forced_tools")):
         yield Rung("tools", profile.api, field=_tools(use, profile))
-    if asked.kind == "select":
-        yield from selection_rungs(profile, asked)
-        if asked.scores:
+    if demands.kind == "select":
+        yield from selection_rungs(profile, demands)
+        if demands.scores:
             return
     if profile.schema is not None:
-        yield from _as_json(profile, asked)
+        yield from _as_json(profile, demands)
     yield from as_tool(profile, constraint)
     yield from as_field(profile, constraint)
 
@@ -44,9 +44,9 @@ def _tools(use: ToolUse, profile: Profile) -> tuple[ToolUse, tuple[tuple[Functio
     return use, tuple(found)
 
 
-def _as_json(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
+def _as_json(profile: Profile, demands: Demands) -> Iterator[Rung | Refusal]:
     """Yields the rungs of strict outputs and of strict tools: JSON whose schema is fitted to the provider."""
-    form = json_form(asked.constraint)
+    form = json_form(demands.constraint)
     if form is None:
         return
     assert profile.schema is not None
@@ -59,11 +59,11 @@ def _as_json(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
         if fit.refused:
             yield Refusal("this JSON schema", _unfit(fit), fit.refused)
         else:
-            chosen = "enum" if asked.kind == "select" and name == "json_schema" else name
-            yield Rung(chosen, profile.api, form=form, fit=fit)
+            rung = "enum" if demands.kind == "select" and name == "json_schema" else name
+            yield Rung(rung, profile.api, form=form, fit=fit)
 
 
 def _unfit(fit: Fit) -> str:
-    told = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
+    changes = "; ".join(f"{pointer or '/'}: {why}" for pointer, why in fit.refused[:3])
     more = f" (and {len(fit.refused) - 3} more)" if len(fit.refused) > 3 else ""
-    return f'Change {told}{more}. Or use policy="emulate", which checks and asks again.'
+    return f'Change {changes}{more}. Or use policy="emulate", which checks and asks again.'

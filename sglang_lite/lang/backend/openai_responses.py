@@ -154,8 +154,8 @@ class ResponsesReader(Reader):
             _read(item, sample, inputs)
         if why == "content_filter":
             sample.refusal = sample.refusal or "a content filter stopped the answer"
-        if len(inputs) > 1:  # several answers, where one is expected
-            self.samples = {i: PartialAnswer(text, finish_reason="stop") for i, text in enumerate(inputs)}
+        if len(inputs) > 1:
+            self.failure = f"the model answered {len(inputs)} times instead of once, by calls of the tool {ANSWER!r}."
         elif sample.provider_items or sample.refusal or sample.truncated:
             sample.text = "".join(inputs) or sample.text
             self.samples = {0: sample}

@@ -105,13 +105,13 @@ class Profile:
 
     def supports(self, feature: str) -> bool:
         """True if the model is known to support the feature."""
-        known = self.features.get(feature)
-        return known is not None and known.supported
+        fact = self.features.get(feature)
+        return fact is not None and fact.supported
 
     def lacks(self, feature: str) -> bool:
         """True if the model is known not to support the feature."""
-        known = self.features.get(feature)
-        return known is not None and not known.supported
+        fact = self.features.get(feature)
+        return fact is not None and not fact.supported
 
     @property
     def params(self) -> frozenset[str]:
@@ -174,11 +174,11 @@ def profile_by_name(name: str) -> Profile:
     return found
 
 
-def resolve_profile(given: str | Profile | None, provider: str, model: str) -> Profile:
+def resolve_profile(profile: str | Profile | None, provider: str, model: str) -> Profile:
     """Profile that a user gives, by name or as a Profile; None for the one of the provider's model."""
-    if given is None:
+    if profile is None:
         return find_profile(provider, model)
-    return given if isinstance(given, Profile) else profile_by_name(given)
+    return profile if isinstance(profile, Profile) else profile_by_name(profile)
 
 
 @lru_cache(maxsize=1)
@@ -247,9 +247,9 @@ class _Reader:
                 for name in fact.get(key, ()):
                     assert name in FEATURES, f"{self._provider}: {model}: {name!r} is no feature"
                     features[name] = Feature(supported, source, self._read)
-            for name, most in fact.get("limits", {}).items():
+            for name, limit in fact.get("limits", {}).items():
                 assert name in LIMITS, f"{self._provider}: {model}: {name!r} is no limit"
-                limits[name] = most
+                limits[name] = limit
         schema = self._schema() if "schema" in self._data else None if onto is None else onto.schema
         return Profile(self._provider, model, api, MappingProxyType(features), MappingProxyType(limits), schema)
 

@@ -99,13 +99,14 @@ class RateLimit:
     async def wait(self, tokens: float) -> float:
         """Waits until a call of about `tokens` tokens may be made. Returns the seconds waited."""
         now = self.now()
-        left = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
+        remaining = max(self._requests.take(1, now), self._tokens.take(tokens, now), self._paused_until - now)
         waited = 0.0
         try:
-            while left > 0:
-                await self.sleep(left)
-                waited += left
-                left = self._paused_until - self.now()  # an answer to another call may have asked for a longer pause
+            while remaining > 0:
+                await self.sleep(remaining)
+                waited += remaining
+                # An answer to another call may have asked for a longer pause.
+                remaining = self._paused_until - self.now()
         except BaseException:  # the call is not made
             self._requests.give_back(1)
             self._tokens.give_back(tokens)
@@ -153,8 +154,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if until is None:
         return None
     # By the sender's clock, if it is reported, because ours may differ.
-    left = until - (sent or datetime.datetime.now(datetime.UTC))
-    return min(max(0.0, left.total_seconds()), _LONGEST_PAUSE_S)
+    wait = until - (sent or datetime.datetime.now(datetime.UTC))
+    return min(max(0.0, wait.total_seconds()), _LONGEST_PAUSE_S)
 
 
 def _date(text: str) -> datetime.datetime | None:

@@ -105,8 +105,8 @@ class RemoteBackend(BaseBackend):
             )
         if rate_limit is not None and not isinstance(rate_limit, RateLimit):
             raise ParameterError("rate_limit", f"{rate_limit!r:.60} is not a RateLimit.")
-        self.policy, self._asking = policy, threading.Lock()
-        self._find, self._told = profile, capabilities
+        self.policy, self._finding = policy, threading.Lock()
+        self._find, self._stated = profile, capabilities
         self._found: tuple[Profile, Capabilities, TurnRules] | None = None
         self.model_name, self.chat_template = model_name, chat_template
         self._name = f"{type(self).__name__}({model_name!r})"
@@ -151,11 +151,11 @@ class RemoteBackend(BaseBackend):
     @property
     def _known(self) -> tuple[Profile, Capabilities, TurnRules]:
         if self._found is None:
-            with self._asking:
+            with self._finding:
                 if self._found is None:
                     found = self._find if isinstance(self._find, Profile) else self._find()
-                    if self._told is not None:
-                        found = found.with_capabilities(self._told)
+                    if self._stated is not None:
+                        found = found.with_capabilities(self._stated)
                     found = self._find = found.for_rungs(self.rungs)  # only rungs that have a request
                     self._found = found, capabilities_of(found, self.policy), turn_rules_of(found, self.policy)
         return self._found
@@ -194,9 +194,9 @@ class RemoteBackend(BaseBackend):
             params=params, retries=retries, count=count, price=price,
         )  # fmt: skip
 
-    def rung(self, asked: Demands) -> Rung | Refusal:
+    def rung(self, demands: Demands) -> Rung | Refusal:
         """Rung on which a node is served, or the reason why it is refused."""
-        return choose_rung(self.profile, self.policy, replace(asked, effort=self.reasoning_effort))
+        return choose_rung(self.profile, self.policy, replace(demands, effort=self.reasoning_effort))
 
     def check(
         self, node: object, params: SamplingParams, constraint: Constraint | None, where: Location | None
@@ -216,8 +216,8 @@ class RemoteBackend(BaseBackend):
         found = self.rung(Demands("gen", msgspec.structs.replace(params, n=count), constraint))
         return isinstance(found, Rung) and found.native and found.api in _SAMPLED
 
-    def _rung(self, asked: Demands) -> Rung:
-        found = self.rung(asked)
+    def _rung(self, demands: Demands) -> Rung:
+        found = self.rung(demands)
         if isinstance(found, Refusal):
             raise CapabilityError(f"{self._name} can't honour {found.feature}.", hint=found.instead)
         return found
@@ -230,9 +230,9 @@ class RemoteBackend(BaseBackend):
         async for event in serve(self, prompt, params, constraint, rung, stream=stream):
             yield self._priced(event) if isinstance(event, Generation) else event
 
-    def _priced(self, said: _Answer) -> _Answer:
+    def _priced(self, answer: _Answer) -> _Answer:
         """Answer with its cost in dollars in the metadata, or None there if a price is unknown."""
-        return msgspec.structs.replace(said, meta={**said.meta, "cost": known_price(said.usage, self.model_name)})
+        return msgspec.structs.replace(answer, meta={**answer.meta, "cost": known_price(answer.usage, self.model_name)})
 
     def selection(self, choices: Sequence[str], *, scores: bool = False) -> Demands:
         """Demands of a selection, for the ladder."""
@@ -244,8 +244,8 @@ class RemoteBackend(BaseBackend):
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
         """Makes the model choose. The selection has scores if the rung provides them, else only the picked choice."""
         choices = list(dict.fromkeys(choices))
-        asked = self.selection(choices, scores=scores_needed.get())
-        rung = self._rung(asked)
+        demands = self.selection(choices, scores=scores_needed.get())
+        rung = self._rung(demands)
         if unconditional:
             raise CapabilityError(
                 f"{self._name} can't score choices without the prompt.",
@@ -258,7 +258,7 @@ class RemoteBackend(BaseBackend):
         self.check_prompt(prompt)
         if rung.name == "decisions":
             return await self.decide(prompt, choices)
-        return self._priced(await select_by_rung(self, prompt, asked, rung, self.tokenizer))
+        return self._priced(await select_by_rung(self, prompt, demands, rung, self.tokenizer))
 
     def call(
         self, prompt: Prompt, params: SamplingParams, rung: Rung, *, constrained: bool, stream: bool

@@ -102,30 +102,30 @@ class ErrorTranslator:
             lost = BackendError(f"{self.name}: the connection failed ({why}).", hint=f"Check base_url; {_RETRIES}.")
             lost.retryable = True
             return lost
-        status, said = _status(error), _Said.by(error)
+        status, report = _status(error), _ErrorReport.from_error(error)
         request = getattr(error, "request_id", None)
-        known = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
-        text = f"{self.name}: {self.redacted(said.message)}" + (f" ({', '.join(known)})" if known else "")
-        ours = _kind(text, status, said)
+        facts = [f"HTTP {status}"] * (status >= 400) + [f"request {request}"] * bool(request)
+        text = f"{self.name}: {self.redacted(report.message)}" + (f" ({', '.join(facts)})" if facts else "")
+        ours = _kind(text, status, report)
         ours.origin = Origin(self.origin.provider, self.origin.model, request)
         ours.retry_after = retry_after(getattr(getattr(error, "response", None), "headers", None) or {})
         return ours
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _ErrorReport:
     """Report of an API about a failure: its message, and its words for the kind of failure (`kinds`)."""
 
     message: str
     kinds: frozenset[str]
 
     @classmethod
-    def by(cls, error: Exception) -> _Said:
+    def from_error(cls, error: Exception) -> _ErrorReport:
         body = getattr(error, "body", None)
-        told = body.get("error", body) if isinstance(body, dict) else body
-        told = told if isinstance(told, dict) else {"message": told}
-        message = str(told.get("message") or getattr(error, "message", error))
-        kinds = {str(told.get("type")), str(told.get("code")), str(getattr(error, "status", None))}
+        fields = body.get("error", body) if isinstance(body, dict) else body
+        fields = fields if isinstance(fields, dict) else {"message": fields}
+        message = str(fields.get("message") or getattr(error, "message", error))
+        kinds = {str(fields.get("type")), str(fields.get("code")), str(getattr(error, "status", None))}
         return cls(shortened(message), frozenset(kinds))
 
 
@@ -137,10 +137,10 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _kind(text: str, status: int, said: _Said) -> BackendError:
+def _kind(text: str, status: int, report: _ErrorReport) -> BackendError:
     """Error for a failed request, by status code and kind of failure."""
     ours: BackendError
-    if said.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in said.kinds):
+    if report.kinds & _BUSY or (status in (429, 503, 529) and "insufficient_quota" not in report.kinds):
         ours = OverloadedError(text, hint=f"Run fewer programs at a time (num_threads=); {_RETRIES}.")
     elif status in (408, 504):
         ours = RequestTimeoutError(text, hint=f"Raise timeout=; {_RETRIES}.")

@@ -55,7 +55,7 @@ class RemoteProgram:
         self._unsent: deque[dict[str, Any]] = deque()
         self._closed = False
         self._repeatable = True  # False after a drop or rollback, whose effect depends on timing
-        self._told = _DeliveredEvents()
+        self._delivered = _DeliveredEvents()
         self._id: str | None = None
         self._sending = False
         self._over = False
@@ -116,9 +116,9 @@ class RemoteProgram:
             self._task.cancel()
         self._end(RequestAbortedError("the program was aborted."))
 
-    def _add(self, answer: dict[str, Any]) -> None:
+    def _add(self, item: dict[str, Any]) -> None:
         self._count += 1
-        self._unsent.append(answer)
+        self._unsent.append(item)
         if self._task is None and not self._over:
             self._task = self._server.run(self._play())
         self._send_soon()
@@ -171,7 +171,7 @@ class RemoteProgram:
                 "the connections to the server were closed.", hint="Call shutdown() after all results are read."
             )
         self._unsent = deque(each for each in self._unsent if "drop" in each)  # the first request has all nodes
-        self._told.begin()
+        self._delivered.begin()
         opens = bool(self._unsent) or not self._closed
         body: dict[str, Any] = {
             "version": wire.VERSION,
@@ -186,7 +186,7 @@ class RemoteProgram:
             async for data in datas:
                 event = _event(self._server, data)
                 if isinstance(event, Played):
-                    for news in self._told.news(event, deltas=self._stream):
+                    for news in self._delivered.news(event, deltas=self._stream):
                         self._retries.progressed()
                         self._sink(news)
                 elif isinstance(event, RETRYABLE_ERRORS):
@@ -265,9 +265,9 @@ async def play_single_node(
     path, body = "/program", program
     if model is not None:
         path, body = "/v1/completions", {"model": model, "prompt": prompt.text, "program": program, "stream": True}
-    retries, told = Retries(server), _DeliveredEvents()
+    retries, delivered = Retries(server), _DeliveredEvents()
     while True:
-        told.begin()
+        delivered.begin()
         try:
             async with contextlib.aclosing(server.stream_events(path, body)) as datas:
                 async for data in datas:
@@ -276,7 +276,7 @@ async def play_single_node(
                         return
                     if isinstance(event, SglError):
                         raise event
-                    for news in told.news(event, deltas=stream) if isinstance(event, Played) else ():
+                    for news in delivered.news(event, deltas=stream) if isinstance(event, Played) else ():
                         retries.progressed()
                         if isinstance(news.event, SglError):
                             raise news.event
@@ -293,43 +293,43 @@ class _DeliveredEvents:
     twice."""
 
     def __init__(self) -> None:
-        self._ends: Counter[Path] = Counter()  # number of finished nodes of each path
+        self._finished: Counter[Path] = Counter()  # number of finished nodes of each path
         self._texts: dict[tuple[Path, int], str] = {}
         self.begin()
 
     def begin(self) -> None:
         """Prepares for the events of a program that is played from its start."""
-        self._coming: Counter[Path] = Counter()
-        self._come: dict[tuple[Path, int], str] = {}
+        self._finished_now: Counter[Path] = Counter()
+        self._texts_now: dict[tuple[Path, int], str] = {}
 
     def news(self, played: Played, *, deltas: bool) -> Iterable[Played]:
         """Yields the part of an event that was not delivered yet."""
         event = played.event
         if not isinstance(event, Delta):
-            self._coming[played.path] += 1
-            if self._coming[played.path] > self._ends[played.path]:
-                self._ends[played.path] += 1
+            self._finished_now[played.path] += 1
+            if self._finished_now[played.path] > self._finished[played.path]:
+                self._finished[played.path] += 1
                 yield played
             return
         if not deltas:
             return
         key = played.path, event.index
-        come = self._come[key] = self._come.get(key, "") + event.text
-        told = self._texts.get(key, "")
-        if len(come) > len(told):
-            self._texts[key] = come
-            again = len(event.text) > len(come) - len(told)  # a part of its text was delivered
-            news = Delta(come[len(told) :], index=event.index) if again else event
+        text = self._texts_now[key] = self._texts_now.get(key, "") + event.text
+        delivered = self._texts.get(key, "")
+        if len(text) > len(delivered):
+            self._texts[key] = text
+            again = len(event.text) > len(text) - len(delivered)  # a part of its text was delivered
+            news = Delta(text[len(delivered) :], index=event.index) if again else event
             yield Played(played.path, played.name, news)
 
 
 def _event(server: ServerClient, data: str) -> ProgramEvent | Usage:
     if data.startswith('{"error"'):  # error of a gateway
         server.event(data)
-    found = wire.decode(data.encode(), form="json")
-    if isinstance(found, ProgramEvent | Usage):
-        return found
-    raise BackendError(f"a {type(found).__name__} is not an event of a program.")
+    event = wire.decode(data.encode(), form="json")
+    if isinstance(event, ProgramEvent | Usage):
+        return event
+    raise BackendError(f"a {type(event).__name__} is not an event of a program.")
 
 
 def _as_data(nodes: Sequence[Node]) -> Any:  # plain data

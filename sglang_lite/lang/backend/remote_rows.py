@@ -30,27 +30,27 @@ async def play_remote_rows(
         SglError: the request was refused, or its connection was lost too often.
     """
     program = json.loads(wire.encode(compiled, form="json"))["data"]
-    left, retries = dict(rows), Retries(server)
-    while left:
-        numbers = list(left)
+    remaining, retries = dict(rows), Retries(server)
+    while remaining:
+        numbers = list(remaining)
         body = {
-            "version": wire.VERSION, "program": program, "rows": [left[number] for number in numbers],
+            "version": wire.VERSION, "program": program, "rows": [remaining[number] for number in numbers],
             "seeds": [seeds[number] for number in numbers], "window": window, "form": "frames",
             "limits": None if timeout is None else {"seconds": timeout},
             **({"priority": priority} if priority else {}),
         }  # fmt: skip
         try:
-            async with contextlib.aclosing(_answered(server, body)) as answered:
-                async for index, events in answered:
-                    if not 0 <= index < len(numbers) or numbers[index] not in left:
+            async with contextlib.aclosing(_answered(server, body)) as results:
+                async for index, events in results:
+                    if not 0 <= index < len(numbers) or numbers[index] not in remaining:
                         raise BackendError(f"row {index} was not requested.", hint="Check what listens at base_url.")
                     retries.progressed()
-                    del left[numbers[index]]
+                    del remaining[numbers[index]]
                     yield numbers[index], events
-            if left:
+            if remaining:
                 raise BackendError("the stream ended before all rows arrived.", hint="Check what listens at base_url.")
         except RETRYABLE_ERRORS as error:
-            if left:
+            if remaining:
                 await retries.pause(error)
 
 

@@ -38,8 +38,8 @@ def rerender(prompt: Prompt, template: TurnTemplate | None, written_by: TurnTemp
     spans, before = [Span(text_outside(prompt, written_by))], list[dict[str, str]]()
     for message in prompt.messages:
         prefix, suffix = template.get_prefix_and_suffix(message.role, before)
-        said = "".join(part for part in message.content if isinstance(part, str))
-        spans += [Span(prefix), Span(said, special=False), Span(suffix)]
+        content = "".join(part for part in message.content if isinstance(part, str))
+        spans += [Span(prefix), Span(content, special=False), Span(suffix)]
         before.append({"role": message.role, "content": ""})
     if prompt.role is not None:
         prefix, _ = template.get_prefix_and_suffix(prompt.role, before)

@@ -185,11 +185,11 @@ class Replay(BaseBackend):
 
     def _refusal(self, request: RecordedRequest, key: bytes, node: NodeIdentity) -> CapabilityError:
         """Error for a request that was not recorded, or not so often."""
-        asked = sum(request_key(call.request) == key for call in self._calls)
+        count = sum(request_key(call.request) == key for call in self._calls)
         what = f"node {node.place!r}{f', variable {node.name!r}' if node.name else ''}"
-        if asked:
+        if count:
             return CapabilityError(
-                f"{self._name}: {what} makes a request once more that was recorded {asked} times.",
+                f"{self._name}: {what} makes a request once more that was recorded {count} times.",
                 hint="Record it again.",
             )
         other = self._nearest(request, node)
@@ -306,11 +306,11 @@ def _decoded(path: Path, number: int, line: bytes) -> Any:
 def _check(path: Path, number: int, call: RecordedCall) -> None:
     """Raises WireError if a call's answers are not of the kind that its request asks for."""
     answers = [each.event for each in call.events if not isinstance(each.event, Delta)]
-    wanted = Selection if call.request.choices is not None else Generation
-    if not all(isinstance(each, wanted) for each in answers) or (
-        call.error is None and (not answers or (wanted is Selection and len(answers) > 1))
+    expected = Selection if call.request.choices is not None else Generation
+    if not all(isinstance(each, expected) for each in answers) or (
+        call.error is None and (not answers or (expected is Selection and len(answers) > 1))
     ):
-        raise _wrong(path, number, f"its answers are not those of a {wanted.__name__.lower()}", "/data/events")
+        raise _wrong(path, number, f"its answers are not those of a {expected.__name__.lower()}", "/data/events")
 
 
 def _wrong(path: Path, number: int, problem: str, pointer: str = "") -> WireError:

@@ -17,19 +17,19 @@ RESPONSES_PARAMS: Final = frozenset({"max_tokens", "temperature", "top_p"})
 _OF_TEXT: Final = frozenset({"return_logprob", "top_logprobs_num", "return_text_in_logprobs"})
 
 
-def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
+def with_parameters(rung: Rung, profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
     """Rung adapted to a node's parameters, or the reason why they are refused."""
-    params = asked.params
-    found = _with_effort(rung, profile, policy, asked)
+    params = demands.params
+    found = _with_effort(rung, profile, policy, demands)
     if isinstance(found, Refusal):
         return found
     rung = found
-    stops = () if isinstance(params.stop, Unset) or asked.constraint is not None else params.stop
+    stops = () if isinstance(params.stop, Unset) or demands.constraint is not None else params.stop
     for name in given(params):
         here = rung.api != "responses" or name in RESPONSES_PARAMS or (rung.field is None and name in _OF_TEXT)
         if name == "stop" or (profile.supports(name) and here):
             continue
-        without = _without(rung, profile, policy, name, asked)
+        without = _without(rung, profile, policy, name, demands)
         if isinstance(without, Refusal):
             return without
         rung = without
@@ -41,28 +41,28 @@ def with_parameters(rung: Rung, profile: Profile, policy: Policy, asked: Demands
     return _stopped(rung, profile, policy, stops) if stops else rung
 
 
-def _with_effort(rung: Rung, profile: Profile, policy: Policy, asked: Demands) -> Rung | Refusal:
+def _with_effort(rung: Rung, profile: Profile, policy: Policy, demands: Demands) -> Rung | Refusal:
     """Rung with the amount of reasoning. If the model is not known to support that parameter, the parameter is left out
     or refused, because the API would report an error or ignore it."""
-    if asked.effort is None or profile.supports("reasoning_effort"):
-        return replace(rung, effort=asked.effort)
+    if demands.effort is None or profile.supports("reasoning_effort"):
+        return replace(rung, effort=demands.effort)
     if policy == "warn":
         warning = "reasoning_effort is left out: the model does not accept it"
         return replace(rung, native=False, warnings=(*rung.warnings, warning))
     return Refusal("reasoning_effort", f"Leave it out of the backend. {_known(profile, 'reasoning_effort')}".strip())
 
 
-def _without(rung: Rung, profile: Profile, policy: Policy, name: str, asked: Demands) -> Rung | Refusal:
+def _without(rung: Rung, profile: Profile, policy: Policy, name: str, demands: Demands) -> Rung | Refusal:
     """Rung adapted to a parameter that the model or the rung does not support, or the refusal."""
     if policy != "strict" and name == "n":
-        count = asked.params.samples
+        count = demands.params.samples
         best, worst = rung.calls
         warnings = (*rung.warnings, f"{count} samples are {count} calls")
         return replace(rung, native=False, samples=count, calls=(best * count, worst * count), warnings=warnings)
     if policy == "warn":
         return _left_out(rung, name)
-    if profile.supports(name) and asked.constraint is not None:
-        return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(asked.constraint)]}", f"Leave {name} out.")
+    if profile.supports(name) and demands.constraint is not None:
+        return Refusal(f"{name} together with {CONSTRAINT_NAMES[type(demands.constraint)]}", f"Leave {name} out.")
     return Refusal(
         name,
         f"Leave it out, or use another backend for this node: gen(backend=…). {_known(profile, name)}{_takes(profile)}",
@@ -75,11 +75,11 @@ def _left_out(rung: Rung, name: str) -> Rung:
 
 
 def _stopped(rung: Rung, profile: Profile, policy: Policy, stops: tuple[str, ...]) -> Rung | Refusal:
-    most = profile.limits.get("stop")
+    limit = profile.limits.get("stop")
     if not profile.supports("stop") or rung.api == "responses":
         feature, instead = "stop", f"Leave it out. {_known(profile, 'stop')}{_takes(profile)}"
-    elif most is not None and len(stops) > most:
-        feature, instead = f"{len(stops)} stop strings", f"Give at most {most}."
+    elif limit is not None and len(stops) > limit:
+        feature, instead = f"{len(stops)} stop strings", f"Give at most {limit}."
     elif profile.lacks("blank_stops") and not all(map(str.strip, stops)):
         feature = "a stop string of whitespace only"
         instead = "Ask for one line in the prompt, or use a stop string that is visible."

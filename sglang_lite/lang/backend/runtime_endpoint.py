@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.push_down import ProgramAtBackend
 
 _SCORED = {"max_new_tokens": 0, "temperature": 0}
+_CHECK = "Check what listens at base_url."
 
 
 class RuntimeEndpoint(BaseBackend):
@@ -145,7 +146,7 @@ class RuntimeEndpoint(BaseBackend):
         answer = await self._server.post("/generate", body)
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != count:
-            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.")
+            raise BackendError(f"{self.base_url} returned {len(answers)} answers for {count} samples.", hint=_CHECK)
         for index, each in enumerate(answers):
             generation = parse_generation(each, constraint, index)
             self.token_usage.add(generation.usage)
@@ -156,15 +157,16 @@ class RuntimeEndpoint(BaseBackend):
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a generation, over as many connections as it takes."""
         samples = [SampleStream(index, constraint, incremental=self._incremental) for index in range(count)]
-        retries, given = Retries(self._server), list[int]()
+        retries, continued_ids = Retries(self._server), list[int]()
         while True:
-            asked = {**body, "stream": True, **({"output_ids": given} if given else {})}
+            request = {**body, "stream": True, **({"output_ids": continued_ids} if continued_ids else {})}
             try:
-                async with contextlib.aclosing(self._server.stream_json("/generate", asked)) as answers:
+                async with contextlib.aclosing(self._server.stream_json("/generate", request)) as answers:
                     async for answer in answers:
                         index = answer.get("index", 0)
                         if not isinstance(index, int) or not 0 <= index < count:
-                            raise BackendError(f"{self.base_url} returned an answer with the index {index!r:.60}.")
+                            problem = f"returned an answer with the index {index!r:.60} for {count} samples."
+                            raise BackendError(f"{self.base_url} {problem}", hint=_CHECK)
                         if samples[index].ended:
                             continue
                         for event in samples[index].feed(answer):
@@ -174,7 +176,8 @@ class RuntimeEndpoint(BaseBackend):
                             yield event
                 if all(sample.ended for sample in samples):
                     return
-                raise BackendError(f"{self.base_url}: the stream ended before the answer was complete.")
+                problem = "the stream ended before the answer was complete."
+                raise BackendError(f"{self.base_url}: {problem}", hint=_CHECK)
             except RETRYABLE_ERRORS as error:
                 if all(sample.ended for sample in samples):  # only its last line is missing
                     return
@@ -183,7 +186,7 @@ class RuntimeEndpoint(BaseBackend):
                 await retries.pause(error)
             # One sample is continued. Several can't be, but are generated again with the same result.
             continues = count == 1
-            given = [i for sample in samples for i in sample.reconnect(continues=continues)]
+            continued_ids = [i for sample in samples for i in sample.reconnect(continues=continues)]
 
     async def _play_single_node(
         self, prompt: Prompt, node: Node, *, stream: bool = False
@@ -208,16 +211,16 @@ class RuntimeEndpoint(BaseBackend):
                 async for event in events:
                     assert isinstance(event, Selection)
                     return event
-            raise BackendError(f"{self.base_url} returned no scores.")
+            raise BackendError(f"{self.base_url} returned no scores.", hint=_CHECK)
         text = prompt.text
-        known = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
-        prompt_tokens = usage_from_meta(known["meta_info"]).prompt_tokens
+        prefilled = await self._server.post("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0}})
+        prompt_tokens = usage_from_meta(prefilled["meta_info"]).prompt_tokens
         start = max(prompt_tokens - 2, 0)
-        asked = {
+        request = {
             "text": [text + choice for choice in choices], "sampling_params": _SCORED, "return_logprob": True,
             "return_text_in_logprobs": True, "logprob_start_len": start,
         }  # fmt: skip
-        answers = await self._server.post("/generate", asked)
+        answers = await self._server.post("/generate", request)
         before = 0 if all(choices) else 1  # an empty choice has no token, so the prompt's last one is scored
         scores = [
             parse_choice_score(choice, each, start, prompt_tokens, before) for choice, each in zip(choices, answers)
@@ -413,15 +416,15 @@ class Runtime:
     ) -> AsyncGenerator[str, None]:
         """Yields the answer's text in pieces, as it arrives."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {})}
-        told = ""
+        delivered = ""
         server = ServerClient(self.url, self._key, None, None, 0)
         try:
             async with contextlib.aclosing(server.stream_json("/generate", {**body, "stream": True})) as answers:
                 async for answer in answers:
                     text = answer["text"]
-                    if len(text) > len(told):
-                        yield text[len(told) :]
-                        told = text
+                    if len(text) > len(delivered):
+                        yield text[len(delivered) :]
+                        delivered = text
         finally:
             await server.close()
 
@@ -451,9 +454,9 @@ class Runtime:
         return self._text("/encode", {"text": prompt})
 
     def _text(self, path: str, body: Mapping[str, Any]) -> str:
-        given = {name: value for name, value in body.items() if value is not None}
+        fields = {name: value for name, value in body.items() if value is not None}
         server = ServerClient(self.url, self._key, None, None, 0)
-        return json.dumps(json.loads(server.request_blocking("POST", path, given).content))
+        return json.dumps(json.loads(server.request_blocking("POST", path, fields).content))
 
     async def get_server_info(self) -> dict[str, Json]:
         """Settings and counts of the server."""

@@ -93,7 +93,7 @@ class _Fitter:
         if not isinstance(schema, dict):
             return self._refuse(at, "a schema that is true or false does not describe the value")
         kept: dict[str, Any] = {}
-        told: list[str] = []
+        descriptions: list[str] = []
         for key, value in schema.items():
             here = f"{at}/{pointer_token(key)}"
             if key == "description":
@@ -108,12 +108,12 @@ class _Fitter:
                 kept[key] = value
                 self._enforced.append(here)
             elif key in _NARROWING:
-                told.append(f"{key}: {value}")
+                descriptions.append(f"{key}: {value}")
                 self._checked.append((here, "not enforced by the provider"))
             else:
                 self._refuse(here, f"{key} is not supported in strict outputs")
-        if told:
-            kept["description"] = f"{kept.get('description', '')} ({', '.join(sorted(told))})".strip()
+        if descriptions:
+            kept["description"] = f"{kept.get('description', '')} ({', '.join(sorted(descriptions))})".strip()
         if "$ref" in schema:
             return self._reference(schema, kept, at)
         return self._whole(schema, kept, at)
@@ -234,9 +234,9 @@ class _Fitter:
             ("optional properties", 0 if rules.all_required else optional, rules.optional),
             ("unions", unions, rules.unions),
         )
-        for what, count, most in counts:
-            if most is not None and count > most:
-                self._refuse("", f"{count} {what}, the limit is {most}")
+        for what, count, limit in counts:
+            if limit is not None and count > limit:
+                self._refuse("", f"{count} {what}, the limit is {limit}")
 
 
 def _schemas(schema: Any, depth: int) -> Iterator[tuple[dict[str, Any], int]]:

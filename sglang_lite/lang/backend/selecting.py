@@ -44,18 +44,19 @@ class Tokenizer(Protocol):
         """Text of token ids."""
 
 
-def checked_tokenizer(given: Foreign) -> Tokenizer | None:
+def checked_tokenizer(tokenizer: Foreign) -> Tokenizer | None:
     """Returns a user's tokenizer, or None. Raises ParameterError if it has no `encode` or no `decode`."""
-    has = all(callable(getattr(given, name, None)) for name in ("encode", "decode"))
-    if given is not None and not has:
-        told = f"a {type(given).__name__} has no encode and decode."
-        raise ParameterError("tokenizer", told, hint="Give one that has them, such as tiktoken.encoding_for_model(…).")
-    found: Tokenizer | None = given
+    has = all(callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
+    if tokenizer is not None and not has:
+        problem = f"a {type(tokenizer).__name__} has no encode and decode."
+        hint = "Give one that has them, such as tiktoken.encoding_for_model(…)."
+        raise ParameterError("tokenizer", problem, hint=hint)
+    found: Tokenizer | None = tokenizer
     return found
 
 
 async def select_by_rung(
-    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, tokenizer: Tokenizer | None
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, tokenizer: Tokenizer | None
 ) -> Selection:
     """Makes the model choose, by the rung of the selection.
 
@@ -65,14 +66,14 @@ async def select_by_rung(
     Raises:
         ValueValidationError: the answer is none of the choices.
     """
-    assert isinstance(asked.constraint, Choices)
-    choices = asked.constraint.options
+    assert isinstance(demands.constraint, Choices)
+    choices = demands.constraint.options
     if rung.name == "token_logprobs":
-        return await _by_first_token(backend, prompt, asked, rung, choices)
+        return await _by_first_token(backend, prompt, demands, rung, choices)
     if rung.name == "logit_bias_steps":
         assert tokenizer is not None  # a condition of this rung
-        return await _by_steps(backend, prompt, asked, rung, choices, tokenizer)
-    picked = await only_answer(serve(backend, prompt, asked.params, asked.constraint, rung, stream=False))
+        return await _by_steps(backend, prompt, demands, rung, choices, tokenizer)
+    picked = await only_answer(serve(backend, prompt, demands.params, demands.constraint, rung, stream=False))
     return Selection((), picked.usage, picked.text, picked.meta)
 
 
@@ -80,38 +81,39 @@ async def select_by_rung(
 
 
 async def _by_first_token(
-    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, choices: Sequence[str]
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str]
 ) -> Selection:
     """Requests one token with its likeliest alternatives, each of which counts for the choice that it begins."""
     shown = with_words(prompt, f"Answer with exactly one of these texts, and with nothing else:\n{_listed(choices)}")
-    params = msgspec.structs.replace(asked.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
-    said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
-    found = _scores(said.output_logprobs, choices)
+    params = msgspec.structs.replace(demands.params, max_tokens=1, return_logprob=True, top_logprobs_num=rung.field)
+    answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+    found = _scores(answer.output_logprobs, choices)
     if not any(found):
         if rung.fallback is None:
-            told_first = said.output_logprobs[0].text if said.output_logprobs else said.text
-            raise _none_of(choices, f"the answer begins with {told_first!r:.60}", said)
-        other = await select_by_rung(backend, prompt, asked, rung.fallback, None)
+            told_first = answer.output_logprobs[0].text if answer.output_logprobs else answer.text
+            raise _none_of(choices, f"the answer begins with {told_first!r:.60}", answer)
+        other = await select_by_rung(backend, prompt, demands, rung.fallback, None)
         meta = {**other.meta, "calls": other.meta["calls"] + 1}
-        return msgspec.structs.replace(other, usage=total_usage([said.usage, other.usage]), meta=meta)
+        return msgspec.structs.replace(other, usage=total_usage([answer.usage, other.usage]), meta=meta)
     scores = tuple(
         ChoiceScore(choice, (place,), (math.log(each) if each else MIN_LOGPROB,))
         for place, (choice, each) in enumerate(zip(choices, found))
     )
     unseen = [choice for choice, each in zip(choices, found) if not each]
     warnings = [f"not among the {rung.field} likeliest beginnings: {_listed(unseen)}"] if unseen else []
-    meta = {**said.meta, **rung_metadata(rung, 1)}
-    return Selection(scores, said.usage, None, meta | ({"warnings": warnings} if warnings else {}))
+    meta = {**answer.meta, **rung_metadata(rung, 1)}
+    return Selection(scores, answer.usage, None, meta | ({"warnings": warnings} if warnings else {}))
 
 
-def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
+def _scores(logprobs: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]:
     """Probability that an answer begins with each choice. No token begins two of them (`differ_at_once`)."""
     found = [0.0] * len(choices)
-    alternatives = said[0].top or ((said[0].logprob, said[0].token_id, said[0].text),) if said else ()
+    first = logprobs[0] if logprobs else None
+    alternatives = () if first is None else first.top or ((first.logprob, first.token_id, first.text),)
     for logprob, _, text in alternatives:
-        begun = (text or "").lstrip()
+        beginning = (text or "").lstrip()
         for place, choice in enumerate(choices):
-            if begun and logprob is not None and choice.lstrip().startswith(begun):
+            if beginning and logprob is not None and choice.lstrip().startswith(beginning):
                 found[place] += math.exp(logprob)
     return found
 
@@ -120,31 +122,31 @@ def _scores(said: Sequence[TokenLogprob], choices: Sequence[str]) -> list[float]
 
 
 async def _by_steps(
-    backend: RemoteBackend, prompt: Prompt, asked: Demands, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
+    backend: RemoteBackend, prompt: Prompt, demands: Demands, rung: Rung, choices: Sequence[str], tokenizer: Tokenizer
 ) -> Selection:
     """Follows the choices token by token. If the remaining choices differ at a position, one call generates the token
     there, with a bias for the choices' tokens; if they agree, no call is made."""
-    left = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
+    remaining = {choice: tuple(tokenizer.encode(choice)) for choice in choices}
     calls, usages, meta = 0, [], dict[str, Any]()
     at = 0
-    while len(left) > 1:
-        tokens = sorted({ids[at] for ids in left.values()})
-        taken = tokens[0]
+    while len(remaining) > 1:
+        tokens = sorted({ids[at] for ids in remaining.values()})
+        picked_token = tokens[0]
         if len(tokens) > 1:
-            begun = tokenizer.decode(next(iter(left.values()))[:at])
+            beginning = tokenizer.decode(next(iter(remaining.values()))[:at])
             bias = tuple((token, _BIAS) for token in tokens)
-            params = msgspec.structs.replace(asked.params, max_tokens=1, logit_bias=bias)
-            shown = _continued(prompt, begun)
-            said = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
-            calls, meta = calls + 1, dict(said.meta)
-            usages.append(said.usage)
-            texts = [token for token in tokens if tokenizer.decode((token,)) == said.text]
+            params = msgspec.structs.replace(demands.params, max_tokens=1, logit_bias=bias)
+            shown = _continued(prompt, beginning)
+            answer = await only_answer(backend.call(shown, params, rung, constrained=False, stream=False))
+            calls, meta = calls + 1, dict(answer.meta)
+            usages.append(answer.usage)
+            texts = [token for token in tokens if tokenizer.decode((token,)) == answer.text]
             if len(texts) != 1:
-                raise _none_of(choices, f"{said.text!r:.60} followed {begun!r:.60}", said)
-            (taken,) = texts
-        left = {choice: ids for choice, ids in left.items() if ids[at] == taken}
+                raise _none_of(choices, f"{answer.text!r:.60} followed {beginning!r:.60}", answer)
+            (picked_token,) = texts
+        remaining = {choice: ids for choice, ids in remaining.items() if ids[at] == picked_token}
         at += 1
-    (picked,) = left
+    (picked,) = remaining
     return Selection((), total_usage(usages), picked, {**meta, **rung_metadata(rung, calls)})
 
 
@@ -157,8 +159,8 @@ def _listed(choices: Sequence[str]) -> str:
     return json.dumps(list(choices), ensure_ascii=False)
 
 
-def _none_of(choices: Sequence[str], why: str, said: Generation) -> ValueValidationError:
+def _none_of(choices: Sequence[str], why: str, answer: Generation) -> ValueValidationError:
     hint = "Ask for one of them in the prompt, or use another backend for this node."
-    error = ValueValidationError(f"none of {_listed(choices):.200} was chosen: {why}.", text=said.text, hint=hint)
-    error.usage = said.usage
+    error = ValueValidationError(f"none of {_listed(choices):.200} was chosen: {why}.", text=answer.text, hint=hint)
+    error.usage = answer.usage
     return error

@@ -13,30 +13,31 @@ _ONE_TOKEN = ("chat", "generate_content")  # chat APIs that generate a single to
 _MAX_ALTERNATIVES = 20
 
 
-def selection_rungs(profile: Profile, asked: Demands) -> Iterator[Rung | Refusal]:
+def selection_rungs(profile: Profile, demands: Demands) -> Iterator[Rung | Refusal]:
     """Yields rungs in order of preference, and a Refusal if the choices are the reason why a rung is missing."""
-    assert isinstance(asked.constraint, Choices)
-    choices = asked.constraint.options
-    if profile.supports("decisions") and 2 <= len(choices) <= profile.limits.get("choices", 0) and asked.effort is None:
+    assert isinstance(demands.constraint, Choices)
+    choices = demands.constraint.options
+    fits = 2 <= len(choices) <= profile.limits.get("choices", 0)
+    if profile.supports("decisions") and fits and demands.effort is None:
         yield Rung("decisions", profile.api)
-    if _tells_first_tokens(profile, asked) and differ_at_once(choices):
-        most = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
-        yield Rung("token_logprobs", profile.api, field=most)
-    if profile.supports("logit_bias_steps") and not asked.scores:
+    if _tells_first_tokens(profile, demands) and differ_at_once(choices):
+        count = min(profile.limits.get("top_logprobs_num", _MAX_ALTERNATIVES), _MAX_ALTERNATIVES)
+        yield Rung("token_logprobs", profile.api, field=count)
+    if profile.supports("logit_bias_steps") and not demands.scores:
         if any(other != each and other.startswith(each) for each in choices for other in choices):
-            told = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
-            yield Refusal("a choice that begins with another one", told)
+            hint = "Use choices where none begins with another, or another backend for this node: gen(backend=…)."
+            yield Refusal("a choice that begins with another one", hint)
         else:  # one call for each step at which the remaining choices' tokens differ
             yield Rung("logit_bias_steps", profile.api, calls=(min(1, len(choices) - 1), len(choices) - 1))
 
 
-def _tells_first_tokens(profile: Profile, asked: Demands) -> bool:
+def _tells_first_tokens(profile: Profile, demands: Demands) -> bool:
     """True if a chat model's first token is the first of its answer, and has log-probabilities. A model that may reason
     first counts only if scores are needed, because then no other rung can serve the node."""
-    if profile.api not in _ONE_TOKEN or asked.effort is not None:
+    if profile.api not in _ONE_TOKEN or demands.effort is not None:
         return False
-    told = profile.supports("return_logprob") and profile.supports("top_logprobs_num")
-    return told and (asked.scores or not profile.supports("reasoning_effort"))
+    logprobs = profile.supports("return_logprob") and profile.supports("top_logprobs_num")
+    return logprobs and (demands.scores or not profile.supports("reasoning_effort"))
 
 
 def differ_at_once(choices: Sequence[str]) -> bool:

@@ -9,26 +9,26 @@ PATIENCE: Final = 2.0  # seconds to wait for each answer
 _LARGEST: Final = 2**20  # bytes of the largest answer that is read
 
 
-def _by_models(said: Mapping[str, Any]) -> str | None:
+def _by_models(body: Mapping[str, Any]) -> str | None:
     """Kind of server by `/v1/models`: each of these servers is the owner of its models, under its own name."""
-    models = said.get("data")
+    models = body.get("data")
     owners = {each.get("owned_by") for each in models if isinstance(each, dict)} if isinstance(models, list) else set()
-    known = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
-    return known.get(str(owners.pop())) if len(owners) == 1 else None
+    profile_names = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "sglang_lite": "sglang_lite"}
+    return profile_names.get(str(owners.pop())) if len(owners) == 1 else None
 
 
-def _by_server_info(said: Mapping[str, Any]) -> str | None:
-    if "sglang_lite" in said:
+def _by_server_info(body: Mapping[str, Any]) -> str | None:
+    if "sglang_lite" in body:
         return "sglang_lite"
-    return "sglang" if "internal_states" in said or "mem_fraction_static" in said else None
+    return "sglang" if "internal_states" in body or "mem_fraction_static" in body else None
 
 
-def _by_props(said: Mapping[str, Any]) -> str | None:
-    return "llamacpp" if "default_generation_settings" in said else None
+def _by_props(body: Mapping[str, Any]) -> str | None:
+    return "llamacpp" if "default_generation_settings" in body else None
 
 
-def _by_version(said: Mapping[str, Any]) -> str | None:
-    return "vllm" if said.keys() == {"version"} else None  # vLLM's answer has nothing else
+def _by_version(body: Mapping[str, Any]) -> str | None:
+    return "vllm" if body.keys() == {"version"} else None  # vLLM's answer has nothing else
 
 
 _QUESTIONS: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], str | None]], ...]] = (
@@ -53,12 +53,12 @@ def kind_of_server(base_url: str, api_key: str | None) -> str | None:
         for path, read in _QUESTIONS:
             try:
                 answer = client.get(f"{root}/{path}")
-                said = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
+                body = answer.json() if answer.is_success and len(answer.content) <= _LARGEST else None
             except httpx2.TransportError:
                 return None  # not reached: the next request reports that
             except ValueError:
                 continue
-            found = read(said) if isinstance(said, dict) else None
+            found = read(body) if isinstance(body, dict) else None
             if found is not None:
                 return found
     return None

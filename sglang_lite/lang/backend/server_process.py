@@ -65,7 +65,7 @@ class ServerProcess:
         code = _CODE.format(paths=_paths(), parent=os.getpid(), arguments=arguments)
         self._home = os.getpid()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._told = threading.Event()  # set when the address is known, or the process has ended
+        self._settled = threading.Event()  # set when the address is known, or the process has ended
         self.url = ""
         try:
             self._process = subprocess.Popen(
@@ -77,7 +77,7 @@ class ServerProcess:
         self.pid = self._process.pid
         self._finalizer = weakref.finalize(self, _end, self._process, self._home)
         reader = threading.Thread(
-            target=_read, args=(weakref.ref(self), self._process, self._told), name="sglang_lite-server", daemon=True
+            target=_read, args=(weakref.ref(self), self._process, self._settled), name="sglang_lite-server", daemon=True
         )
         reader.start()
         try:
@@ -96,11 +96,11 @@ class ServerProcess:
         found = _SERVING.search(line)
         if found and not self.url:
             self.url = found[1]
-            self._told.set()
+            self._settled.set()
 
     def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        if not self._told.wait(timeout_s):
+        if not self._settled.wait(timeout_s):
             raise self._late(timeout_s)
         if not self.url:
             raise self._ended()
@@ -119,8 +119,8 @@ class ServerProcess:
         status = self._process.wait()
         refused = filter(None, map(_REFUSED.search, list(self._lines)))
         for found in refused if status == _USAGE else ():
-            name, told = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
-            return ParameterError(name, f"{told}.", hint="`sglang-lite serve --help` lists its flags.")
+            name, problem = (found[1] or found[2]).replace("-", "_"), found[3] or "is not a flag of `sglang-lite serve`"
+            return ParameterError(name, f"{problem}.", hint="`sglang-lite serve --help` lists its flags.")
         return BackendError(f"the server ended with status {status}.{self._last_lines()}")
 
     def _late(self, timeout_s: float) -> BackendError:
@@ -138,7 +138,7 @@ class ServerProcess:
         self._finalizer()
 
 
-def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], told: threading.Event) -> None:
+def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event) -> None:
     """Passes the process's output on to `logging`, because a full pipe would block the process."""
     assert process.stdout is not None
     with process.stdout as pipe:
@@ -150,7 +150,7 @@ def _read(owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], t
                 del server
             with contextlib.suppress(Exception):  # of the user's handlers
                 logger.info("%s", text)
-    told.set()
+    settled.set()
 
 
 def _end(process: subprocess.Popen[bytes], home: int) -> None:

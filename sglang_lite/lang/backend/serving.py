@@ -90,23 +90,23 @@ async def _alone(
     return _finished(await only_answer(events), constraint, rung, 1)
 
 
-def _finished(said: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
+def _finished(answer: Generation, constraint: Constraint | None, rung: Rung, calls: int) -> Generation:
     """Answer as the node receives it: checked, cut at the rung's stops, with the rung in its metadata.
 
     Raises:
         ValueValidationError: the answer breaks the constraint.
     """
     try:
-        text = said.text if constraint is None else _read(constraint, rung, said.text)
+        text = answer.text if constraint is None else _read(constraint, rung, answer.text)
     except ValueValidationError as error:
-        error.origin, error.usage = Origin.of(said.meta), said.usage
+        error.origin, error.usage = Origin.of(answer.meta), answer.usage
         raise
     found: dict[str, Any] = {"text": text}
     if rung.stops:
         at, stop = min(((text.find(stop), stop) for stop in rung.stops if stop in text), default=(-1, ""))
         if at >= 0:
             found = {"text": text[:at], "finish_reason": "stop", "matched": stop, "output_logprobs": ()}
-    return msgspec.structs.replace(said, **found, meta={**said.meta, **rung_metadata(rung, calls)})
+    return msgspec.structs.replace(answer, **found, meta={**answer.meta, **rung_metadata(rung, calls)})
 
 
 def rung_metadata(rung: Rung, calls: int) -> Mapping[str, Json]:
@@ -137,16 +137,16 @@ async def _repaired(
         ValueValidationError: the last answer breaks the constraint, too.
     """
     shown = with_words(prompt, _instruction(constraint))
-    usages, asked = [], shown
+    usages, current = [], shown
     for attempt in range(1 + REPAIRS):
-        events = backend.call(asked, params, rung, constrained=True, stream=False)
-        said = await only_answer(events)
-        usages.append(said.usage)
-        plain = msgspec.structs.replace(said, text=_bare(said.text), usage=total_usage(usages))
+        events = backend.call(current, params, rung, constrained=True, stream=False)
+        answer = await only_answer(events)
+        usages.append(answer.usage)
+        plain = msgspec.structs.replace(answer, text=_bare(answer.text), usage=total_usage(usages))
         try:
             return _finished(plain, constraint, rung, attempt + 1)
         except ValueValidationError as error:
-            usages[-1] = msgspec.structs.replace(said.usage, thrown_away_tokens=said.usage.completion_tokens)
+            usages[-1] = msgspec.structs.replace(answer.usage, thrown_away_tokens=answer.usage.completion_tokens)
             if attempt == REPAIRS:
                 problem = f"{attempt + 1} answers broke the constraint; the last one: {error.message}"
                 hint = "Describe the wanted form in the prompt, or use a model that keeps the constraint."
@@ -154,8 +154,8 @@ async def _repaired(
                 last.usage = total_usage(usages)
                 raise last from error
             wrong = f"That is not valid: {error.message} Answer again, with nothing else."
-            answer = Message("assistant", (said.text,))
-            asked = msgspec.structs.replace(shown, messages=(*shown.messages, answer, Message("user", (wrong,))))
+            turn = Message("assistant", (answer.text,))
+            current = msgspec.structs.replace(shown, messages=(*shown.messages, turn, Message("user", (wrong,))))
     raise AssertionError("unreachable")
 
 

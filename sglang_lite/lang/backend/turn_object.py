@@ -50,8 +50,8 @@ class TurnObject:
         Raises:
             ValueValidationError: the answer, or a value in it, breaks its constraint.
         """
-        said = parse_json(self.constraint, answer)
-        return [_text(field, said[name]) for name, field in self.fields.items()]
+        values = parse_json(self.constraint, answer)
+        return [_text(field, values[name]) for name, field in self.fields.items()]
 
 
 def turn_object(parts: Sequence[str | TurnField]) -> TurnObject | None:
@@ -108,5 +108,5 @@ def _text(field: TurnField, value: Any) -> str:
     if form is None:
         validate(field.constraint, value)
         return str(value)
-    said = {"value": value} if form.wrapped else value
-    return unwrap(field.constraint, form, json.dumps(said, ensure_ascii=False))
+    wrapped = {"value": value} if form.wrapped else value
+    return unwrap(field.constraint, form, json.dumps(wrapped, ensure_ascii=False))

@@ -66,15 +66,15 @@ def with_user_reply(prompt: Prompt, answer: str, words: str, template: TurnTempl
     """Prompt whose open turn, the assistant's, ends with an answer, followed by words of the user and a new turn of the
     assistant."""
     before = [{"role": message.role, "content": ""} for message in prompt.messages]
-    said = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
+    turns = Message("assistant", ((prompt.partial + answer).strip(),)), Message("user", (words,))
     spans = [*prompt.spans, Span(answer, special=False), Span(template.get_prefix_and_suffix("assistant", before)[1])]
     before.append({"role": "assistant", "content": ""})
     start, end = template.get_prefix_and_suffix("user", before)
     before.append({"role": "user", "content": ""})
     spans += [Span(start), Span(words, special=False), Span(end)]
     spans.append(Span(template.get_prefix_and_suffix("assistant", before)[0]))
-    told = tuple(span for span in spans if span.text)
-    return msgspec.structs.replace(prompt, spans=told, messages=(*prompt.messages, *said), partial="")
+    shown_spans = tuple(span for span in spans if span.text)
+    return msgspec.structs.replace(prompt, spans=shown_spans, messages=(*prompt.messages, *turns), partial="")
 
 
 def unrepeated(begun: str, text: str) -> str:
@@ -82,9 +82,11 @@ def unrepeated(begun: str, text: str) -> str:
     lines = begun.strip().split("\n")
     start = len(text) - len(text.lstrip())
     for first in range(len(lines)):
-        said = "\n".join(lines[first:]).strip()
-        if said and text.startswith(said, start):
-            rest = text[start + len(said) :]
-            if not (said[-1].isalnum() and rest[:1].isalnum()):  # if not, the lines were the beginning of another word
+        repeated = "\n".join(lines[first:]).strip()
+        if repeated and text.startswith(repeated, start):
+            rest = text[start + len(repeated) :]
+            if not (
+                repeated[-1].isalnum() and rest[:1].isalnum()
+            ):  # if not, the lines were the beginning of another word
                 return rest
     return text

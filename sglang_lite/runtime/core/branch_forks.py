@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.program.nodes import Join, Path
 from sglang_lite.protocol import ProgramError
-from sglang_lite.runtime.core.branch_queue import Queued
+from sglang_lite.runtime.core.branch_queue import QueuedNode
 from sglang_lite.runtime.core.branch_text import BranchText
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ class BranchForks:
         self._player, self._path = player, path
         self._open: list[tuple[int, int]] = []  # (place, number of branches) of each fork since the last join
 
-    def begin(self, text: BranchText, place: int, branches: Sequence[Sequence[Queued]]) -> None:
+    def begin(self, text: BranchText, place: int, branches: Sequence[Sequence[QueuedNode]]) -> None:
         """Starts the branches of a fork, each with the nodes that the fork has for it."""
         self._open.append((place, len(branches)))
         tail = text.tail()
         for i, entries in enumerate(branches):
             child = self._player.branch((*self._path, place, i))
-            self._player.played(-len(entries))  # they are queued by `begin`
+            self._player.count_dequeued(-len(entries))  # they are queued by `begin`
             child.begin(text.fork(), tail, entries)
             child.hold()
-            child.go_on()
+            child.resume()
 
-    def join(self, text: BranchText, node: Join, waiting: Branch) -> bool:
+    def join(self, text: BranchText, node: Join, waiter: Branch) -> bool:
         """Appends the texts of joined branches. Returns False if a branch has not been played far enough; then it
-        resumes `waiting` later.
+        resumes `waiter` later.
 
         Raises:
             SglError: a joined branch has failed, or the join doesn't match the forks.
@@ -52,10 +52,10 @@ class BranchForks:
         if len(children) != len(ends):
             raise ProgramError("a join names a fork that this branch does not have.")
         for child, end in zip(children, ends):
-            if not child.through(end):
+            if not child.is_played(end):
                 if child.error is not None:
                     raise child.error
-                child.wake_when_through(waiting)
+                child.wake_when_played(waiter)
                 return False
         for child, end in zip(children, ends):
             text.write(child.added(end))

@@ -18,7 +18,7 @@ _WAITED_FOR = (Gen, Select, Join, Fill, GrammarBegin, GrammarEnd)
 
 
 @dataclass(eq=False, slots=True)
-class Queued:
+class QueuedNode:
     """A queued node, with everything prepared for playing it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Queued:
     node: Node
     grammar: Future[CompiledGrammar] | None = None
     params: ResolvedParams | ParameterError | None = None
-    branches: Sequence[Sequence[Queued]] = ()
+    branches: Sequence[Sequence[QueuedNode]] = ()
     text: list[Span] | None = None
     ids: Future[array[int]] | None = None
     matcher: Future[Matcher] | None = None
@@ -47,24 +47,24 @@ class BranchQueue:
 
     Args:
         hints: scheduling hints of the branch; kept up to date with the queue.
-        left: callback with the number of nodes that leave the queue.
+        dequeued: callback with the number of nodes that leave the queue.
 
     Attributes:
         count: number of nodes that the branch was ever given.
-        foreseen: text after the last generated token once all queued nodes are played, or None if unknown.
+        predicted_tail: text after the last generated token once all queued nodes are played, or None if unknown.
     """
 
-    def __init__(self, hints: ScheduleHints, left: Callable[[int], None]) -> None:
-        self._hints, self._left = hints, left
-        self._nodes: deque[tuple[int, Queued]] = deque()
+    def __init__(self, hints: ScheduleHints, dequeued: Callable[[int], None]) -> None:
+        self._hints, self._dequeued = hints, dequeued
+        self._nodes: deque[tuple[int, QueuedNode]] = deque()
         self.count = 0  # nodes added so far
-        self.foreseen: list[Span] | None = None
+        self.predicted_tail: list[Span] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
     @property
-    def first(self) -> tuple[int, Queued]:
+    def first(self) -> tuple[int, QueuedNode]:
         """Place and entry of the next node."""
         return self._nodes[0]
 
@@ -79,7 +79,7 @@ class BranchQueue:
         return any(isinstance(entry.node, Gen | Select | Join | Fill) for _, entry in self._nodes)
 
     @property
-    def next_to_wait(self) -> Queued | None:
+    def next_to_wait(self) -> QueuedNode | None:
         """First queued node that takes time to play or may have to wait, or None."""
         return next((entry for _, entry in self._nodes if isinstance(entry.node, _WAITED_FOR)), None)
 
@@ -88,19 +88,19 @@ class BranchQueue:
         place, self.count = self.count, self.count + count
         return place
 
-    def add(self, place: int, entry: Queued) -> None:
+    def add(self, place: int, entry: QueuedNode) -> None:
         """Queues a node at its place."""
-        self.foreseen = _foreseen_after(entry.node, self.foreseen)
+        self.predicted_tail = _tail_after(entry.node, self.predicted_tail)
         self._nodes.append((place, entry))
         self._hints.expected += entry.expected
 
-    def take_first(self) -> None:
+    def pop_first(self) -> None:
         """Removes the first node, to be played now."""
         _, entry = self._nodes.popleft()
         self._hints.expected -= entry.expected
-        self._left(1)
+        self._dequeued(1)
 
-    def roll_back(self, mark: int, place: int, entry: Queued) -> bool:
+    def roll_back(self, mark: int, place: int, entry: QueuedNode) -> bool:
         """Removes the nodes after a queued mark, and queues the rollback. Returns False if the mark is not in the
         queue.
 
@@ -113,32 +113,32 @@ class BranchQueue:
         while self._nodes[-1][0] > mark:
             _, gone = self._nodes.pop()
             self._hints.expected -= gone.expected
-            self._left(1)
-        self.foreseen = None
+            self._dequeued(1)
+        self.predicted_tail = None
         self._nodes.append((place, entry))
         return True
 
     def clear(self) -> None:
         """Removes all nodes."""
-        self._left(len(self._nodes))
+        self._dequeued(len(self._nodes))
         self._nodes.clear()
         self._hints.expected = NOTHING_EXPECTED
 
 
-def _foreseen_after(node: Node, foreseen: list[Span] | None) -> list[Span] | None:
+def _tail_after(node: Node, predicted_tail: list[Span] | None) -> list[Span] | None:
     """Predicted text between the last generated token and the end of a node, or None if unknown.
 
     Args:
         node: node to play.
-        foreseen: prediction before the node.
+        predicted_tail: prediction before the node.
     """
     if isinstance(node, Gen):
-        return foreseen if node.held else []
+        return predicted_tail if node.held else []
     if isinstance(node, Text):
         if node.ids is not None:
             return []
-        if foreseen is not None and node.text:
-            return [*foreseen, Span(node.text, special=node.special)]
+        if predicted_tail is not None and node.text:
+            return [*predicted_tail, Span(node.text, special=node.special)]
     elif isinstance(node, Select | Fill) or (isinstance(node, Join) and node.mode == "concate_and_append"):
         return None
-    return foreseen
+    return predicted_tail

@@ -32,7 +32,7 @@ class OpenGrammar:
         """Choices that the grammar allows after the text. Raises ConstraintError if it allows none of them."""
         found = [choice for choice in choices if self._begins(self.text + choice)]
         if not found:
-            raise ConstraintError(f"none of the choices goes on in the grammar: {', '.join(map(repr, choices))}.")
+            raise ConstraintError(f"the grammar allows none of the choices here: {', '.join(map(repr, choices))}.")
         return found
 
     def end(self, ended: Callable[[SglError | None], None]) -> Callable[[], None]:
@@ -97,7 +97,7 @@ class BranchText:
         new, self.new = self.new, []
         return new
 
-    def through(self, place: int) -> None:
+    def mark_played(self, place: int) -> None:
         """Records the length of the added text after the node at `place`."""
         self._lengths[place] = len(self.added)
 

@@ -24,7 +24,7 @@ def capacity_of(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # for this thread, which launches the kernels
     else:
-        openmp.say_if_unbound()
+        openmp.log_if_unbounded()
     sizes = config.sized(gpu=device.type == "cuda", longest=context_length)
     pool = config.max_total_tokens or max(context_length, sizes.max_running * 512)
     if device.type == "cuda" and config.max_total_tokens is None:

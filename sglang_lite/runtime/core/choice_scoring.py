@@ -50,7 +50,7 @@ class ChoiceScoring:
         self._lock = threading.Lock()
         self._ended = False
         self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
-        self._before: Request | None = None  # for the prompt alone
+        self._prompt_request: Request | None = None  # for the prompt alone
         self._results: dict[int, Generation] = {}
         # used on the loop's thread only
         self._awaited: set[int] = set()  # rows without a result yet
@@ -83,12 +83,12 @@ class ChoiceScoring:
         self._choices = choices
         if unconditional and not all(choices):
             raise ParameterError(
-                "choices", "an empty one has no likelihood without the prompt.", hint="Use another choices_method."
+                "choices", "an empty one can't be scored without the prompt.", hint="Use another choices_method."
             )
         texts = [Span(choice, special=special) for choice in choices]
         rows = self._rows(log, texts)
         self._start = rows[0][1]
-        before = self._request_before([ids for ids, _ in rows], namespace)
+        before = self._make_prompt_request([ids for ids, _ in rows], namespace)
         if unconditional:
             rows += [(log.encode([text], alone=True), 1) for text in texts]
         builder = self._parts.builder
@@ -106,18 +106,18 @@ class ChoiceScoring:
         with self._lock:
             if self._ended:
                 return
-            self._requests, self._before = requests, before
+            self._requests, self._prompt_request = requests, before
         self._parts.loop.inbox.post(self._begin)
 
     def abort(self) -> None:
         """Ends the scoring with RequestAbortedError, unless it has ended. Sends no event if it has not been started."""
         with self._lock:
-            requests = self._requests if self._before is None else [self._before, *self._requests]
+            requests = self._requests if self._prompt_request is None else [self._prompt_request, *self._requests]
             self._ended = self._ended or not requests
         for request in requests:
             self._parts.loop.abort(request)
 
-    def _request_before(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
+    def _make_prompt_request(self, rows: Sequence[Sequence[int]], namespace: str) -> Request:
         """Request for the text before the choices, which asks for the log-probabilities of the choices' first
         tokens."""
         firsts = tuple({ids[self._start] for ids in rows})
@@ -130,7 +130,7 @@ class ChoiceScoring:
     def _begin(self) -> None:
         """Submits the request for the prompt first if that saves time, else all choices at once. On the loop's
         thread."""
-        loop, before, count = self._parts.loop, self._before, len(self._choices)
+        loop, before, count = self._parts.loop, self._prompt_request, len(self._choices)
         assert before is not None
         store = loop.scheduler.store
         cached = store.tree.cached_length(before.tokens, before.namespace)
@@ -207,18 +207,17 @@ class ChoiceScoring:
             result = self._results.get(row)
             logprobs = [firsts[ids[0]]] if firsts else []
             logprobs += [e.logprob for e in result.prompt_logprobs if e.logprob is not None] if result else []
-            scores.append(
-                ChoiceScore(choice, ids, tuple(logprobs), self._alone(count + row) if self._unconditional else None)
-            )
-        told = [*self._results.values(), *([] if self._prompt is None else [self._prompt])]
+            unconditional = self._unconditional_logprobs(count + row) if self._unconditional else None
+            scores.append(ChoiceScore(choice, ids, tuple(logprobs), unconditional))
+        results = [*self._results.values(), *([] if self._prompt is None else [self._prompt])]
         return Selection(
             tuple(scores),
             Usage(
                 prompt_tokens=sum(request.prompt_len for request in self._requests),
                 cached_tokens=sum(map(self._cached, range(len(self._requests)))),
-                queue_s=min(result.usage.queue_s for result in told),
-                first_token_s=max(result.usage.total_s for result in told),
-                total_s=max(result.usage.total_s for result in told),
+                queue_s=min(result.usage.queue_s for result in results),
+                first_token_s=max(result.usage.total_s for result in results),
+                total_s=max(result.usage.total_s for result in results),
             ),
             meta=self._meta(),
         )
@@ -247,7 +246,7 @@ class ChoiceScoring:
         left = miss.get("left")
         return {"cache_miss": miss if left is None else {**miss, "left": max(left - len(self._choices[row]), 0)}}
 
-    def _alone(self, row: int) -> tuple[float | None, ...]:
+    def _unconditional_logprobs(self, row: int) -> tuple[float | None, ...]:
         """Log-probabilities of a choice without the prompt. The first is None unless the model has a
         beginning-of-sequence token to precede it."""
         found = tuple(e.logprob for e in self._results[row].prompt_logprobs)

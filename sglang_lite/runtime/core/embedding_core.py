@@ -70,12 +70,12 @@ class EmbeddingCore:
     def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that calls `flush` after each event."""
 
-        def tell(event: E) -> None:
+        def send(event: E) -> None:
             sink(event)
             if flush is not None:
                 flush()
 
-        return tell
+        return send
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise generates_no_text(self.model_name)
@@ -90,7 +90,7 @@ class EmbeddingCore:
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
-        self.loop.inbox.later(call)
+        self.loop.inbox.post_lock_free(call)
 
     def check_open(self) -> None:
         """Raises EngineClosedError if the engine is closed, or belongs to another process (after a fork)."""

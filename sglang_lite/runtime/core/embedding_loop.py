@@ -120,6 +120,9 @@ class EmbeddingLoop:
             for text in texts:
                 _fail(text.of.future, BackendError(f"the model could not read the texts: {error}"))
             return
+        except BaseException:  # a panic of a library, for example: `run` fails all waiting texts
+            self._waiting.extendleft(texts)
+            raise
         finally:
             self.stepping_since = None
         self.steps, self.texts = self.steps + 1, self.texts + len(texts)

@@ -55,7 +55,7 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.sampler import SamplingTable
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
-from sglang_lite.runtime.load import LoadedModel, load_alike
+from sglang_lite.runtime.load import LoadedModel, load_same_architecture
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.output_builder import Event, Sink
 from sglang_lite.runtime.request import Request
@@ -90,7 +90,7 @@ class EngineCore:
         description: one line that describes the engine, for its start message.
         thread: thread that the core was made on, and that runs its loop.
         loop: step loop that runs the requests.
-        runner, scheduler, compiler, builder, open: internal parts, for tests and measurements.
+        runner, scheduler, compiler, builder, open_requests: internal parts, for tests and measurements.
 
     Raises:
         ParameterError, ModelError: the memory is too small for the model with this configuration.
@@ -123,32 +123,31 @@ class EngineCore:
             timeout_s=config.compile_timeout_s, memory_mb=config.compile_memory_mb,
         )  # fmt: skip
         warming = self.compiler.warm_up()  # runs while kernels are compiled
-        try:
-            runner = make_runner(
-                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
-            )
-        except BaseException:
-            self.compiler.close()
-            raise
-        wait(warming)
         rounds = loaded.model.rounds and not loaded.model.fused
         self.scheduler = Scheduler(
             store, sizes.step_tokens, POLICIES[config.policy], last_alone=rounds and not config.deterministic,
             pace=StepPace(sizes.step_tokens) if loaded.model.device.type == "cpu" else None,
         )  # fmt: skip
-        self.loop = StepLoop(
-            self.scheduler, runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
-            overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
-        )  # fmt: skip
-        self.runner = runner
+        try:
+            self.runner = make_runner(
+                loaded.model, store.table, sampling, pages, sizes, config, loaded.compiling, self.compiler.is_busy
+            )
+            wait(warming)
+            self.loop = StepLoop(
+                self.scheduler, self.runner, sampling, loaded.eos_ids, loaded.vocab_size, MaskFiller(threads),
+                overlap=config.overlap, jump=config.jump_forward == "safe", stream_interval_s=config.stream_interval_s,
+            )  # fmt: skip
+        except BaseException:
+            self.compiler.close()
+            raise
         self.builder = RequestBuilder(
             loaded.name, loaded.tokenizer, loaded.vocab_size, loaded.eos_ids, longest, config.seed,
             all_special=config.special_tokens_in_roles, paced=config.stream_interval_s > 0,
         )  # fmt: skip
-        self.open = OpenRequests(config.max_queued + sizes.max_running)
+        self.open_requests = OpenRequests(config.max_queued + sizes.max_running)
         self._encoder = encoder or ThreadPoolExecutor(_ENCODE_THREADS, "sglang_lite-encode")
         self._parts = EngineParts(
-            self.loop, self.builder, self.open, self.compiler, self._encoder, self.tokenizer,
+            self.loop, self.builder, self.open_requests, self.compiler, self._encoder, self.tokenizer,
             step_cost=_STEP_COST if loaded.model.device.type == "cpu" else math.inf,
         )  # fmt: skip
         self._profile: Profile | None = None
@@ -162,11 +161,11 @@ class EngineCore:
         ids = self.builder.prompt_ids(request.prompt)
         params = self.builder.resolved(request.params)
         requests = self.builder.build(
-            ids, params, sink, stream=request.stream, namespace=request.namespace, given=request.output_ids
+            ids, params, sink, stream=request.stream, namespace=request.namespace, output_ids=request.output_ids
         )  # fmt: skip
         ticket = Ticket(partial(_abort, self.loop, requests), partial(_cached, requests))
-        counted = self.open.counted(sink, len(requests), request.rid, ticket)
-        self.open.count("requests_submitted", len(requests))
+        counted = self.open_requests.track(sink, len(requests), request.rid, ticket)
+        self.open_requests.count("requests_submitted", len(requests))
         for index, sample in enumerate(requests):
             sample.output.sink = partial(_indexed, counted, index) if index else counted
             sample.priority, sample.processor = request.priority, request.logit_processor
@@ -183,8 +182,8 @@ class EngineCore:
         request.check()
         log = self.builder.log(request.prompt)
         special = isinstance(request.prompt, str) or request.prompt.role is None  # in a turn, choices are its content
-        scoring = ChoiceScoring(self._parts, self.open.counted(sink))
-        self.open.count("requests_submitted")
+        scoring = ChoiceScoring(self._parts, self.open_requests.track(sink))
+        self.open_requests.count("requests_submitted")
         try:
             scoring.start(
                 log,
@@ -194,7 +193,7 @@ class EngineCore:
                 special=special,
             )
         except BaseException:  # refused: no event will be sent
-            self.open.go_out()
+            self.open_requests.release()
             raise
         return Ticket(scoring.abort)
 
@@ -205,7 +204,7 @@ class EngineCore:
         self.check_open()
         check_kind("namespace", namespace, str)
         check_priority(priority, self.config.policy)
-        self.open.count("programs_opened")
+        self.open_requests.count("programs_opened")
         return ProgramPlayer(
             self._parts, self.builder.log(""), sink, stream=stream, namespace=namespace, priority=priority
         )
@@ -218,16 +217,16 @@ class EngineCore:
         log = self.builder.log(request.prompt)
         player = ProgramPlayer(
             self._parts, log, sink,
-            stream=request.stream, namespace=request.namespace, priority=request.priority, entered=True,
+            stream=request.stream, namespace=request.namespace, priority=request.priority, holds_room=True,
         )  # fmt: skip
         entries = player.checked(request.program.nodes)
         parts = [
             PreparedPart([(each.path, player.checked(each.nodes)) for each in part.added], part.decision)
             for part in request.program.parts
         ]
-        self.open.enter_now()
-        self.open.count("programs_opened")
-        player.take((), entries)
+        self.open_requests.acquire()
+        self.open_requests.count("programs_opened")
+        player.queue_nodes((), entries)
         if request.program.decision is None:
             player.close()
         else:
@@ -241,7 +240,7 @@ class EngineCore:
     def abort(self, rid: str) -> None:
         """Aborts the request with this name; see `Engine.abort`."""
         self.loop.inbox.check_process()
-        self.open.ticket(rid).abort()
+        self.open_requests.ticket(rid).abort()
 
     def compile_grammar(self, constraint: Constraint) -> CompiledGrammar:
         """Compiles a constraint; see `Engine.compile_grammar`."""
@@ -263,25 +262,25 @@ class EngineCore:
 
     def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that calls `flush` once after each step that has sent events to it."""
-        return self.loop.flushes.flushed(sink, flush)
+        return self.loop.flushes.with_flush(sink, flush)
 
     # -------------------------------------------------------------------------------------- room for more
 
     def wait_for_room(self, call: Callable[[], object], count: int, *, first: bool = False) -> None:
         """Calls back when the engine has room, as `OpenRequests.wait_for_room`."""
-        self.open.wait_for_room(call, count, first=first)
+        self.open_requests.wait_for_room(call, count, first=first)
 
     def cancel_wait(self, call: Callable[[], object]) -> None:
         """Gives up a place in the queue for room, as `OpenRequests.leave`."""
-        self.open.leave(call)
+        self.open_requests.leave(call)
 
     def submit_when_room(self, submit: Callable[[], Ticket], count: int) -> Awaitable[Ticket]:
         """Submits as soon as the engine has room, as `OpenRequests.admitted`."""
-        return self.open.admitted(submit, count)
+        return self.open_requests.admitted(submit, count)
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedules a call on the loop's thread; drops it if the loop has ended. Takes no lock."""
-        self.loop.inbox.later(call)
+        self.loop.inbox.post_lock_free(call)
 
     # ----------------------------------------------------------------------------------- the engine itself
 
@@ -302,7 +301,7 @@ class EngineCore:
         location = resolve(path, None)
 
         def update() -> None:
-            loaded = load_alike(config, location, self.runner.model)
+            loaded = load_same_architecture(config, location, self.runner.model)
             self.runner.replace(loaded.model)
             for request in list(self.scheduler.running()):
                 self.scheduler.retract(request)
@@ -317,7 +316,7 @@ class EngineCore:
 
         def start() -> None:
             if self._profile is not None:
-                raise ParameterError("profile", "one is being taken.", hint="Stop it first.")
+                raise ParameterError("profile", "one is already being recorded.", hint="Call stop_profile first.")
             device = torch.device(self.runner.model.device)
             profile = Profile(folder, device, with_stack=with_stack, record_shapes=record_shapes)
             profile.start()
@@ -332,7 +331,7 @@ class EngineCore:
         def stop() -> Profile:
             profile, self._profile = self._profile, None
             if profile is None:
-                raise ParameterError("profile", "none is being taken.", hint="Start one first.")
+                raise ParameterError("profile", "none is being recorded.", hint="Call start_profile first.")
             self.loop.unmark()
             profile.stop()
             return profile
@@ -358,7 +357,7 @@ class EngineCore:
             "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,  # neither has an owner
             "total_tokens": store.pool.total * store.page_size,
             "steps": self.loop.steps,
-            **self.open.counts(),
+            **self.open_requests.counts(),
             "grammars_compiled": self.compiler.misses,
             "grammars_cached": self.compiler.hits,
             "grammars_from_disk": self.compiler.kept,
@@ -382,7 +381,7 @@ class EngineCore:
 
 def _start(parts: EngineParts, requests: Sequence[Request], grammar: CompiledGrammar | None = None) -> None:
     for request in requests:
-        if request.given:
+        if request.replayed_count:
             try:
                 parts.encoder.submit(_resume, parts.loop, request, grammar)
             except RuntimeError:  # the executor has been shut down

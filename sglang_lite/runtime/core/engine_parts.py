@@ -20,7 +20,7 @@ class EngineParts:
     Attributes:
         loop: step loop; keeps the model until it ends.
         builder: builder of requests.
-        open: counter of open requests.
+        open_requests: counter of open requests.
         compiler: compiler of grammars.
         encoder: executor for tokenisation, off the loop's thread.
         tokenizer: tokenizer of the model.
@@ -29,7 +29,7 @@ class EngineParts:
 
     loop: StepLoop
     builder: RequestBuilder
-    open: OpenRequests
+    open_requests: OpenRequests
     compiler: Compiler
     encoder: Executor
     tokenizer: Tokenizer

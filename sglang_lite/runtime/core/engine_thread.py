@@ -66,7 +66,7 @@ def _run(
         core = build(config, load)
         owner = handle()
         if owner is None:
-            raise EngineClosedError("its constructor was interrupted.")
+            raise EngineClosedError("the constructor of the engine was interrupted.")
         # At exit Python runs `_end_all`, which also waits for the threads, instead of the finalizers.
         weakref.finalize(owner, core.loop.inbox.close).atexit = False
         del owner

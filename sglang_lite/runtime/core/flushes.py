@@ -23,11 +23,11 @@ class Flushes:
         self._inbox = inbox
         self._flushes: dict[Callable[[], object], None] = {}  # ordered set
 
-    def flushed(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
+    def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that calls `flush` once after each step that has sent events to it; at once for events sent on other
         threads."""
 
-        def tell(event: E) -> None:
+        def send(event: E) -> None:
             sink(event)
             if flush is None:
                 return
@@ -36,7 +36,7 @@ class Flushes:
             else:
                 flush()
 
-        return tell
+        return send
 
     def flush(self) -> None:
         """Calls the flush callbacks of this step. On the loop's thread."""

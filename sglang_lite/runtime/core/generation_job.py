@@ -40,23 +40,23 @@ class GenerationJob:
         self,
         parts: EngineParts,
         params: ResolvedParams,
-        tell: Callable[[Delta | Generation | SglError], None],
+        send: Callable[[Delta | Generation | SglError], None],
         done: Done,
         *,
         stream: bool,
         namespace: str,
         hints: ScheduleHints,
     ) -> None:
-        self._parts, self._params, self._tell, self._done = parts, params, tell, done
+        self._parts, self._params, self._send, self._done = parts, params, send, done
         self._stream, self._namespace, self._hints = stream, namespace, hints
-        self._ended: dict[int, Generation] = {}
+        self._generations: dict[int, Generation] = {}
         self._requests: list[Request] = []
         self._submitted = self._aborted = False
 
     @property
     def texts(self) -> list[str]:
         """Texts of the finished samples, in order of their index."""
-        return [generation.text for _, generation in sorted(self._ended.items())]
+        return [generation.text for _, generation in sorted(self._generations.items())]
 
     def make(
         self,
@@ -79,11 +79,11 @@ class GenerationJob:
             ConstraintError: the constraint can't be enforced, or the open grammar does not allow the text before.
         """
         requests = self._parts.builder.build(
-            log.ids(), self._params, partial(self._take, 0), stream=self._stream, namespace=self._namespace
+            log.ids(), self._params, partial(self._on_event, 0), stream=self._stream, namespace=self._namespace
         )
         for index, request in enumerate(requests):
             request.hints, request.priority = self._hints, self._hints.priority
-            request.output.sink = partial(self._take, index)
+            request.output.sink = partial(self._on_event, index)
         compiled = None if grammar is None else grammar.result()
         if within is not None:
             compiled = self._parts.compiler.continued(within.grammar, within.text, compiled)
@@ -112,25 +112,25 @@ class GenerationJob:
         self._aborted = True
         if self._submitted:
             for index, request in enumerate(self._requests):
-                if index not in self._ended:
+                if index not in self._generations:
                     self._parts.loop.abort(request)
 
     def fail(self, error: SglError) -> None:
         if not self._aborted:
-            self._tell(error)
+            self._send(error)
 
-    def _take(self, index: int, event: Event) -> None:
+    def _on_event(self, index: int, event: Event) -> None:
         if self._aborted:
             return
-        self._tell(msgspec.structs.replace(event, index=index) if index and not isinstance(event, SglError) else event)
+        self._send(msgspec.structs.replace(event, index=index) if index and not isinstance(event, SglError) else event)
         if isinstance(event, Generation):
-            self._ended[index] = event
+            self._generations[index] = event
             count = len(self._requests)
-            if len(self._ended) < count:
+            if len(self._generations) < count:
                 return
             self._requests = []  # breaks the reference cycle, so that no garbage collection is needed
             if count > 1:
-                self._done(self, self._ended[0], False)
+                self._done(self, self._generations[0], False)
 
     def _follow(self, generation: Generation) -> Request | None:
         return None if self._aborted else self._done(self, generation, True)

@@ -36,11 +36,11 @@ def self_wait_error(name: str) -> BackendError:
     )
 
 
-def _tried(command: Callable[[], object]) -> None:
+def _run_logged(command: Callable[[], object]) -> None:
     try:
         command()
     except Exception:  # the caller's code must not end the loop
-        logger.exception("what was left to the engine's thread failed")
+        logger.exception("a call posted to the engine's thread failed")
 
 
 class Inbox:
@@ -145,16 +145,16 @@ class Inbox:
         self.post(run)
         return future.result()
 
-    def tell(self, command: Callable[[], object]) -> None:
+    def post_if_open(self, command: Callable[[], object]) -> None:
         """Posts a command as `post`, but does nothing if the loop has ended."""
         with contextlib.suppress(EngineClosedError):
             self.post(command)
 
-    def later(self, command: Callable[[], object]) -> None:
+    def post_lock_free(self, command: Callable[[], object]) -> None:
         """Posts a command without taking a lock, so that it may be called during garbage collection, whatever locks the
         thread holds. Exceptions of the command are logged."""
         if not self.is_copy:
-            self._put(partial(_tried, command))
+            self._put(partial(_run_logged, command))
 
     def close(self) -> None:
         """Asks the loop to end. Takes no lock, so that it may be called during garbage collection, whatever locks the
@@ -188,10 +188,10 @@ class Inbox:
         command()
         return True
 
-    def gather(self, pause: float, most: float) -> None:
+    def gather(self, pause: float, limit: float) -> None:
         """Runs all queued commands. If any were queued, also runs those that follow, until none has come for `pause`
         seconds or `most` seconds have passed."""
-        until = time.monotonic() + most
+        until = time.monotonic() + limit
         more = not self.empty
         while more and time.monotonic() < until:
             self.run()

@@ -38,18 +38,18 @@ class OpenRequests:
     """Counter of open requests, and queue of callers that wait for room.
 
     Args:
-        most: maximum number of requests that run or wait.
+        max_open: maximum number of requests that run or wait.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._open = 0
         self._queue: deque[tuple[Callable[[], object], int]] = deque()  # waiting: (callback, number of requests)
         self._tickets: dict[str, Ticket] = {}  # of open submissions with a name
 
-    def counted(
+    def track(
         self, sink: Callable[[E], None], count: int = 1, rid: str | None = None, ticket: Ticket | None = None
     ) -> Callable[[E], None]:
         """Counts a submission as open, and keeps its name, until its last events. Returns a sink that passes events on
@@ -65,28 +65,28 @@ class OpenRequests:
             ParameterError: an open submission has this name.
             OverloadedError: too many requests are open.
         """
-        left = count
+        remaining = count
         with self._lock:
             if rid in self._tickets:
                 raise ParameterError("rid", f"{rid!r} is the name of a request that has not ended.")
-            if self._open + count > self._most:
+            if self._open + count > self._max_open:
                 raise self._overloaded()
             self._open += count
             if rid is not None and ticket is not None:
                 self._tickets[rid] = ticket
 
-        def counted(event: E) -> None:
-            nonlocal left
+        def tracked(event: E) -> None:
+            nonlocal remaining
             if not isinstance(event, Delta | Played):
                 with self._lock:
                     self._open -= 1
-                    left -= 1
-                    if not left and rid is not None:
-                        del self._tickets[rid]
+                    remaining -= 1
+                    if not remaining and rid is not None:
+                        self._tickets.pop(rid, None)  # none was kept without a ticket
                 self._call_next()
             sink(event)
 
-        return counted
+        return tracked
 
     def count(self, what: str, number: int = 1) -> None:
         """Adds to a counter of submissions."""
@@ -94,7 +94,7 @@ class OpenRequests:
             self._counts[what] += number
 
     @property
-    def under_way(self) -> int:
+    def open_count(self) -> int:
         """Number of requests and programs that count as open."""
         return self._open
 
@@ -102,9 +102,9 @@ class OpenRequests:
         with self._lock:
             return {what: self._counts[what] for what in _COUNTED}
 
-    def enter_now(self) -> None:
-        """Counts one more as open, as `enter`. Raises OverloadedError if no room is left."""
-        if not self.enter():
+    def acquire(self) -> None:
+        """Counts one more as open, as `try_acquire`. Raises OverloadedError if no room is left."""
+        if not self.try_acquire():
             raise self._overloaded()
 
     def _overloaded(self) -> OverloadedError:
@@ -112,15 +112,15 @@ class OpenRequests:
             f"{self._open:,} requests are waiting or running.", hint="Try again later, or raise max_queued."
         )
 
-    def enter(self) -> bool:
-        """Counts one more as open and returns True if room is left. Must be paired with `go_out`."""
+    def try_acquire(self) -> bool:
+        """Counts one more as open and returns True if room is left. Must be paired with `release`."""
         with self._lock:
-            if self._open >= self._most:
+            if self._open >= self._max_open:
                 return False
             self._open += 1
             return True
 
-    def go_out(self) -> None:
+    def release(self) -> None:
         """Counts one less as open, and calls the next callers that wait for room."""
         with self._lock:
             self._open -= 1
@@ -139,13 +139,13 @@ class OpenRequests:
         Raises:
             OverloadedError: `count` exceeds the limit.
         """
-        if count > self._most:
+        if count > self._max_open:
             raise OverloadedError(
-                f"{count:,} samples at once; {self._most:,} may wait or run.", hint="Raise max_queued."
+                f"{count:,} samples at once; {self._max_open:,} may wait or run.", hint="Raise max_queued."
             )
         with self._lock:
             others = bool(self._queue) and not first
-            if others or self._open + count > self._most:
+            if others or self._open + count > self._max_open:
                 self._queue.insert(0 if first else len(self._queue), (call, count))
                 return
         call()
@@ -153,9 +153,9 @@ class OpenRequests:
     def leave(self, call: Callable[[], object]) -> None:
         """Gives up the room that `call` waits for or was called for; the next caller in the queue may take it."""
         with self._lock:
-            waiting = next((place for place in self._queue if place[0] is call), None)
-            if waiting is not None:
-                self._queue.remove(waiting)
+            entry = next((place for place in self._queue if place[0] is call), None)
+            if entry is not None:
+                self._queue.remove(entry)
         self._call_next()
 
     def _call_next(self) -> None:
@@ -163,7 +163,7 @@ class OpenRequests:
         called = False
         while not called:
             with self._lock:
-                room, calls = self._most - self._open, []
+                room, calls = self._max_open - self._open, []
                 while self._queue and self._queue[0][1] <= room:
                     call, count = self._queue.popleft()
                     room -= count
@@ -173,7 +173,7 @@ class OpenRequests:
                 try:
                     call()
                 except Exception:  # e.g. its event loop is closed: the next one is called instead
-                    logger.exception("who waited for room could not be told of it")
+                    logger.exception("a callback of a caller that waits for room failed")
                     called = False
 
     async def admitted(self, submit: Callable[[], Ticket], count: int) -> Ticket:

@@ -37,23 +37,23 @@ from sglang_lite.protocol import (
     Span,
 )
 from sglang_lite.runtime.core.branch_forks import BranchForks
-from sglang_lite.runtime.core.branch_queue import BranchQueue, Queued
+from sglang_lite.runtime.core.branch_queue import BranchQueue, QueuedNode
 from sglang_lite.runtime.core.branch_text import BranchText, OpenGrammar, TextMark
 from sglang_lite.runtime.core.engine_parts import EngineParts
 from sglang_lite.runtime.core.generation_job import GenerationJob
+from sglang_lite.runtime.core.running_jobs import RunningJobs
 from sglang_lite.runtime.core.selection_job import SelectionJob
 from sglang_lite.runtime.core.submission import no_choices_error
-from sglang_lite.runtime.core.work_under_way import WorkUnderWay
 from sglang_lite.runtime.request import Request
 from sglang_lite.runtime.resolved_params import ResolvedParams
 from sglang_lite.runtime.schedule_hints import ScheduleHints
 from sglang_lite.runtime.structured_output.base import CompiledGrammar, Matcher
 
 
-class Waiting(Protocol):
-    """Party that waits for a branch to advance or to fail; `go_on` resumes it."""
+class Waiter(Protocol):
+    """Party that waits for a branch to advance or to fail; `resume` resumes it."""
 
-    def go_on(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class ProgramOfBranches(Protocol):
@@ -66,16 +66,16 @@ class ProgramOfBranches(Protocol):
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
-    def value(self, path: Path, waiting: Waiting) -> str | list[str] | None: ...
+    def value(self, path: Path, waiter: Waiter) -> str | list[str] | None: ...
     def set_value(self, path: Path, value: str | list[str]) -> None: ...
     def forget_values(self, path: Path, after: int) -> None: ...
-    def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None: ...
+    def send(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None: ...
     def may_play(self) -> bool: ...
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]: ...
     def matcher(self, grammar: Future[CompiledGrammar]) -> Future[Matcher]: ...
     def encode(self, job: Callable[[], Callable[[], None]]) -> None: ...
-    def played(self, count: int) -> None: ...
-    def busy(self, change: int) -> None: ...
+    def count_dequeued(self, count: int) -> None: ...
+    def count_busy(self, change: int) -> None: ...
     def settle(self) -> None: ...
     def fail(self, error: SglError) -> None: ...
 
@@ -95,16 +95,16 @@ class Branch:
     def __init__(self, player: ProgramOfBranches, path: Path) -> None:
         self._player, self._path = player, path
         self._hints = ScheduleHints(player, player.priority)
-        self._queue = BranchQueue(self._hints, player.played)
+        self._queue = BranchQueue(self._hints, player.count_dequeued)
         self._played = 0  # number of nodes played, counted from the branch's start
         self._text: BranchText | None = None  # None until the branch has been forked
         self._early: list[Callable[[], None]] = []  # calls made before that; run after the nodes that the fork brings
         self._marks: dict[int, TextMark] = {}
         self._forks = BranchForks(player, path)
-        self._waiting: list[Waiting] = []
+        self._waiters: list[Waiter] = []
         self._busy = False
-        self._work = WorkUnderWay(player)
-        self._judged = False  # True while the caller has yet to decide on what the last node generated
+        self._jobs = RunningJobs(player)
+        self._awaits_caller = False  # True while the caller has yet to decide on what the last node generated
         self._refused: SglError | None = None  # error that the branch fails with once its queue is empty
         self.error: SglError | None = None
         self.joining = False
@@ -119,24 +119,24 @@ class Branch:
         """Text that the branch has added."""
         return "" if self._text is None else "".join(span.text for span in self._text.added)
 
-    def begin(self, text: BranchText, foreseen: list[Span] | None = None, entries: Sequence[Queued] = ()) -> None:
+    def begin(self, text: BranchText, tail: list[Span] | None = None, entries: Sequence[QueuedNode] = ()) -> None:
         """Starts the branch.
 
         Args:
             text: text that the branch continues.
-            foreseen: text after the last generated token, or None if unknown.
+            tail: text after the last generated token, or None if unknown.
             entries: first nodes of the branch.
         """
-        self._text, self._queue.foreseen = text, foreseen
-        self.take(entries)
+        self._text, self._queue.predicted_tail = text, tail
+        self.queue_nodes(entries)
         early, self._early = self._early, []
         for each in early:
             each()
 
-    def take(self, entries: Sequence[Queued]) -> None:
+    def queue_nodes(self, entries: Sequence[QueuedNode]) -> None:
         """Queues nodes. A rollback among them takes effect at once."""
         if self._text is None:
-            self._early.append(partial(self.take, entries))
+            self._early.append(partial(self.queue_nodes, entries))
             return
         for entry in entries:
             place, node = self._queue.place(), entry.node
@@ -144,14 +144,14 @@ class Branch:
                 self._roll_back(node.mark, place, entry)
                 continue
             if self.error is not None or self._refused is not None:
-                self._player.played(1)
+                self._player.count_dequeued(1)
                 continue
-            if isinstance(node, Gen) and self._queue.foreseen and (self._busy or self._queue.waits):
-                entry.text = self._queue.foreseen
+            if isinstance(node, Gen) and self._queue.predicted_tail and (self._busy or self._queue.waits):
+                entry.text = self._queue.predicted_tail
                 entry.ids = self._player.encoded(entry.text)
             self._queue.add(place, entry)
-            self._judged = False
-        self._look_ahead()
+            self._awaits_caller = False
+        self._update_hints()
         if self._busy:
             self._prepare_next()
 
@@ -163,7 +163,7 @@ class Branch:
         place = self._queue.place(count)
         if self.error is None and self._refused is None:
             self._refused = error
-            self._player.tell((*self._path, place), None, error)
+            self._player.send((*self._path, place), None, error)
             if not self._busy and not self._queue:
                 self._end_refused()
 
@@ -180,7 +180,7 @@ class Branch:
         if entry is not None and isinstance(entry.node, Gen) and entry.grammar is not None and entry.matcher is None:
             entry.matcher = self._player.matcher(entry.grammar)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resumes playing, unless the branch is busy, has nothing queued or has not started."""
         if self._busy or not self._queue or self._text is None or self._player.ended:
             return
@@ -189,7 +189,7 @@ class Branch:
 
     def hold(self) -> None:
         """Asks the scheduler to keep the cached prefix of the branch's text, if the branch has nodes to play."""
-        self._look_ahead()
+        self._update_hints()
         if self._hints.returns and self._text is not None:
             ids = np.array(self._text.log.fixed, dtype=np.int32)
             self._player.parts.loop.scheduler.held_prefixes.want(self._hints, ids, self._player.namespace)
@@ -213,7 +213,7 @@ class Branch:
         if place is None:
             place = self._queue.next_place
         self._give_up(error)
-        self._player.tell((*self._path, place), name, error)
+        self._player.send((*self._path, place), name, error)
         self._wake()
         self._player.settle()
 
@@ -221,13 +221,13 @@ class Branch:
         """Text that the first `end` nodes of the branch (None: all) have added."""
         return [] if self._text is None else self._text.added_before(end)
 
-    def through(self, end: int | None) -> bool:
+    def is_played(self, end: int | None) -> bool:
         """Returns True if the first `end` nodes of the branch (None: all) have been played."""
         return self._text is not None and self._played >= (self._queue.count if end is None else end)
 
-    def wake_when_through(self, waiting: Waiting) -> None:
+    def wake_when_played(self, waiter: Waiter) -> None:
         """Resumes another branch, or a decision, once the next node of this branch is played or has failed."""
-        self._waiting.append(waiting)
+        self._waiters.append(waiter)
 
     # ------------------------------------------------------------------------------------------- playing
 
@@ -251,14 +251,14 @@ class Branch:
                 if isinstance(entry.node, Gen | Select) and text.grammar is not None:
                     text.grammar.asked = True
                 if isinstance(entry.node, Gen):
-                    self._queue.take_first()
+                    self._queue.pop_first()
                     return self._generate(text, place, entry, entry.node, in_slot=in_slot)
                 if isinstance(entry.node, Select):
-                    self._queue.take_first()
+                    self._queue.pop_first()
                     self._select(text, place, entry.node)
                     return None
                 if isinstance(entry.node, GrammarBegin) and entry.grammar is not None and not entry.grammar.done():
-                    entry.grammar.add_done_callback(self._work.later(self._play))
+                    entry.grammar.add_done_callback(self._jobs.future_callback(self._play))
                     return None
                 if isinstance(entry.node, GrammarEnd) and text.grammar is not None and text.grammar.asked:
                     self._end_grammar(text, text.grammar, place)
@@ -268,19 +268,19 @@ class Branch:
                     self.joining = True
                     self._set_busy(False)
                     return None
-                self._queue.take_first()
+                self._queue.pop_first()
                 self._play_at_once(text, place, entry)
             except SglError as error:
                 self.fail(error, place, getattr(entry.node, "name", None))
                 return None
-            if not self._through(place):
+            if not self._mark_played(place):
                 return None
         self._set_busy(False)
         if not self._queue:
             self._end_refused()
         return None
 
-    def _play_at_once(self, text: BranchText, place: int, entry: Queued) -> None:
+    def _play_at_once(self, text: BranchText, place: int, entry: QueuedNode) -> None:
         match entry.node:
             case Text(written, ids, special):
                 text.write((Span(written, ids, special),))
@@ -308,59 +308,59 @@ class Branch:
                 text.grammar = None
                 self._play()
 
-        self._player.encode(partial(grammar.end, self._work.unless_over(ended)))
+        self._player.encode(partial(grammar.end, self._jobs.guarded(ended)))
 
-    def _look_ahead(self) -> None:
+    def _update_hints(self) -> None:
         """Updates the hint that the branch will need its text again, and releases the held prefix if not."""
         hints = self._hints
-        hints.returns = self._busy or bool(self._queue) or self._judged
+        hints.returns = self._busy or bool(self._queue) or self._awaits_caller
         if not hints.returns:
             self._player.parts.loop.scheduler.held_prefixes.release(hints)
 
     def end(self) -> None:
         """Ends the branch when its program ends: no more nodes will come."""
-        self._judged = False
-        self._look_ahead()
+        self._awaits_caller = False
+        self._update_hints()
 
-    def _through(self, place: int) -> bool:
+    def _mark_played(self, place: int) -> bool:
         """Records that a node has been played. Returns False if a decision then rolled back or ended the branch."""
-        epoch = self._work.epoch
+        epoch = self._jobs.epoch
         self._played = place + 1
         if self._text is not None:
-            self._text.through(place)
-        if self._waiting:
+            self._text.mark_played(place)
+        if self._waiters:
             self._wake()
-        return self._work.epoch == epoch
+        return self._jobs.epoch == epoch
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.go_on()
+        waiters, self._waiters = self._waiters, []
+        for each in waiters:
+            each.resume()
 
     def _set_busy(self, busy: bool) -> None:
         if busy is not self._busy:
             self._busy = busy
-            self._player.busy(1 if busy else -1)
-        self._look_ahead()
+            self._player.count_busy(1 if busy else -1)
+        self._update_hints()
 
     def _give_up(self, error: SglError) -> None:
         """Discards the queue and all running work; later results of the work are ignored."""
         self.error, self._refused, self.joining = error, None, False
-        self._work.give_up()
+        self._jobs.cancel_all()
         self._queue.clear()
-        self._judged = False
+        self._awaits_caller = False
         self._set_busy(False)
 
-    def _roll_back(self, mark: int, at: int, entry: Queued) -> None:
+    def _roll_back(self, mark: int, at: int, entry: QueuedNode) -> None:
         place = self._marks.get(mark)
         if place is None and self._queue.roll_back(mark, at, entry):  # nothing after the mark has been played
             self._refused = None
             return
-        self._player.played(1)
+        self._player.count_dequeued(1)
         self._give_up(RequestAbortedError("the branch went back."))
-        self.error = self._queue.foreseen = None
+        self.error = self._queue.predicted_tail = None
         if place is None:
-            self.fail(ProgramError("there is no mark to go back to."))
+            self.fail(ProgramError("a rollback names a mark that its branch does not have."))
             return
         self._marks = {at: each for at, each in self._marks.items() if at <= mark}
         self._forks.go_back(mark)
@@ -368,18 +368,18 @@ class Branch:
         assert self._text is not None
         self._text.go_back(place)
         self.hold()
-        self._through(at)
+        self._mark_played(at)
 
     # ------------------------------------------------------------------------------------------ its nodes
 
-    def _generate(self, text: BranchText, place: int, entry: Queued, node: Gen, *, in_slot: bool) -> Request | None:
+    def _generate(self, text: BranchText, place: int, entry: QueuedNode, node: Gen, *, in_slot: bool) -> Request | None:
         """Starts a generation, or returns its request if it can continue in the slot."""
         if isinstance(entry.params, ParameterError):
             raise entry.params
         for awaited in (entry.grammar, entry.ids, entry.matcher):
             if awaited is not None and not awaited.done():
                 again = partial(self._generate, text, place, entry, node, in_slot=False)
-                awaited.add_done_callback(self._work.later(again))
+                awaited.add_done_callback(self._jobs.future_callback(again))
                 return None
         assert entry.params is not None
         log = text.log
@@ -395,12 +395,12 @@ class Branch:
         in_slot = in_slot and entry.params.n == 1 and not text.new and log.ready
         if in_slot and text.grammar is None and (entry.grammar is None or entry.matcher is not None):
             job.make(log, entry.grammar, entry.matcher)
-            self._work.begin(job)
+            self._jobs.begin(job)
             self._prepare_next()
             return job.in_slot()
-        self._work.begin(job)
+        self._jobs.begin(job)
         new, within = text.take_new(), text.open_grammar()
-        submit = self._work.unless_over(job.submit)
+        submit = self._jobs.guarded(job.submit)
 
         def make() -> Callable[[], None]:  # may use the log: the branch is busy and doesn't change it meanwhile
             try:
@@ -415,25 +415,25 @@ class Branch:
         return None
 
     def _generation_job(self, place: int, node: Gen, params: ResolvedParams) -> GenerationJob:
-        def tell(event: Delta | Generation | SglError) -> None:
+        def send(event: Delta | Generation | SglError) -> None:
             if isinstance(event, SglError):
                 self.fail(event, place, node.name)
             else:
-                self._player.tell((*self._path, place), node.name, event)
+                self._player.send((*self._path, place), node.name, event)
 
         def done(job: GenerationJob, generation: Generation, in_slot: bool) -> Request | None:
-            self._work.end(job)
+            self._jobs.end(job)
             if not node.held and self._text is not None:
                 self._text.write(generation.spans)
             self._player.set_value((*self._path, place), generation.text if params.n == 1 else job.texts)
-            self._judged = node.held
-            following = self._play(in_slot=in_slot) if self._through(place) else None
+            self._awaits_caller = node.held
+            following = self._play(in_slot=in_slot) if self._mark_played(place) else None
             self._player.settle()
             return following
 
         player = self._player
         return GenerationJob(
-            player.parts, params, tell, done,
+            player.parts, params, send, done,
             stream=player.stream, namespace=player.namespace, hints=self._hints,
         )  # fmt: skip
 
@@ -442,25 +442,25 @@ class Branch:
             raise no_choices_error()
         done = partial(self._selected, place, node)
         job = SelectionJob(self._player.parts, node, self._player.namespace, self._hints, done)
-        self._work.begin(job)
+        self._jobs.begin(job)
         self._player.encode(partial(job.start, text.log, text.take_new(), text.open_grammar()))
 
     def _selected(
         self, place: int, node: Select, job: SelectionJob, outcome: Selection | SglError, choice: str | None
     ) -> None:
-        self._work.end(job)
+        self._jobs.end(job)
         try:
             if isinstance(outcome, SglError):
                 raise outcome
-            self._player.tell((*self._path, place), node.name, outcome)
-            self._judged = choice is None
+            self._player.send((*self._path, place), node.name, outcome)
+            self._awaits_caller = choice is None
             if choice is not None and self._text is not None:
                 self._text.write((Span(choice, special=node.special),))
                 self._player.set_value((*self._path, place), choice)
         except SglError as error:
             self.fail(error, place, node.name)
         else:
-            if self._through(place):
+            if self._mark_played(place):
                 self._play()
         self._player.settle()
 

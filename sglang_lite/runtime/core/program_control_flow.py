@@ -9,7 +9,7 @@ from typing import Protocol
 from sglang_lite.program.control_flow import holds, needed_nodes, unfilled
 from sglang_lite.program.nodes import Decision, Fill, Path
 from sglang_lite.protocol import SglError
-from sglang_lite.runtime.core.branch_queue import Queued
+from sglang_lite.runtime.core.branch_queue import QueuedNode
 from sglang_lite.runtime.core.program_branch import Branch
 
 
@@ -19,8 +19,8 @@ class ProgramOfDecisions(Protocol):
     ended: bool
 
     def branch(self, path: Path) -> Branch: ...
-    def value(self, path: Path, waiting: Decisions) -> str | list[str] | None: ...
-    def add(self, nodes: Sequence[tuple[Path, Sequence[Queued]]], *, last: bool) -> None: ...
+    def value(self, path: Path, waiter: Decisions) -> str | list[str] | None: ...
+    def add(self, nodes: Sequence[tuple[Path, Sequence[QueuedNode]]], *, last: bool) -> None: ...
     def fail(self, error: SglError) -> None: ...
 
 
@@ -34,7 +34,7 @@ class PreparedPart:
 
     __slots__ = ("added", "decision")
 
-    def __init__(self, added: Sequence[tuple[Path, Sequence[Queued]]], decision: Decision | None) -> None:
+    def __init__(self, added: Sequence[tuple[Path, Sequence[QueuedNode]]], decision: Decision | None) -> None:
         self.added, self.decision = added, decision
 
 
@@ -54,7 +54,7 @@ class Decisions:
         self._player, self._parts = player, parts
         self.pending: Decision | None = first
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Makes all decisions whose values are known. If one is missing, this method is called again when more is
         known."""
         while self.pending is not None and not self._player.ended:
@@ -79,10 +79,10 @@ class Decisions:
         """
         for path in decision.after:
             branch = self._player.branch(path[:-1])
-            if not branch.through(path[-1] + 1):
+            if not branch.is_played(path[-1] + 1):
                 if branch.error is not None:
                     raise branch.error
-                branch.wake_when_through(self)
+                branch.wake_when_played(self)
                 return None
         values: dict[Path, str | list[str]] = {}
         for path in needed_nodes(decision):

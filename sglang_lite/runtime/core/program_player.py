@@ -25,10 +25,10 @@ from sglang_lite.protocol import (
     SglError,
     Span,
 )
-from sglang_lite.runtime.core.branch_queue import Queued
+from sglang_lite.runtime.core.branch_queue import QueuedNode
 from sglang_lite.runtime.core.branch_text import BranchText
 from sglang_lite.runtime.core.engine_parts import EngineParts
-from sglang_lite.runtime.core.program_branch import Branch, Waiting
+from sglang_lite.runtime.core.program_branch import Branch, Waiter
 from sglang_lite.runtime.core.program_control_flow import Decisions, PreparedPart
 from sglang_lite.runtime.core.submission import MOST_QUEUED, check_nodes, too_many_error
 from sglang_lite.runtime.resolved_params import ResolvedParams
@@ -50,7 +50,7 @@ class ProgramPlayer:
         stream: whether to send deltas.
         namespace: namespace in the prefix tree.
         priority: priority of all its requests.
-        entered: whether the caller has already counted it as an open request.
+        holds_room: whether the caller has already counted it as an open request.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ProgramPlayer:
         stream: bool = False,
         namespace: str = "",
         priority: int = 0,
-        entered: bool = False,
+        holds_room: bool = False,
     ) -> None:
         self.parts, self.stream, self.namespace, self.priority = parts, stream, namespace, priority
         self._sink = sink
         # The attributes below are used on the loop's thread only.
         self._queued = 0  # number of queued nodes
-        self._entered = entered
-        self._asked = False  # True while waiting for room
-        self._room: Callable[[], None] = partial(parts.loop.inbox.tell, self._go_on)
+        self._holds_room = holds_room
+        self._waits_for_room = False  # True while waiting for room
+        self._room_callback: Callable[[], None] = partial(parts.loop.inbox.post_if_open, self._try_room)
         self._busy = 0  # number of busy branches
         self._closed = self.ended = False
         self._branches: dict[Path, Branch] = {}
@@ -101,11 +101,11 @@ class ProgramPlayer:
         entries = [self._prepared(node) for node in nodes]
         for i, error in refused.items():
             entries[i].params = error
-        self.take(path, entries)
+        self.queue_nodes(path, entries)
 
-    def take(self, path: Path, entries: Sequence[Queued]) -> None:
+    def queue_nodes(self, path: Path, entries: Sequence[QueuedNode]) -> None:
         """Adds prepared nodes, as `extend`."""
-        self.parts.open.count("programs_extended")
+        self.parts.open_requests.count("programs_extended")
         self.parts.loop.inbox.post(partial(self._extend, path, entries))
 
     def decide(self, first: Decision, parts: Sequence[PreparedPart]) -> None:
@@ -115,17 +115,17 @@ class ProgramPlayer:
     def drop(self, path: Path) -> None:
         """Ends all queued and running work of a branch that the caller has given up; no more events of it are sent. A
         rollback can revive the branch."""
-        self.parts.loop.inbox.tell(partial(self._drop, path))
+        self.parts.loop.inbox.post_if_open(partial(self._drop, path))
 
     def close(self) -> None:
         """Closes the program: no more nodes will be added."""
-        self.parts.loop.inbox.tell(self._close)
+        self.parts.loop.inbox.post_if_open(self._close)
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended."""
-        self.parts.loop.inbox.tell(partial(self.fail, RequestAbortedError("the program was aborted.")))
+        self.parts.loop.inbox.post_if_open(partial(self.fail, RequestAbortedError("the program was aborted.")))
 
-    def checked(self, nodes: Sequence[Node]) -> list[Queued]:
+    def checked(self, nodes: Sequence[Node]) -> list[QueuedNode]:
         """Prepares the nodes of a whole program.
 
         Raises:
@@ -135,9 +135,9 @@ class ProgramPlayer:
         _check(entries)
         return entries
 
-    def _prepared(self, node: Node) -> Queued:
+    def _prepared(self, node: Node) -> QueuedNode:
         """Prepares a node: starts the compilation of its grammar, and resolves its parameters or stores their error."""
-        entry = Queued(node)
+        entry = QueuedNode(node)
         if isinstance(node, Gen):
             entry.grammar = self._compiled(node.constraint)
             try:
@@ -169,8 +169,8 @@ class ProgramPlayer:
             found = self._branches[path] = Branch(self, path)
         return found
 
-    def value(self, path: Path, waiting: Waiting) -> str | list[str] | None:
-        """Value of a node, or None if the node has no value yet; then `waiting` is resumed when it may have one.
+    def value(self, path: Path, waiter: Waiter) -> str | list[str] | None:
+        """Value of a node, or None if the node has no value yet; then `waiter` is resumed when it may have one.
 
         Raises:
             SglError: the node has failed and will never have a value.
@@ -181,7 +181,7 @@ class ProgramPlayer:
             error = branch.failed(path[-1]) if path else None
             if error is not None:
                 raise error
-            branch.wake_when_through(waiting)
+            branch.wake_when_played(waiter)
         return found
 
     def set_value(self, path: Path, value: str | list[str]) -> None:
@@ -193,38 +193,38 @@ class ProgramPlayer:
         for at in gone:
             del self._values[at]
 
-    def tell(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None:
+    def send(self, path: Path, name: str | None, event: Delta | Generation | Selection | SglError) -> None:
         if not self.ended:
             self._sink(Played(path, name, event))
 
     def may_play(self) -> bool:
         """Returns True if the program counts as an open request. If not, it queues for room, and its branches resume
         later."""
-        if not self._entered and not self._asked:
-            self._entered = self.parts.open.enter()
-            if not self._entered:
+        if not self._holds_room and not self._waits_for_room:
+            self._holds_room = self.parts.open_requests.try_acquire()
+            if not self._holds_room:
                 self._ask_for_room(first=False)
-        return self._entered
+        return self._holds_room
 
     def _ask_for_room(self, *, first: bool) -> None:
-        self._asked = True
-        self.parts.open.wait_for_room(self._room, 1, first=first)
+        self._waits_for_room = True
+        self.parts.open_requests.wait_for_room(self._room_callback, 1, first=first)
 
-    def _go_on(self) -> None:
+    def _try_room(self) -> None:
         """Tries to count the program as open, after a notice of room. If the room is not needed any more, gives it up:
         no other caller is notified before."""
-        wanted = self._asked and not self.ended and any(branch.queued for branch in self._branches.values())
-        self._asked = False
+        wanted = self._waits_for_room and not self.ended and any(branch.queued for branch in self._branches.values())
+        self._waits_for_room = False
         if not wanted:
-            self.parts.open.leave(self._room)
+            self.parts.open_requests.leave(self._room_callback)
             self.settle()
             return
-        self._entered = self.parts.open.enter()
-        if not self._entered:
+        self._holds_room = self.parts.open_requests.try_acquire()
+        if not self._holds_room:
             self._ask_for_room(first=True)
             return
         for branch in list(self._branches.values()):
-            branch.go_on()
+            branch.resume()
         self.settle()
 
     def encoded(self, text: Sequence[Span]) -> Future[array[int]]:
@@ -269,7 +269,7 @@ class ProgramPlayer:
         try:
             done = job()
         except Exception as error:  # raised by a library; must be reported, as nobody reads the future
-            failure = ProgramError(f"the program can't go on: {type(error).__name__}: {error}")
+            failure = ProgramError(f"a node of the program can't be prepared: {type(error).__name__}: {error}")
             failure.__cause__ = error
             done = partial(self.fail, failure)
         try:
@@ -277,17 +277,17 @@ class ProgramPlayer:
         except EngineClosedError as error:  # the loop has ended: report it from this thread
             self.fail(error)
 
-    def played(self, count: int) -> None:
+    def count_dequeued(self, count: int) -> None:
         """Counts `count` nodes as no longer queued; a negative number as newly queued."""
         self._queued -= count
 
-    def busy(self, change: int) -> None:
+    def count_busy(self, change: int) -> None:
         self._busy += change
 
     def settle(self) -> None:
         """Ends the program if it is closed and fully played, and releases its place among the open requests if it is
         idle."""
-        if self._busy or self.ended or self._asked:
+        if self._busy or self.ended or self._waits_for_room:
             return
         if self._decisions is not None and self._decisions.pending is not None:
             if not self._adding:
@@ -296,13 +296,13 @@ class ProgramPlayer:
         if self._closed:
             for branch in self._branches.values():
                 if branch.joining:
-                    branch.fail(ProgramError("a join or a hole waits for nodes that its branch never had."))
+                    branch.fail(ProgramError("a join or a hole waits for nodes that were never added."))
                     return
             main = self.branch(())
             self._end(main.error or ProgramResult(main.text))
-        elif self._entered:
-            self._entered = False
-            self.parts.open.go_out()
+        elif self._holds_room:
+            self._holds_room = False
+            self.parts.open_requests.release()
 
     def fail(self, error: SglError) -> None:
         """Ends the program with an error, and aborts all its running work."""
@@ -314,34 +314,34 @@ class ProgramPlayer:
 
     def _end(self, outcome: ProgramResult | SglError) -> None:
         self.ended = True
-        if self._asked:
-            self._asked = False
-            self.parts.open.leave(self._room)
-        if self._entered:
-            self._entered = False
-            self.parts.open.go_out()
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self.parts.open_requests.leave(self._room_callback)
+        if self._holds_room:
+            self._holds_room = False
+            self.parts.open_requests.release()
         for branch in self._branches.values():
             branch.end()
-        sink, self._sink = self._sink, _nobody
+        sink, self._sink = self._sink, _ignore_event
         # Breaks reference cycles, so that no garbage collection is needed.
-        self._branches, self._values, self._room, self._decisions = {}, {}, _nothing, None
+        self._branches, self._values, self._room_callback, self._decisions = {}, {}, _nothing, None
         sink(outcome)
 
-    def _extend(self, path: Path, entries: Sequence[Queued]) -> None:
+    def _extend(self, path: Path, entries: Sequence[QueuedNode]) -> None:
         if self.ended:
             return
         branch = self.branch(path)
         back = max((i for i, entry in enumerate(entries, 1) if isinstance(entry.node, Rollback)), default=0)
         if back:  # these nodes don't count towards the limit: the rollback removes what was queued
             self._queued += back
-            branch.take(entries[:back])
+            branch.queue_nodes(entries[:back])
         rest = entries[back:]
         if self._queued + len(rest) > MOST_QUEUED:
             branch.refuse(len(rest), too_many_error())
         else:
             self._queued += len(rest)
-            branch.take(rest)
-        branch.go_on()
+            branch.queue_nodes(rest)
+        branch.resume()
         self.settle()
 
     def _drop(self, path: Path) -> None:
@@ -355,17 +355,17 @@ class ProgramPlayer:
 
     def _decide(self, decisions: Decisions) -> None:
         self._decisions = decisions
-        decisions.go_on()
+        decisions.resume()
         self.settle()
 
-    def add(self, nodes: Sequence[tuple[Path, Sequence[Queued]]], *, last: bool) -> None:
+    def add(self, nodes: Sequence[tuple[Path, Sequence[QueuedNode]]], *, last: bool) -> None:
         """Adds the nodes of a part; closes the program if it is the last part."""
         self._adding, self._closed = True, last
         for path, entries in nodes:
             self._queued += len(entries)
-            self.branch(path).take(entries)
+            self.branch(path).queue_nodes(entries)
         for path, _ in nodes:
-            self.branch(path).go_on()
+            self.branch(path).resume()
         self._adding = False
 
 
@@ -373,11 +373,11 @@ def _nothing() -> None:
     """Does nothing, when room is available for a program that has ended."""
 
 
-def _nobody(event: Played | ProgramResult | SglError) -> None:
+def _ignore_event(event: Played | ProgramResult | SglError) -> None:
     """Ignores an event that comes after the end of the program."""
 
 
-def _check(entries: Sequence[Queued]) -> None:
+def _check(entries: Sequence[QueuedNode]) -> None:
     for entry in entries:
         if isinstance(entry.params, ParameterError):
             raise entry.params

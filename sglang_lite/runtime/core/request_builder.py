@@ -100,7 +100,7 @@ class RequestBuilder:
         stream: bool = False,
         namespace: str = "",
         score_from: int | None = None,
-        given: Sequence[int] = (),
+        output_ids: Sequence[int] = (),
     ) -> list[Request]:
         """Makes the requests of a generation, one per sample; they are not started.
 
@@ -111,15 +111,16 @@ class RequestBuilder:
             stream: whether to send deltas.
             namespace: namespace in the prefix tree.
             score_from: first prompt position to score; None to follow `params`.
-            given: ids that the output begins with; if any, `Request.resume` must be called before submission.
+            output_ids: ids that the output begins with; if any, `Request.resume` must be called before submission.
 
         Raises:
             ParameterError: the prompt or the given ids are not valid; see `tokens` and `output`.
         """
         tokens = self.tokens(ids, params)
-        output = self.output(given, len(tokens), params)
+        output = self.output(output_ids, len(tokens), params)
         start = params.logprob_start_len if params.return_logprob else -1
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        limit = len(tokens) + 1 if params.scores_next_token else min(len(tokens) + params.max_tokens, self._longest)
         requests = []
         for index in range(params.n):
             number = next(self._ids)
@@ -128,14 +129,14 @@ class RequestBuilder:
                     id=number,
                     tokens=np.concatenate((tokens, output)) if len(output) else tokens,
                     prompt_len=len(tokens),
-                    limit=len(tokens) + 1 if params.asks_next else min(len(tokens) + params.max_tokens, self._longest),
+                    limit=limit,
                     params=params,
                     seed=self._seed() if params.seed is None else sample_seed(params.seed, index),
                     output=OutputBuilder(number, self._tokenizer, params, ends, sink, stream=stream),
                     namespace=namespace,
                     paced=stream and self._paced,
                     score_from=score_from if score_from is not None else start if start >= 0 else None,
-                    given=len(output),
+                    replayed_count=len(output),
                 )
             )
         return requests
@@ -182,27 +183,29 @@ class RequestBuilder:
             )
         return tokens
 
-    def output(self, given: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
+    def output(self, output_ids: Sequence[int], prompt_len: int, params: ResolvedParams) -> Ints:
         """Ids that an output begins with, as an int32 array.
 
         Args:
-            given: ids given by the caller.
+            output_ids: ids given by the caller.
             prompt_len: number of prompt tokens.
             params: resolved parameters.
 
         Raises:
             ParameterError: an id is not in the vocabulary, the ids are too many, or several samples are asked for.
         """
-        if not isinstance(given, list | tuple | array | np.ndarray):
-            raise ParameterError("output_ids", f"{type(given).__name__} is no list of token ids.")
-        if not len(given):
+        if not isinstance(output_ids, list | tuple | array | np.ndarray):
+            raise ParameterError("output_ids", f"{type(output_ids).__name__} is no list of token ids.")
+        if not len(output_ids):
             return np.empty(0, dtype=np.int32)
         if params.n > 1:
-            raise ParameterError("output_ids", f"they continue one output; n is {params.n}.", hint="Ask one by one.")
+            raise ParameterError("output_ids", f"can continue one output only, and n is {params.n}.", hint="Use n=1.")
         room = min(params.max_tokens, self._longest - prompt_len)
-        if len(given) > room:
-            raise ParameterError("output_ids", f"{len(given):,} ids; the output has at most {room:,} (max_tokens).")
-        return self._as_tokens("output_ids", given)
+        if len(output_ids) > room:
+            raise ParameterError(
+                "output_ids", f"{len(output_ids):,} ids; the output has at most {room:,} (max_tokens)."
+            )
+        return self._as_tokens("output_ids", output_ids)
 
     def _as_tokens(self, name: str, ids: Sequence[int]) -> Ints:
         tokens, vocab_size = _whole_numbers(ids), self._vocab_size
@@ -227,7 +230,8 @@ def _whole_numbers(ids: Sequence[int]) -> NDArray[np.integer] | None:
         struct.pack_into(f"{len(ids)}i", tokens.data, 0, *ids)  # five times as fast as numpy's conversion of a list
     except struct.error:
         return None
-    return None if isinstance(ids[0], bool) else tokens
+    small = np.flatnonzero(tokens < 2).tolist()  # booleans are packed as 0 and 1
+    return None if any(isinstance(ids[i], bool) for i in small) else tokens
 
 
 def _check_not_empty(ids: Sequence[int]) -> None:

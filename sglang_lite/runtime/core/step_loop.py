@@ -142,7 +142,7 @@ class StepLoop:
     def abort(self, request: Request) -> None:
         """Ends a request with RequestAbortedError, which carries the partial result; does nothing if it has ended.
         Takes effect between two steps."""
-        self.inbox.tell(lambda: self._abort(request))
+        self.inbox.post_if_open(lambda: self._abort(request))
 
     def fail(self, request: Request, error: SglError) -> None:
         """Ends a request whose preparation has failed."""
@@ -150,7 +150,7 @@ class StepLoop:
             self.inbox.post(lambda: self._end(request, error, State.FAILED))
         except EngineClosedError:  # the loop has ended, and never received the request
             if not request.ended:
-                request.output.tell(error)
+                request.output.send(error)
 
     # --------------------------------------------------------------------------------- the loop's thread
 
@@ -189,7 +189,7 @@ class StepLoop:
         for request in list(self.scheduler.requests()):
             if not request.ended:
                 request.state = State.FAILED
-                request.output.tell(error)
+                request.output.send(error)
         self.inbox.run()
         self.runner.close()
 
@@ -406,7 +406,7 @@ class StepLoop:
             try:
                 finish = self._process_token(request, kind, token, sampled.logprobs.get(i))
                 if finish is None and not at_end and self.jump and request.output.matcher is not None:
-                    finish, at_end = self._leap(request)
+                    finish, at_end = self._jump_forward(request)
             except SglError as error:
                 self._end(request, error, State.FAILED)
                 continue
@@ -417,19 +417,20 @@ class StepLoop:
 
     def _process_token(self, request: Request, kind: int, token: int, logprob: TokenLogprob | None) -> Finish | None:
         if kind == GRAMMAR:
-            return request.output.take_masked(token)
+            return request.output.advance_grammar(token)
         if kind >= TEXT:
-            return request.output.take((token,), logprob)
+            return request.output.process((token,), logprob)
         table = self.scheduler.store.table
         if kind == STOPS or table.paced[request.slot]:
-            return request.output.take(request.untaken(table.tokens[request.slot, : table.known[request.slot]]), None)
+            known = table.tokens[request.slot, : table.known[request.slot]]
+            return request.output.process(request.undecoded_tokens(known), None)
         return Finish("stop", token) if token in request.output.ends else None
 
     def _begin(self, request: Request) -> None:
         """Prepares a request's first step: appends the tokens that its grammar forces, and sets `ending` if nothing is
         left to draw."""
-        if request.given:  # `Request.resume` has applied the grammar
-            request.output.tell_given()
+        if request.replayed_count:  # `Request.resume` has applied the grammar
+            request.output.send_replayed_text()
         elif self.jump and request.output.matcher is not None:
             tokens, request.ending = request.jump(request.limit - request.prompt_len)
             if tokens:
@@ -439,7 +440,7 @@ class StepLoop:
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
-    def _leap(self, request: Request) -> tuple[Finish | None, bool]:
+    def _jump_forward(self, request: Request) -> tuple[Finish | None, bool]:
         """Appends the tokens that the request's grammar forces. Returns the reason for the end, if any, and True if the
         request has reached its maximum length."""
         table, slot = self.scheduler.store.table, request.slot
@@ -453,12 +454,12 @@ class StepLoop:
         """Ends a request with its result, or starts the next request of its program in its slot."""
         if request.follow is None:
             self.scheduler.finish(request, State.FINISHED)
-            request.output.tell(request.generation(finish))
+            request.output.send(request.generation(finish))
             return
         table = self.scheduler.store.table
         request.tokens = table.tokens[request.slot, : table.known[request.slot]].copy()
         generation = request.generation(finish)
-        request.output.tell(generation)
+        request.output.send(generation)
         following = request.follow(generation)
         if following is None:
             self.scheduler.finish(request, State.FINISHED)
@@ -477,13 +478,13 @@ class StepLoop:
         self.scheduler.finish(request, State.ABORTED)
         error = RequestAbortedError("the request was aborted.")
         error.partial = request.generation(Finish("abort", None))
-        request.output.tell(error)
+        request.output.send(error)
 
     def _end(self, request: Request, error: SglError, state: State) -> None:
         if request.ended:
             return
         self.scheduler.finish(request, state)
-        request.output.tell(error)
+        request.output.send(error)
 
 
 _NOTHING = nullcontext()

@@ -156,7 +156,7 @@ class Scheduler:
             request = batch.requests[row]
             assert request.handle is not None
             if batch.starts[row] < request.prompt_len:  # generated tokens are published when the request ends
-                self.store.publish(request.handle, all_but_last=request.repeats)
+                self.store.publish(request.handle, all_but_last=request.may_recompute_last)
             if batch.ends[row] == table.length[request.slot]:
                 request.move(State.DECODING)
                 self.prefilling.remove(request)
@@ -402,7 +402,7 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         table, slot = self.store.table, request.slot
         table.limit[slot] = request.limit
-        if request.only_scored and table.computed[slot] < request.limit - 1:
+        if request.skips_last_token and table.computed[slot] < request.limit - 1:
             table.length[slot] = table.limit[slot] = request.limit - 1
         table.watched[slot] = request.watched
         table.paced[slot] = StreamPace.AT_ONCE if request.paced else StreamPace.NONE

@@ -22,7 +22,7 @@ from sglang_lite.runtime.models.config_fields import (
     read_text,
     shown,
 )
-from sglang_lite.runtime.tokens.token_bytes import byte_table, foreign, is_control
+from sglang_lite.runtime.tokens.token_bytes import byte_table, is_control, tokenizer_errors
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
@@ -44,7 +44,7 @@ def tokenizer_from_folder(folder: Path, most: int | None = None) -> Tokenizer:
     Raises:
         ModelError: the folder has no tokenizer, or its kind is not supported.
     """
-    with foreign(str(folder)):
+    with tokenizer_errors(str(folder)):
         return _from_folder(folder, most)
 
 
@@ -54,7 +54,7 @@ def word_tokenizer_from_folder(folder: Path) -> Tokenizer:
     Raises:
         ModelError: the folder has no tokenizer, or the tokenizer is damaged.
     """
-    with foreign(str(folder)):
+    with tokenizer_errors(str(folder)):
         backend = _backend(folder)
         size = backend.get_vocab_size(with_added_tokens=True)
         if not 0 < size < MOST_TOKENS:

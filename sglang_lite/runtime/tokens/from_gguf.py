@@ -14,7 +14,7 @@ from sglang_lite.runtime.models.config_fields import (
     check_ids,
     shown,
 )
-from sglang_lite.runtime.tokens.token_bytes import byte_level_bytes, foreign, is_control, sentencepiece_bytes
+from sglang_lite.runtime.tokens.token_bytes import byte_level_bytes, is_control, sentencepiece_bytes, tokenizer_errors
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 from sglang_lite.text.tool_formats import marks_among
 
@@ -78,7 +78,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Foreign], label: str) -> Tokenize
     Raises:
         ModelError: the tokenizer or pre-tokenizer is damaged or not supported.
     """
-    with foreign(label):
+    with tokenizer_errors(label):
         return _from_gguf(metadata, label)
 
 

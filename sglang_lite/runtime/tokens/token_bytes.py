@@ -18,7 +18,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 @contextmanager
-def foreign(label: str) -> Iterator[None]:
+def tokenizer_errors(label: str) -> Iterator[None]:
     """Converts exceptions of the tokenizers library about a damaged description to ModelError."""
     try:
         yield

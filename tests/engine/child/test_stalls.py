@@ -41,7 +41,10 @@ def test_a_step_that_stands_still_is_reported_with_where_it_is(folders):
         ({"stream_interval_s": float("nan")}, "stream_interval_s: nan"),
         ({"restart": 1.5}, "restart: 1.5 is not one of"),
         ({"in_process": "yes"}, "in_process: 'yes' is not one of"),
-        ({"in_process": True, "restart": True}, "restart: is for an engine in a process of its own"),
+        (
+            {"in_process": True, "restart": True},
+            "restart: is for an engine in its own process, not with in_process=True",
+        ),
         ({"in_process": True, "stall_timeout_s": 5.0}, "stall_timeout_s: is for"),
         ({"in_process": True, "stream_interval_s": 0.02}, "stream_interval_s: is for"),
     ],

@@ -43,7 +43,7 @@ REFUSED = ResponseOutputMessage(
     [
         (called("nonsense"), sgl.ValueValidationError, "is not what Regex"),
         (called(), sgl.BackendError, "0 samples arrived"),
-        (called("12", "34"), sgl.BackendError, "2 samples arrived"),
+        (called("12", "34"), sgl.BackendError, r"answered 2 times instead of once, .*\. Try again"),
         (called(output=[REFUSED]), sgl.RefusalError, "I can't"),
         (called(incomplete_details=IncompleteDetails(reason="content_filter")), sgl.RefusalError, "content filter"),
         (

@@ -9,6 +9,7 @@ from google.oauth2.credentials import Credentials
 from pydantic import BaseModel
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.generate_content import GenerateContentReader
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.testing import ServerForTests
 
@@ -109,6 +110,27 @@ def test_a_request_carries_the_turns_and_only_what_was_set(api, gemini):
     meta = state.get_meta_info("a")
     assert (meta["id"], meta["provider"], meta["reasoning_tokens"]) == ("resp-1", "vertexai", 3)
     assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (20, 8, 8)
+
+
+def test_reasoning_tokens_are_part_of_the_usage(api, gemini):
+    api.answers = [Reply(answer("Hello"))]
+    state = run(gemini())
+    assert state["a"] == "Hello"
+    assert state.usage().reasoning_tokens == 3
+
+
+def test_log_probabilities_keep_the_token_id_0():
+    chosen = [
+        types.LogprobsResultCandidate(token="a", token_id=0, log_probability=-0.5),
+        types.LogprobsResultCandidate(token="b", log_probability=-0.7),
+    ]
+    top = [types.LogprobsResultTopCandidates(candidates=[each]) for each in chosen]
+    result = types.LogprobsResult(chosen_candidates=chosen, top_candidates=top)
+    reader = GenerateContentReader()
+    reader.event(types.GenerateContentResponse(candidates=[types.Candidate(logprobs_result=result)]))
+    first, second = reader.samples[0].logprobs
+    assert (first.token_id, first.top) == (0, ((-0.5, 0, "a"),))
+    assert (second.token_id, second.top) == (-1, ((-0.7, -1, "b"),))
 
 
 def test_every_parameter_that_was_set_is_sent(api, gemini):

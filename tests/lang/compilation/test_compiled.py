@@ -468,9 +468,9 @@ def test_the_runtime_refuses_holes_that_nothing_fills(engine):
 
     gen = Gen("x", msgspec.structs.replace(sgl.SamplingParams(), max_tokens=2))
     assert "no value" in played(Fill("question"))
-    assert "never had" in played(Fill(node=(7,)), gen)
-    assert "never had" in played(Fill(node=(1,)), gen)  # it waits for what waits for it
-    assert "never had" in played(Fork(((Fill(node=(2,)),),)), Fill(node=(0, 0, 5)), gen)
+    assert "were never added" in played(Fill(node=(7,)), gen)
+    assert "were never added" in played(Fill(node=(1,)), gen)  # it waits for what waits for it
+    assert "were never added" in played(Fork(((Fill(node=(2,)),),)), Fill(node=(0, 0, 5)), gen)
     assert "has no item" in played(Text("a"), gen, Fill(node=(1,), steps=("a",)))
     result, events = engine.play("a", Program((gen, Text("|"), Fill(node=(0,)))))
     first = events[0].event.text

@@ -66,7 +66,7 @@ def test_what_can_not_be_is_refused(file, line, changes, message):
     [
         (b"", "not the head of a trace"),
         (b"\n", "line 1: "),
-        (b"\x80\x04\x95pickle", "line 1: byte 0 is no UTF-8"),
+        (b"\x80\x04\x95pickle", "line 1: byte 0 is not UTF-8"),
         (b'{"version": 1', "line 1: "),
         (b'{"version":1,"type":"TraceHead","data":{"nodes":0}}\n\n\n', "line 2: "),
         (b'{"version":1,"type":"TraceNode","data":{"kind":"text"}}\n', "not the head of a trace"),

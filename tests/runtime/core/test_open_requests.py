@@ -14,7 +14,7 @@ class Submitting:
 
     async def submit(self, name, count):
         def submitted():
-            ended = self.open.counted(lambda event: None, count)
+            ended = self.open.track(lambda event: None, count)
             self.under_way += [ended] * count
             self.submitted.append(name)
             return Ticket(lambda: None)
@@ -67,3 +67,10 @@ def test_all_are_called_that_there_is_room_for():
     before, after = asyncio.run(main())
     assert before == ["first"] * 8
     assert after == ["first"] * 8 + ["later"] * 4
+
+
+def test_a_name_without_a_ticket_can_be_used_again():
+    room = OpenRequests(1)
+    for _ in range(2):
+        room.track(lambda event: None, rid="x")(RequestAbortedError("over"))
+    assert room.open_count == 0

@@ -161,13 +161,13 @@ def test_decoding_reads_every_row_once(lengths, heads, dim, options):
 
 
 @pytest.mark.parametrize("round_up", [False, True])
-def test_work_is_cut_by_tokens(up):
+def test_work_is_cut_by_tokens(round_up):
     positions = torch.tensor([0, 999, 63, 64, 4000], dtype=torch.int32, device=DEVICE)
     slots = torch.tensor([7, 0, 3, 3, 9], dtype=torch.int32, device=DEVICE)
     for items in (6, 7, 30, 300):
         work = torch.zeros((items, 4), dtype=torch.int32, device=DEVICE)
         row_work = torch.zeros((5, 2), dtype=torch.int32, device=DEVICE)
-        split_work(positions, slots, None, work, row_work, min_tokens=64, round_up=up)
+        split_work(positions, slots, None, work, row_work, min_tokens=64, round_up=round_up)
         covered: dict[int, list[tuple[int, int]]] = {}
         for row, start, end, slot in work.tolist():
             if row >= 0:
@@ -182,7 +182,7 @@ def test_work_is_cut_by_tokens(up):
             assert pieces[-1][1] == position + 1
         longest = max(end - start for pieces in covered.values() for start, end in pieces)
         share = max(64, -(-5131 // (items - 5)))
-        assert longest <= (-(-share // 64) * 64 if up else 1.5 * share + 64)
+        assert longest <= (-(-share // 64) * 64 if round_up else 1.5 * share + 64)
 
 
 @pytest.mark.parametrize("scaled", [None, False, True])  # None: no 8 bits

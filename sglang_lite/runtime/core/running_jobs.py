@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 
 
-class WorkUnderWay:
+class RunningJobs:
     """Running jobs of a branch, and callbacks that are void once the branch gives them up.
 
     Args:
@@ -38,32 +38,32 @@ class WorkUnderWay:
         """Removes a job that has ended."""
         self._jobs.discard(job)
 
-    def give_up(self) -> None:
+    def cancel_all(self) -> None:
         """Aborts all jobs, and voids all outstanding callbacks."""
         self.epoch += 1
         jobs, self._jobs = self._jobs, set()
         for job in jobs:
             job.abort()
 
-    def unless_over(self, call: Callable[_P, object]) -> Callable[_P, None]:
+    def guarded(self, call: Callable[_P, object]) -> Callable[_P, None]:
         """Wraps a function for the loop's thread, so that it does nothing once the work is given up."""
         epoch = self.epoch
 
-        def back(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        def guarded_call(*args: _P.args, **kwargs: _P.kwargs) -> None:
             if self.epoch == epoch:
                 call(*args, **kwargs)
                 self._player.settle()
 
-        return back
+        return guarded_call
 
-    def later(self, call: Callable[[], object]) -> Callable[[object], None]:
-        """Wraps a function as a future's callback for any thread: posts `unless_over(call)` to the loop's thread."""
-        back = self.unless_over(call)
+    def future_callback(self, call: Callable[[], object]) -> Callable[[object], None]:
+        """Wraps a function as a future's callback for any thread: posts `guarded(call)` to the loop's thread."""
+        guarded_call = self.guarded(call)
 
-        def later(_: object) -> None:
+        def callback(_: object) -> None:
             try:
-                self._player.parts.loop.inbox.post(back)
+                self._player.parts.loop.inbox.post(guarded_call)
             except EngineClosedError as error:
                 self._player.fail(error)
 
-        return later
+        return callback
