@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbolic.symbols import MARK, Symbol, TraceLog, recording
-from sglang_lite.program.control_flow import answer
+from sglang_lite.program.control_flow import evaluate
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
@@ -60,20 +60,20 @@ class CompileLog(TraceLog):
         right, constant = condition.right, not isinstance(condition.right, Fill)
         possible = self._possible.get(condition.left, values)
         if possible and constant:
-            answers = {answer(condition, value, right) for value in possible}
+            answers = {evaluate(condition, value, right) for value in possible}
             if len(answers) == 1:
                 return answers.pop()
         if condition not in self._answers:
             holds = self._answers[condition] = self._new_decision(condition, ()) == 0
             if possible and constant:
-                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is holds])
+                self._possible[condition.left] = tuple([v for v in possible if evaluate(condition, v, right) is holds])
             elif holds and condition.sign == "==" and constant:
                 self._possible[condition.left] = (cast(Scalar, right),)
         return self._answers[condition]
 
     def step(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+        self.remaining_steps -= 1
+        if self.remaining_steps < 0:
             raise CompileError(
                 "the body makes decisions without an end.", hint=f"Bound its loops. {OR_RUN_IT}", where=user_location()
             )

@@ -85,7 +85,7 @@ class ScriptRun:
                 variable = branch.read(nothing, where) if name is None else branch.names.variables[name]
                 yield variable
                 if name is not None and variable.error() is not None:
-                    branch.player.see_failure()
+                    branch.player.mark_failure_reported()
                 variable.result()
             case Called():
                 yield (result := self._call(number, action))
