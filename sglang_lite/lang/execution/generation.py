@@ -261,8 +261,8 @@ def _events(
     if attempt and not isinstance(params.seed, Unset):  # the same seed would give the same answer
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
-    if backend.remembers and player.pushed is not None:
-        known = backend.remembered(prompt(), params, constraint())
+    if backend.has_saved_answers and player.pushed is not None:
+        known = backend.saved_answers(prompt(), params, constraint())
         if known is not None:
             return _each(known)
     repairs = bool(attempt) and shows(options, op)

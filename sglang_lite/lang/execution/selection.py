@@ -107,9 +107,9 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
 
     async def ask(_: int) -> Selection:
         assert player.pushed is not None
-        if player.backend.remembers:
+        if player.backend.has_saved_answers:
             prompt = player.transcript.prompt()
-            known = player.backend.remembered_choice(prompt, texts, unconditional=unconditional)
+            known = player.backend.saved_selection(prompt, texts, unconditional=unconditional)
             if known is not None:
                 return known
         asked, op.asked = op.asked, None

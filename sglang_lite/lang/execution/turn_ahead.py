@@ -84,7 +84,7 @@ class Turn:
             attempt: number of the attempt, from 0. A later attempt makes its own call, and answers known ahead are
                 dropped.
         """
-        known = backend.remembered(prompt, params, constraint)
+        known = backend.saved_answers(prompt, params, constraint)
         if known is not None:
             for each in known:
                 yield each
