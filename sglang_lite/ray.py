@@ -125,7 +125,7 @@ class ActorPool:
             until_released,
         )
         self._ray = _ray()
-        self._items = dict(plan.left)
+        self._items = dict(plan.pending)
         self._left = set(self._items)
         self._tried: Counter[int] = Counter()  # number of actors that died with a row
         self._waiting: deque[list[int]] = deque()
@@ -143,7 +143,7 @@ class ActorPool:
         num_gpus = options.num_gpus if options.num_gpus is not None else float(total.get("GPU", 0) >= 1)
         count = options.actors or int(total.get("GPU", 0) / num_gpus if num_gpus else _nodes(ray, options.num_cpus))
         count = max(min(count, len(self._items)), 1)
-        order = list(self._plan.left)
+        order = list(self._plan.pending)
         most = max(-(-len(order) // (2 * _LANES * count)), _FEWEST)
         self._waiting.extend([[i for i, _ in order]] if self._until_released else groups(order, most))
         self._seats, self._room = count, self._plan.window * count

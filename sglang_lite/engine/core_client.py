@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from sglang_lite.engine import spawned_process, switch_interval
 from sglang_lite.engine.engine_process import EngineProcess
-from sglang_lite.engine.events import Events, OpenEntry
 from sglang_lite.engine.frames import (
     Abort,
     Ask,
@@ -55,6 +54,7 @@ from sglang_lite.engine.frames import (
     frame,
     reports,
 )
+from sglang_lite.engine.open_submissions import OpenSubmission, OpenSubmissions
 from sglang_lite.program.nodes import Gen, Node
 from sglang_lite.program.nodes import Path as BranchPath
 from sglang_lite.protocol import (
@@ -122,8 +122,8 @@ class CoreClient:
         self.config = config
         self._home = os.getpid()
         self._ids = itertools.count(1)
-        self._events = Events(self._abort)
-        self._lock = self._events.lock
+        self._submissions = OpenSubmissions(self._abort)
+        self._lock = self._submissions.lock
         self._closed = False
         self._why_closed = "the engine is closed."
         self._starts: deque[float] = deque()
@@ -132,16 +132,16 @@ class CoreClient:
         self._path = path.absolute()  # folder of the weights that are loaded now
         switch_interval.shorten()
         self._listen()
-        _running.add(self)
+        _open_clients.add(self)
         try:
-            self.encoder, self.tokenizer = _opened(config, path)  # while the process loads the model
+            self.encoder, self.tokenizer = _encoder_and_tokenizer(config, path)  # while the process loads the model
             ready = self._process.ready.result()
         except BaseException:
             self.close()
             raise
-        self._take_ready(ready)
+        self._set_up(ready)
 
-    def _take_ready(self, ready: Ready) -> None:
+    def _set_up(self, ready: Ready) -> None:
         config = self.config
         self.model_name, self.vocab_size, self.description = ready.model_name, ready.vocab_size, ready.description
         self._eos_ids = frozenset(ready.eos_ids)
@@ -153,7 +153,7 @@ class CoreClient:
         self._requests = OpenRequests(config.max_queued + ready.sizes[0])
 
     def _listen(self) -> None:
-        reader = self._events.reader = threading.Thread(
+        reader = self._submissions.reader = threading.Thread(
             target=self._read, args=(self._process,), name="sglang_lite-events", daemon=True
         )
         reader.start()
@@ -168,9 +168,9 @@ class CoreClient:
         params = self._builder.resolved(request.params)
         tokens = self._builder.tokens(ids, params)
         output = self._builder.output(request.output_ids, len(tokens), params)
-        processor = None if request.logit_processor is None else _name_of(request.logit_processor)
+        processor = None if request.logit_processor is None else _import_name(request.logit_processor)
         number = next(self._ids)
-        entry = OpenEntry(params.n)
+        entry = OpenSubmission(params.n)
         ticket = Ticket(partial(self._abort, number), lambda: entry.cached)
         message = Submit(
             number, tokens.tobytes(), request.params, request.constraint, request.stream, request.namespace,
@@ -186,7 +186,7 @@ class CoreClient:
         self._builder.check_images(request.prompt)
         number = next(self._ids)
         message = Score(number, request.prompt, tuple(request.choices), request.unconditional, request.namespace)
-        self._begin(message, OpenEntry(), lambda: self._requests.track(sink))
+        self._begin(message, OpenSubmission(), lambda: self._requests.track(sink))
         return Ticket(partial(self._abort, number))
 
     def open_program(
@@ -197,7 +197,7 @@ class CoreClient:
         check_kind("namespace", namespace, str)
         check_priority(priority, self.config.policy)
         number = next(self._ids)
-        self._begin(Open(number, stream, namespace, priority), OpenEntry(), lambda: sink)
+        self._begin(Open(number, stream, namespace, priority), OpenSubmission(), lambda: sink)
         return _OpenProgram(self, number)
 
     def run_program(self, request: ProgramRequest, sink: ProgramSink) -> Ticket:
@@ -212,7 +212,7 @@ class CoreClient:
                 raise error
         number = next(self._ids)
         message = Play(number, request.prompt, request.program, request.stream, request.namespace, request.priority)
-        self._begin(message, OpenEntry(), lambda: self._requests.track(sink))
+        self._begin(message, OpenSubmission(), lambda: self._requests.track(sink))
         return Ticket(partial(self._abort, number))
 
     def extend(self, number: int, path: BranchPath, nodes: Sequence[Node]) -> None:
@@ -232,9 +232,9 @@ class CoreClient:
             raise reads_no_text(self.model_name)
         number = next(self._ids)
         data = frame([Encode(number, request.ids.tobytes(), request.types.tobytes(), request.lengths.tobytes())])
-        found: Future[NDArray[np.float32]] = Future()
-        self._call(number, data).add_done_callback(partial(_as_vectors, found, encoder.width))
-        return found
+        vectors: Future[NDArray[np.float32]] = Future()
+        self._call(number, data).add_done_callback(partial(_as_vectors, vectors, encoder.width))
+        return vectors
 
     def abort(self, rid: str) -> None:
         """Aborts the request with the name `rid`: see `Engine.abort`."""
@@ -257,7 +257,7 @@ class CoreClient:
             compiled = self._compiler.request(constraint).result()
         except SglError as error:
             raise copy(error) from error
-        self._ask("compile", constraint=constraint)
+        self._call_method("compile", constraint=constraint)
         return compiled
 
     def validated_prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
@@ -268,7 +268,7 @@ class CoreClient:
 
     def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that also calls `flush`: once for all events that arrive in one frame."""
-        return self._events.with_flush(sink, flush)
+        return self._submissions.with_flush(sink, flush)
 
     # ----------------------------------------------------------------------------------- waiting for room
 
@@ -286,7 +286,7 @@ class CoreClient:
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
-        self._events.call_soon(call)
+        self._submissions.call_soon(call)
 
     # --------------------------------------------------------------------------------- state of the engine
 
@@ -307,7 +307,7 @@ class CoreClient:
             EngineClosedError: as `check_open`.
         """
         self._check_process()
-        if threading.current_thread() is self._events.reader:
+        if threading.current_thread() is self._submissions.reader:
             raise self_wait_error(name)
         self.check_open()
 
@@ -320,31 +320,31 @@ class CoreClient:
         self.check_wait("update_weights")
         version = self.config.weight_version if version is None else version
         config = replace(self.config, model=path, revision=None, weight_version=version)
-        there = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
-        name = self._ask("update_weights", path=there)
-        self.model_name = path if name == there else name
-        self.config, self._path = config, resolve(there, None)
+        absolute = os.path.abspath(path) if os.path.exists(path) else path  # the process may be in another folder
+        name = self._call_method("update_weights", path=absolute)
+        self.model_name = path if name == absolute else name
+        self.config, self._path = config, resolve(absolute, None)
 
     def start_profile(self, folder: str, *, with_stack: bool = False, record_shapes: bool = False) -> None:
         """Starts a profile: see `Engine.start_profile`."""
         self.check_wait("start_profile")
         options = {"with_stack": with_stack, "record_shapes": record_shapes}
-        self._ask("start_profile", path=folder, options=options)
+        self._call_method("start_profile", path=folder, options=options)
 
     def stop_profile(self) -> str:
         """Ends the profile: see `Engine.stop_profile`."""
         self.check_wait("stop_profile")
-        return str(self._ask("stop_profile"))
+        return str(self._call_method("stop_profile"))
 
     def flush_cache(self) -> int:
         """Drops every cached prefix that no request is using; returns the number of tokens that were freed."""
         self.check_wait("flush_cache")
-        return int(self._ask("flush_cache"))
+        return int(self._call_method("flush_cache"))
 
     def stats(self) -> dict[str, Any]:  # counts are int, seconds float
         """Counts, taken between two steps: see `Engine.stats`."""
         self.check_wait("stats")
-        return dict(self._ask("stats"))
+        return dict(self._call_method("stats"))
 
     def close(self, patience_s: float | None = None) -> None:
         """Ends the process. In a forked copy, only marks this object as closed: the process belongs to the original.
@@ -358,8 +358,8 @@ class CoreClient:
         self.disconnect()
         if self._compiler is not None:
             self._compiler.close()
-        if threading.current_thread() is not self._events.reader:
-            self._events.reader.join(patience_s)
+        if threading.current_thread() is not self._submissions.reader:
+            self._submissions.reader.join(patience_s)
 
     def disconnect(self) -> None:
         """Makes the process end, so that open requests fail. Waits for nothing and takes no lock: a garbage collector
@@ -371,7 +371,7 @@ class CoreClient:
     # ---------------------------------------------------------------------------------------------- sending
 
     def _begin(
-        self, message: Submit | Score | Open | Play, entry: OpenEntry, counted: Callable[[], Callable[[Any], None]]
+        self, message: Submit | Score | Open | Play, entry: OpenSubmission, counted: Callable[[], Callable[[Any], None]]
     ) -> None:
         """Registers and sends a submission, whose events follow until its last one.
 
@@ -383,7 +383,7 @@ class CoreClient:
         with self._lock:
             self.check_open()
             entry.sink, entry.process = counted(), self._process
-            self._events.add(message.id, entry)
+            self._submissions.add(message.id, entry)
             self._send_on(self._process, data)
 
     def send(self, message: Command) -> None:
@@ -392,7 +392,7 @@ class CoreClient:
             return
         data = frame([message])
         with self._lock:
-            entry = self._events.get(message.id)
+            entry = self._submissions.get(message.id)
             if entry is not None:
                 self._send_on(entry.process, data)
 
@@ -404,7 +404,7 @@ class CoreClient:
     def _abort(self, number: int) -> None:
         self.send(Abort(number))
 
-    def _ask(
+    def _call_method(
         self,
         what: Any,
         *,
@@ -419,7 +419,7 @@ class CoreClient:
         """Sends a frame with a call, and returns the future of its one answer."""
         with self._lock:
             self.check_open()
-            future = self._events.ask(number, self._process)
+            future = self._submissions.register_call(number, self._process)
             self._send_on(self._process, data)
         return future
 
@@ -435,31 +435,31 @@ class CoreClient:
         try:
             for content in process.child.connection.frames():
                 for message in reports(content):
-                    self._take(message, process)
-                self._events.flush()
+                    self._handle(message, process)
+                self._submissions.flush()
         except Exception as error:  # any error: callers would otherwise wait for ever
             problem = f"sent what can't be read ({error!r}), and "
             process.child.kill()
-        wanted = self._closed
+        closed = self._closed
         ended = process.child.end()
         process.child.connection.release()
         startup_messages.move_bar(process.bar, 1, 1, self.config.log_level)
-        if wanted:
-            self._events.fail(process, EngineClosedError("the engine was closed before the request finished."))
+        if closed:
+            self._submissions.fail(process, EngineClosedError("the engine was closed before the request finished."))
         elif process.failure is not None:
             self._closed, self._why_closed = True, f"the engine could not be started: {process.failure}"
-            self._events.fail(process, process.failure)
+            self._submissions.fail(process, process.failure)
         else:
-            self._died(process, f"the engine's process {problem}{ended}")
-        if threading.current_thread() is self._events.reader:  # and not a later one, of a restarted process
+            self._on_death(process, f"the engine's process {problem}{ended}")
+        if threading.current_thread() is self._submissions.reader:  # and not a later one, of a restarted process
             switch_interval.restore()
 
-    def _take(self, message: Report, process: EngineProcess) -> None:
+    def _handle(self, message: Report, process: EngineProcess) -> None:
         match message:
             case RequestEvent():
-                self._events.tell(message)
+                self._submissions.deliver(message)
             case AskReply():
-                self._events.answer(message)
+                self._submissions.answer(message)
             case Log():
                 with contextlib.suppress(Exception):  # the caller's logging handlers may raise
                     logging.getLogger(message.logger).log(message.level, "%s", message.line)
@@ -471,7 +471,7 @@ class CoreClient:
                 process.failure = error_of(message.failure)
                 process.child.connection.close()
 
-    def _died(self, process: EngineProcess, why: str) -> None:
+    def _on_death(self, process: EngineProcess, why: str) -> None:
         """Fails everything that was open in a dead process, and starts another one if the settings allow it."""
         with contextlib.suppress(Exception):  # the caller's logging handlers may raise
             logger.error("%s", why)
@@ -482,7 +482,7 @@ class CoreClient:
                 self._closed = True
             else:
                 self._restart()
-        self._events.fail(process, EngineClosedError(why))
+        self._submissions.fail(process, EngineClosedError(why))
 
     def _may_restart(self) -> bool:
         now = time.monotonic()
@@ -519,7 +519,7 @@ class _OpenProgram:
         self._core.send(Abort(self._number))
 
 
-def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
+def _encoder_and_tokenizer(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Tokenizer]:
     """Specification of an embedding or classification model (None for other models), and the tokenizer of any model."""
     if is_encoder(path):
         spec = encoder_spec(path)
@@ -527,13 +527,13 @@ def _opened(config: EngineConfig, path: Path) -> tuple[EncoderSpec | None, Token
     return None, open_model_files(path, config.model_impl, tokenizer=not config.skip_tokenizer_init).tokenizer
 
 
-def _as_vectors(found: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
+def _as_vectors(vectors: Future[NDArray[np.float32]], width: int, answer: Future[bytes]) -> None:
     error = answer.exception()
     with contextlib.suppress(InvalidStateError):  # the future was cancelled
         if error is not None:
-            found.set_exception(error)
+            vectors.set_exception(error)
         else:
-            found.set_result(np.frombuffer(answer.result(), np.float32).reshape(-1, width))
+            vectors.set_result(np.frombuffer(answer.result(), np.float32).reshape(-1, width))
 
 
 def _without_params(node: Node) -> Gen:
@@ -541,17 +541,17 @@ def _without_params(node: Node) -> Gen:
     return Gen(node.name if isinstance(node, Gen) else None, where=node.where)
 
 
-def _name_of(processor: LogitProcessor) -> str:
+def _import_name(processor: LogitProcessor) -> str:
     """Name by which the engine's process can import a logit processor, as "module:name".
 
     Raises:
         ParameterError: the processor can't be imported by name.
     """
     module, name = getattr(processor, "__module__", None), getattr(processor, "__qualname__", "")
-    found: Any = sys.modules.get(module or "")
+    value: Any = sys.modules.get(module or "")
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if module == "__main__" or found is not processor:
+        value = getattr(value, part, None)
+    if module == "__main__" or value is not processor:
         raise ParameterError(
             "logit_processor", f"{shown(processor)} can't be found by name in the engine's process.",
             hint="Define it at the top of a module of its own and import it from there, or use in_process=True.",
@@ -559,12 +559,12 @@ def _name_of(processor: LogitProcessor) -> str:
     return f"{module}:{name}"
 
 
-_running: weakref.WeakSet[CoreClient] = weakref.WeakSet()
+_open_clients: weakref.WeakSet[CoreClient] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    running = list(_running)
+    running = list(_open_clients)
     for core in running:
         core.disconnect()
     for core in running:

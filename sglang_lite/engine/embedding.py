@@ -158,7 +158,7 @@ def pair_scores(
         raise CapabilityError(f"{engine.model_name} has {len(classifier.labels)} labels.", hint="Use classify.")
     for index, pair in enumerate(pairs):
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ParameterError(f"{field}[{index}]", "is no pair of texts.")
+            raise ParameterError(f"{field}[{index}]", f"{pair!r:.60} is not a pair of texts. Give (query, document).")
     logits, tokens = _read(engine, [(first, second) for first, second in pairs], truncate=truncate, field=field)
     return (logits[:, 0] if classifier.plain else _sigmoid(logits[:, 0])), tokens
 
@@ -246,7 +246,7 @@ def _several(prompt: Texts) -> tuple[Any, bool]:
 def _check_several(given: object, field: str) -> None:
     """Raises ParameterError if a value isn't a sequence of texts."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ParameterError(field, f"{type(given).__name__} is no list.")
+        raise ParameterError(field, f"{type(given).__name__} is not a list. Give a list.")
 
 
 def _spec(engine: Engine) -> EncoderSpec:

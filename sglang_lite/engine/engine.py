@@ -52,15 +52,16 @@ T = TypeVar("T")
 
 
 class Engine:
-    __doc__ = f"""A model, ready to run: for programs (`sgl.set_default_backend`, `run(backend=…)`), and by itself.
+    __doc__ = f"""Engine with a loaded model: a backend of programs (`sgl.set_default_backend`, `run(backend=…)`), or
+    used by itself.
 
     Args:
 {FIELDS}
 
-    SGLang's ServerArgs (`model_path` …) are taken, too: docs/compatibility.md says what each of them means here.
+    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each.
 
     Raises:
-        ParameterError: an unknown parameter or a bad value.
+        ParameterError: a parameter is unknown, or has an invalid value.
         ModelError: the model can't be found, read or run.
     """
 
@@ -100,7 +101,7 @@ class Engine:
     def __reduce__(self) -> NoReturn:
         raise BackendError(
             "an engine can't be pickled: it belongs to the process that started it.",
-            hint="Start one where it is used, or send what it is to do to where it is.",
+            hint="Start an engine in each process that needs one, or serve one and connect to it.",
         )
 
     @property

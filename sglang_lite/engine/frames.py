@@ -8,9 +8,10 @@ unpickled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -215,6 +216,8 @@ def _hook(value: object) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_hook)
+_FIELDS = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(Command)}
+_PLACE = re.compile(r"\[(\d+)\](.*)`")  # path of a value in a message: index of its field, and the rest
 _commands = msgspec.msgpack.Decoder(list[Command], dec_hook=location_from)
 _reports = msgspec.msgpack.Decoder(list[Report], dec_hook=location_from)
 
@@ -229,15 +232,18 @@ def frame(messages: Sequence[Command] | Sequence[Report]) -> bytes:
     try:
         _encoder.encode_into(messages, data, HEADER)
     except UnicodeEncodeError:
-        what = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
-        raise ParameterError(what, "is no valid Unicode: it has unpaired surrogates.") from None
+        parameter = "request" if isinstance(messages[0], Submit | Ask) else "prompt"  # neither has a prompt as text
+        raise ParameterError(parameter, "is no valid Unicode: it has unpaired surrogates.") from None
     except (TypeError, OverflowError, RecursionError) as error:
         raise ParameterError(
             "request", f"{error}.", hint="Use plain data, or run the engine with in_process=True."
         ) from None
     size = len(data) - HEADER
     if size > MOST_BYTES:
-        raise ParameterError("request", f"{size:,} bytes; {MOST_BYTES:,} may cross to the engine's process at a time.")
+        raise ParameterError(
+            "request", f"has {size:,} bytes; at most {MOST_BYTES:,} fit into one message of the engine's process.",
+            hint="Send fewer texts or nodes at once, or run the engine with in_process=True.",
+        )  # fmt: skip
     data[:HEADER] = size.to_bytes(HEADER, "big")
     return bytes(data)
 
@@ -264,9 +270,19 @@ def _command(message: Any) -> Command | Unreadable:  # a list of any values
         return found
     except msgspec.ValidationError as error:
         match message:
-            case [str(), int(number), *_]:
-                return Unreadable(number, ParameterError("request", f"{error}."))
+            case [str(tag), int(number), *_]:
+                return Unreadable(number, _type_error(tag, error))
         raise  # without an id there is no caller to report the error to
+
+
+def _type_error(tag: str, error: msgspec.ValidationError) -> ParameterError:
+    """Error for a value of a wrong type, with the field of the message and the path in it."""
+    problem, _, path = str(error).partition(" - at `$")
+    place = _PLACE.match(path)
+    fields = ("tag", *_FIELDS.get(tag, ()))
+    if place is None or int(place[1]) >= len(fields):
+        return ParameterError("request", f"{problem}.")
+    return ParameterError(fields[int(place[1])] + place[2], f"{problem[:1].lower()}{problem[1:]}.")
 
 
 def reports(content: memoryview) -> list[Report]:

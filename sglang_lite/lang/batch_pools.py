@@ -33,7 +33,7 @@ def pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_rele
     def call(item: Item) -> BodyRun | CompiledCall | HeldRow:
         return program.prepared(item[0], item[1], plan.options, plan.settings)
 
-    return BodyPool(call, plan.left, plan.window, saved, until_released=until_released)
+    return BodyPool(call, plan.pending, plan.window, saved, until_released=until_released)
 
 
 def async_pool_of(program: SglFunction, plan: BatchPlan, report: Report, *, until_released: bool) -> PoolOnLoop:
@@ -50,4 +50,4 @@ def _async_bodies(program: SglFunction, plan: BatchPlan, report: Report, *, unti
         await call.arun()
         return call.state
 
-    return AsyncBodyPool(body, plan.left, plan.window, saving(report, plan.file), until_released=until_released)
+    return AsyncBodyPool(body, plan.pending, plan.window, saving(report, plan.file), until_released=until_released)

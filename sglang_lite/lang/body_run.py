@@ -17,7 +17,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_run
+from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import Location, ProgramError, RequestAbortedError
@@ -56,7 +56,7 @@ class BodyRun:
         self._program, self._args, self._kwargs = program, args, kwargs
         outer = current_run.get()
         run = Run(backend, settings, is_async=program.is_async, outer=outer, new_state=ProgramState)
-        run.called = Calling(program, args, kwargs)
+        run.called = BoundCall(program, args, kwargs)
         if program.speculation.tokens is not None:
             run.speculation, run.speculates = program.speculation, program.speculation.on
         branch = self._branch = Branch(Player(run, run.pushed()))
@@ -64,10 +64,10 @@ class BodyRun:
         if run.budgets:  # a BudgetError carries the state
             run.state = weakref.ref(self.state)
         if outer is not None:
-            outer.contain(branch)
+            outer.register_inner(branch)
         if "begin_run" in backend.hooks:
             backend.begin_run(partial(_wait_for, weakref.ref(branch.player)))
-        branch.tell("begin_program")
+        branch.call_hook("begin_program")
 
     def __enter__(self) -> None:
         run = self._branch.run

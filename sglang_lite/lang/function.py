@@ -21,7 +21,7 @@ from sglang_lite.lang.body_run import BodyRun, start_thread
 from sglang_lite.lang.checks import check_flags
 from sglang_lite.lang.execution.api_speculation import ApiSpeculation
 from sglang_lite.lang.execution.reading import finished
-from sglang_lite.lang.execution.run import Calling, Run, RunSettings, current_run
+from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings, current_run
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.global_config import global_config
 from sglang_lite.lang.nested_call import NestedCall
@@ -314,9 +314,9 @@ class SglFunction(BaseProgram):
         make_pool = functools.partial(pool_of, self, plan, until_released=plan.iterates)
         outcomes = batch.iterate(make_pool, plan)
         if plan.iterates:
-            return batch.passed(plan, outcomes)
+            return batch.yield_results(plan, outcomes)
         with plan:
-            return batch.settle(plan, dict(outcomes))
+            return batch.results_of(plan, dict(outcomes))
 
     @with_signature_of(run_batch)
     async def arun_batch(self, batch_kwargs: object, **options: UserValue) -> UserValue:
@@ -326,11 +326,11 @@ class SglFunction(BaseProgram):
         plan = self._plan(batch_kwargs, {**_BATCH_DEFAULTS, **options})
         outcomes = batch.aiterate(functools.partial(async_pool_of, self, plan, until_released=True), plan)
         if plan.iterates:
-            return batch.apassed(plan, outcomes)
+            return batch.ayield_results(plan, outcomes)
         with plan:
-            return batch.settle(plan, {index: outcome async for index, outcome in outcomes})
+            return batch.results_of(plan, {index: outcome async for index, outcome in outcomes})
 
-    def run_again(self, called: Calling, backend: BaseBackend, settings: RunSettings) -> ProgramState:
+    def run_again(self, called: BoundCall, backend: BaseBackend, settings: RunSettings) -> ProgramState:
         """Runs the program again with the arguments of an earlier call, on another backend and with a fresh budget."""
         budget = None if settings.budget is None else settings.budget.afresh()
         with _trimmed:
@@ -474,7 +474,7 @@ def _compiled_symbol(
 ) -> Any:
     """Symbol of the state of a run inside a body that is being compiled; None if no body is being compiled."""
     said = {name: given[name] for name, default in _RUN_DEFAULTS.items() if is_said(given[name], default)}
-    return inside.hand_over(program.name, program.run, args, {**kwargs, **said})
+    return inside.record_call(program.name, program.run, args, {**kwargs, **said})
 
 
 def _misfit(program: SglFunction, given: Collection[str], what: str, error: TypeError) -> ParameterError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from sglang_lite.lang.saved.kept_values import named
+from sglang_lite.lang.saved.kept_values import import_by_name
 from sglang_lite.protocol import ProgramError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
         return _of_instance, (func.__self__, func.__name__, *more)
     name = f"{func.__module__}:{func.__qualname__}"
     try:
-        found = named(name)
+        found = import_by_name(name)
     except (ImportError, AttributeError):
         found = None
     if found is not func and not (isinstance(found, kind) and found.func is func):
@@ -40,7 +40,7 @@ def pickled(program: SglFunction, kind: type[SglFunction]) -> tuple[object, ...]
 
 
 def _of_module(name: str, kind: type[SglFunction], bound: dict[str, Any], compiled: bool) -> SglFunction:
-    found = named(name)
+    found = import_by_name(name)
     return _as_it_was(found if isinstance(found, kind) else kind(found), bound, compiled)
 
 

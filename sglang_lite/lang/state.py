@@ -31,9 +31,9 @@ from sglang_lite.lang.execution.run import current_run
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.results import meta_info, probabilities, usages_of
-from sglang_lite.lang.saved.kept_values import named
+from sglang_lite.lang.saved.kept_values import import_by_name
 from sglang_lite.lang.saved.rerun import RememberingBackend, answers_of, with_value
-from sglang_lite.lang.saved.runs import AbsentBackend, behind, branch_of, same_tokens, saved_run, write
+from sglang_lite.lang.saved.runs import AbsentBackend, branch_of, run_until, same_tokens, saved_run, write
 from sglang_lite.lang.scopes import Checkpoint, CopyScope, Scope
 from sglang_lite.lang.state_group import ProgramStateGroup as ProgramStateGroup
 from sglang_lite.lang.tracebacks import trim
@@ -243,7 +243,7 @@ class ProgramState(TellsFunctions):
         else:
             finished(player).wait()
         for each in player.tree():
-            each.see_failure()
+            each.mark_failure_reported()
         return trace_of(player)
 
     def show(self, path: str | PathLike[str] | None = None) -> Path:
@@ -325,7 +325,7 @@ class ProgramState(TellsFunctions):
             self.cancel()
             raise
         except SglError as error:
-            self.branch.player.see_failure()
+            self.branch.player.mark_failure_reported()
             trim(error)
             raise
 
@@ -333,7 +333,7 @@ class ProgramState(TellsFunctions):
         try:
             return await variable.get()
         except SglError as error:
-            self.branch.player.see_failure()
+            self.branch.player.mark_failure_reported()
             trim(error)
             raise
 
@@ -433,7 +433,8 @@ class ProgramState(TellsFunctions):
         check_whole("size", size, 1, user_location())
         saved, backend = self._saved(), self.branch.backend
         paths = [f"{self.branch.path}/{at}.{i}" for i in range(size)]
-        return ProgramStateGroup([ProgramState.made(behind(saved, at, path), backend, named, None) for path in paths])
+        states = [ProgramState.made(run_until(saved, at, path), backend, import_by_name, None) for path in paths]
+        return ProgramStateGroup(states)
 
     def _saved(self) -> SavedRun:
         self.sync()
@@ -458,7 +459,7 @@ class ProgramState(TellsFunctions):
     def __deepcopy__(self, memo: object) -> ProgramState:
         called = self.branch.run.called
         program = None if called is None else called.program
-        return ProgramState.made(self._saved(), self.branch.backend, named, program)
+        return ProgramState.made(self._saved(), self.branch.backend, import_by_name, program)
 
     def __reduce__(self) -> tuple[object, ...]:
         called = self.branch.run.called
@@ -478,7 +479,7 @@ def unpickled(data: bytes, program: BaseProgram | None) -> ProgramState:
     """State from a pickle. It can only be read, as it has no backend."""
     saved = wire.decode(data)
     assert isinstance(saved, SavedRun)
-    return ProgramState.made(saved, AbsentBackend(), named, program)
+    return ProgramState.made(saved, AbsentBackend(), import_by_name, program)
 
 
 def _text_of(record: Any, value: Any) -> Any:

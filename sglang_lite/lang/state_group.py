@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.concurrency.variables import Variable, when_all_done
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.equal_branches import EqualBranches, is_constant
+from sglang_lite.lang.execution.shared_call import SharedCall, is_constant
 from sglang_lite.lang.tracebacks import user_location
 from sglang_lite.program.nodes import Expression, JoinMode, not_addable
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -88,7 +88,7 @@ class ProgramStateGroup:
                 hint="Give text, an expression, a list of them, or a function of the index.", where=where,
             )  # fmt: skip
         added = other if isinstance(other, Expression) else None
-        equal = EqualBranches(len(self)) if self._alike and added is not None and len(self) > 1 else None
+        equal = SharedCall(len(self)) if self._alike and added is not None and len(self) > 1 else None
         self._alike = self._alike and (isinstance(other, str) or (added is not None and is_constant(added)))
         for state, item in zip(self.states, each):
             if item is None:
@@ -110,7 +110,7 @@ def _gather(children: Sequence[Branch], own: Sequence[Mapping[str, Variable]], n
     def settled() -> None:
         for child, variable in zip(children, variables):
             if variable is not None and (error := variable.error()) is not None:
-                child.player.see_failure()
+                child.player.mark_failure_reported()
                 if not gathered.done:
                     gathered.where = variable.where
                     gathered.fail(error)
@@ -133,4 +133,4 @@ def _see_failure(child: Branch, variable: Variable) -> None:
     """Marks the child's failure as seen if this variable of it has failed, since the parent reports that error. (The
     failure of a node without a variable stays unseen.)"""
     if variable.error() is not None:
-        child.player.see_failure()
+        child.player.mark_failure_reported()

@@ -44,7 +44,7 @@ def pieces(state: ProgramState, name: str | None) -> Iterator[str]:
             yield str(state.raw(name))
             return
     assert log is not None
-    branch.player.see_failure()
+    branch.player.mark_failure_reported()
     for text, _ in log:
         if text:
             yield text
@@ -78,7 +78,7 @@ async def apieces(state: ProgramState, name: str | None, *, with_meta: bool) -> 
     if log is None:
         yield await branch.read(whole_text, user_location()).get()
         return
-    branch.player.see_failure()
+    branch.player.mark_failure_reported()
     async for text, meta in log:
         if with_meta:
             yield text, meta or {}

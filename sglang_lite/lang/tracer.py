@@ -19,7 +19,6 @@ from sglang_lite.lang.chat_template import get_chat_template
 from sglang_lite.lang.checks import check_whole
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch, raised_at
-from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     BranchSnapshot,
@@ -34,6 +33,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import nothing
 from sglang_lite.lang.execution.run import Run, RunSettings, current_run
+from sglang_lite.lang.execution.shared_call import SharedCall, first_shared
 from sglang_lite.lang.execution.turn_plan import TurnPlan
 from sglang_lite.lang.expressions import BaseProgram, SglGen, SglGetForkItem, SglImage, SglSelect
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, in_event_loop, user_location
@@ -107,9 +107,9 @@ class TraceBranch(Branch):
     def __init__(self, player: Player, path: str = "") -> None:
         super().__init__(player, path)
         self._turn: tuple[TurnPlan, int] | None = None  # of the generation being added
-        self._equal: EqualBranches | None = None  # likewise
+        self._equal: SharedCall | None = None  # likewise
 
-    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
         if isinstance(expr, str):
             self._submit_text(expr, where)
             return
@@ -122,7 +122,7 @@ class TraceBranch(Branch):
             self._submit_one(part.text if isinstance(part, Text) and several else part, where)
 
     def _shared(
-        self, parts: Sequence[Expression], turns: Mapping[int, tuple[TurnPlan, int]], equal: EqualBranches
+        self, parts: Sequence[Expression], turns: Mapping[int, tuple[TurnPlan, int]], equal: SharedCall
     ) -> int | None:
         """Index of the part, a generation, that may share a call with the other branches; None if no part may."""
         i = first_shared(parts)
@@ -157,7 +157,7 @@ class TraceBranch(Branch):
         branches: list[Branch] = []
         for i in range(size):
             branch = TraceBranch(Player(self.run), f"{self.path}.{i}")
-            self.hand_down([branch])
+            self.copy_state_to([branch])
             child = TracerProgramState(branch, parent.arguments, parent.recording)
             child.on_node = parent.on_node
             child.variables = dict(parent.variables)
@@ -169,7 +169,7 @@ class TraceBranch(Branch):
 
     def join(self, children: list[Branch], mode: JoinMode, where: Location | None) -> None:
         if mode == "concate_and_append":
-            self._ahead = None
+            self._matcher = None
         self.state.add(Join(mode=mode, where=where), where, states=[_state_of(child) for child in children])
 
     def roll_back(self, to: BranchSnapshot, where: Location | None) -> None:
@@ -193,13 +193,13 @@ class TraceBranch(Branch):
                 state.record_mark(mark)
                 return
             case GenOp() | SelectOp():
-                node, own = op.node, op.own
+                node, own = op.node, op.expression
             case BaseNode():
                 node = op
             case _:
                 node = op.node
         if isinstance(node, GrammarBegin):
-            self._ahead = None  # text with symbols can't be checked against the grammar
+            self._matcher = None  # text with symbols can't be checked against the grammar
         if not isinstance(node, Text) or node.text:
             planned = (self._turn, self._equal) if own is not None else (None, None)
             state.add(node, node.where, own, (), *planned)
@@ -216,7 +216,7 @@ class TraceBranch(Branch):
 
 def _choices(op: Op) -> tuple[str, ...]:
     """Possible values of a selection; empty if they are not known."""
-    given: Any = op.node.choices if isinstance(op, SelectOp) and op.own.multi is None else ()
+    given: Any = op.node.choices if isinstance(op, SelectOp) and op.expression.multi is None else ()
     return () if isinstance(given, Symbol) or any("\ue002" in each for each in given) else given
 
 
@@ -265,7 +265,7 @@ class TracerProgramState(ProgramState):
         own: SglGen | SglSelect | None = None,
         states: Sequence[TracerProgramState] = (),
         turn: tuple[TurnPlan, int] | None = None,
-        equal: EqualBranches | None = None,
+        equal: SharedCall | None = None,
     ) -> None:
         self.recording.add(Entry(self, node, where, own, tuple(states), turn, equal))
         self.nodes.append(node)
@@ -325,7 +325,7 @@ class TracerProgramState(ProgramState):
         if self.program is None or not self.outermost:
             raise ProgramError("only the state that trace() returned has a graph.", where=user_location())
         first = self.paths[0].state.recording
-        forced = None if first.forced is None else tuple(decision.taken for decision in first.decisions)
+        forced = None if first.forced is None else tuple(decision.outcome for decision in first.decisions)
         again = _tracer(self.program, self.given, self.branch.backend, forced)
         with contextlib.suppress(CutError, Exception):  # errors were handled in the first run
             _run_traced(self.program, again)
@@ -463,7 +463,7 @@ def explored(
         paths.append(TracedPath(state, error, cut))
         left -= len(state.recording.entries)
         decisions = state.recording.decisions
-        taken = tuple(decision.taken for decision in decisions)
+        taken = tuple(decision.outcome for decision in decisions)
         for i in range(len(forced), len(decisions)):
             others = ((*taken[:i], other) for other in range(1, len(decisions[i].outcomes)))
             waiting.extend(itertools.islice(others, most + 1 - len(waiting)))  # further ones would not be used

@@ -75,7 +75,8 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
         ParameterError: the file can't be read, a line is not a JSON object, or the file has no rows.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: U+2028, U+0085 and others need no escape in a JSON string. "utf-8-sig" skips a BOM.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError("--data", f"{file}: {error}.") from error
     rows = []
@@ -87,7 +88,8 @@ def rows_in(file: Path) -> list[dict[str, Json]]:
         except (ValueError, RecursionError) as error:
             raise ParameterError("--data", f"{file}:{number}: {error}.", hint="Give a JSON object a line.") from None
         if not isinstance(row, dict):
-            raise ParameterError("--data", f"{file}:{number}: no object.", hint="Give arguments by name.")
+            problem = f"{file}:{number}: {line.strip():.60} is not an object."
+            raise ParameterError("--data", problem, hint='Give arguments by name: {"name": value}.')
         rows.append(row)
     if not rows:
         raise ParameterError("--data", f"{file} has no rows.")
@@ -112,8 +114,8 @@ def fitting(program: SglFunction, rows: list[dict[str, Json]], file: Path) -> li
         ]
         arguments = {name: value for name, value in bound.arguments.items() if name not in variable}
         for name in variable:
-            given = bound.arguments[name]
-            arguments.update(given if isinstance(given, dict) else {})
+            extra = bound.arguments[name]
+            arguments.update(extra if isinstance(extra, dict) else {})
         found.append(arguments)
     return found
 

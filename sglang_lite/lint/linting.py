@@ -19,7 +19,7 @@ from sglang_lite.lint.files import fitting, load, one_line, programs_in, rows_in
 from sglang_lite.lint.report import Prices, Report
 from sglang_lite.lint.second_trace import Template, backend_with, traced_later
 from sglang_lite.lint.sharing import Sharing, sharing
-from sglang_lite.program.prefixes import Counter
+from sglang_lite.program.prefixes import TokenCounter
 from sglang_lite.protocol import Location, ModelError, ParameterError
 
 MOST_WAYS = 64  # maximum number of ways that are followed through a body
@@ -55,7 +55,7 @@ def lint(
         hint = f"Name one: {file}:{next(iter(programs))}."
         raise ParameterError("--data", f"{file} has {len(programs)} programs.", hint=hint)
     if fail_under is not None and data is None:
-        raise ParameterError("--fail-under", "nothing is known of the rows.", hint="Give --data rows.jsonl.")
+        raise ParameterError("--fail-under", "needs rows to measure.", hint="Give --data rows.jsonl.")
     rows = [] if data is None else rows_in(data)
     counter, missing = _counter(model)
     if counter is None and fail_under is not None:
@@ -77,7 +77,7 @@ def _line(finding: Finding) -> int:
     return finding.where.line if finding.where is not None else 0
 
 
-def _counter(model: str | None) -> tuple[Counter | None, str]:
+def _counter(model: str | None) -> tuple[TokenCounter | None, str]:
     """Tokenizer of a model and "", or None and the reason why tokens can't be counted."""
     from sglang_lite.runtime.config import EngineConfig
     from sglang_lite.runtime.installed import check_installed
@@ -93,13 +93,13 @@ def _counter(model: str | None) -> tuple[Counter | None, str]:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer_at(path: Path) -> Counter:
+def _tokenizer_at(path: Path) -> TokenCounter:
     from sglang_lite.runtime.model_files import open_model_files
 
     return open_model_files(path).tokenizer
 
 
-def _template(counter: Counter | None) -> Template | None:
+def _template(counter: TokenCounter | None) -> Template | None:
     """Chat template of the tokenizer's model, or None if it has none."""
     source = getattr(counter, "chat_template", None)
     return None if source is None else (source, dict(getattr(counter, "special_tokens", {})))
@@ -110,11 +110,11 @@ def _report(
     program: SglFunction,
     arguments: Sequence[dict[str, Any]],
     later: Graph | None,
-    counter: Counter | None,
+    counter: TokenCounter | None,
     backend: BaseBackend,
 ) -> Report:
-    given = arguments[0] if arguments else dict(program.bind_arguments)
-    graph, notes = _graph(program, given, backend, MOST_WAYS)
+    first_row = arguments[0] if arguments else dict(program.bind_arguments)
+    graph, notes = _graph(program, first_row, backend, MOST_WAYS)
     if later is None:
         notes.append("it could not be traced in another process, so texts that change from day to day are not seen.")
     else:
@@ -128,7 +128,7 @@ def _report(
     shared = None
     if counter is not None:
         graphs = [graph, *others] if arguments else [graph, graph]
-        shared = sharing(graphs, counter, known=bool(arguments))
+        shared = sharing(graphs, counter, has_rows=bool(arguments))
         for move in shared.moves:
             findings[Finding("move-up", f"{move}.", move.where, "All rows have the same text there.")] = None
     return Report(name, len(arguments), tuple(findings), tuple(notes), shared)
@@ -138,14 +138,16 @@ def _same(one: Finding, other: Finding) -> bool:
     return (one.code, one.where) == (other.code, other.where)
 
 
-def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, most: int) -> tuple[Graph, list[str]]:
+def _graph(
+    program: SglFunction, arguments: dict[str, Any], backend: BaseBackend, max_ways: int
+) -> tuple[Graph, list[str]]:
     """Graph of a program, as far as it can be followed, and notes on what was not followed."""
-    paths, complete = explored(program, arguments, backend, most)
+    paths, complete = explored(program, arguments, backend, max_ways)
     first = paths[0].state
     first.paths, first.complete = paths, complete
     limits = dict.fromkeys(one_line(path.error) for path in paths if path.error is not None and is_limit(path.error))
     notes = [f"not followed further: {limit}" for limit in limits]
-    if len(paths) == most > 1 and not complete:
+    if len(paths) == max_ways > 1 and not complete:
         notes.append(f"{len(paths)} ways through the body were followed, and there are more.")
     return first.graph(), notes
 
@@ -153,7 +155,7 @@ def _graph(program: SglFunction, arguments: dict[str, Any], backend: BaseBackend
 def _low(shared: Sharing | None, fail_under: float | None) -> list[Finding]:
     if shared is None or fail_under is None or shared.tree.shared * 100 >= fail_under:
         return []
-    node = shared.broken.node if shared.broken is not None else None
+    node = shared.divergence.node if shared.divergence is not None else None
     where: Location | None = node.where if node is not None else None
-    told = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
-    return [Finding("low-sharing", told, where, "Move what all rows share before what they don't.")]
+    message = f"{shared.tree.shared:.1%} of the prompt tokens come from the cache; {fail_under:g} % are wanted."
+    return [Finding("low-sharing", message, where, "Move what all rows share before what they don't.")]

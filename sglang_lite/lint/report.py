@@ -70,8 +70,8 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
     tree = shared.tree
-    computed, all_of_it = shared.further
-    if shared.known:
+    computed, all_of_it = shared.last_run
+    if shared.has_rows:
         yield (
             f"{tree.runs:,} rows, {tree.prompts:,} prompts of {tree.tokens:,} tokens: {tree.unique:,} are computed, "
             f"{tree.shared:.0%} come from the cache"
@@ -81,11 +81,11 @@ def _shared(shared: Sharing, prices: Prices) -> Iterator[str]:
             f"with other arguments a run computes {computed:,} of its {all_of_it:,} known prompt tokens; "
             f"{all_of_it - computed:,} come from the cache"
         )
-    if shared.broken is not None:
-        node = shared.broken.node
+    if shared.divergence is not None:
+        node = shared.divergence.node
         place = "" if node.where is None else f" (line {node.where.line})"
-        yield f"sharing ends at {label(node)}{place}, after {shared.broken.shared:,} characters"
-    if prices.computed is not None and shared.known:
+        yield f"sharing ends at {label(node)}{place}, after {shared.divergence.shared_characters:,} characters"
+    if prices.computed is not None and shared.has_rows:
         costs = _costs(shared, prices)
         yield f"cost of prompts: {costs['shared']:.4g}, without sharing {costs['alone']:.4g}"
 
@@ -111,21 +111,21 @@ def _data(report: Report) -> dict[str, Any]:
     }  # fmt: skip
     shared = report.sharing
     if shared is not None:
-        tree, broken = shared.tree, shared.broken
+        tree, broken = shared.tree, shared.divergence
         where = None if broken is None else broken.node.where
         data["sharing"] = {
-            "over_rows": shared.known, "runs": tree.runs, "prompts": tree.prompts, "prompt_tokens": tree.tokens,
+            "over_rows": shared.has_rows, "runs": tree.runs, "prompts": tree.prompts, "prompt_tokens": tree.tokens,
             "computed_tokens": tree.unique, "cached_share": round(tree.shared, 4),
-            "a_further_run": {"computed_tokens": shared.further[0], "prompt_tokens": shared.further[1]},
+            "a_further_run": {"computed_tokens": shared.last_run[0], "prompt_tokens": shared.last_run[1]},
             "ends_at": None if broken is None else {
-                "node": label(broken.node), "line": where and where.line, "shared_characters": broken.shared,
+                "node": label(broken.node), "line": where and where.line, "shared_characters": broken.shared_characters,
             },
             "moves": [
                 {"line": each.line, "above": each.above, "tokens_a_row": each.tokens, "less_prefill": each.less}
                 for each in shared.moves
             ],
         }  # fmt: skip
-        if report.prices.computed is not None and shared.known:
+        if report.prices.computed is not None and shared.has_rows:
             data["sharing"]["cost"] = _costs(shared, report.prices)
     return data
 

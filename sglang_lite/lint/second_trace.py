@@ -75,9 +75,9 @@ def main(file: str, folder: str) -> None:
     module = load(Path(file))
     arguments, template = json.loads(_arguments(folder).read_text())
     backend = backend_with(template)
-    for name, given in arguments.items():
+    for name, row in arguments.items():
         program = programs_in(module, name)[name]
-        paths, _ = explored(program, {**program.bind_arguments, **given}, backend, 1)
+        paths, _ = explored(program, {**program.bind_arguments, **row}, backend, 1)
         _answer(folder, name).write_bytes(paths[0].state.graph().to_json())
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from sglang_lite.program.graph import GraphNode, GraphRecord, Value
 from sglang_lite.program.nodes import Gen, Select, Text, TurnBegin, TurnEnd
-from sglang_lite.program.prefixes import Counter, PrefixTree, common_length, prefix_tree, replaced
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, common_length, prefix_tree, replaced
 from sglang_lite.protocol import Location
 
 LEAST_GAIN: Final = 32  # minimum number of tokens that a move must save in each run
@@ -18,16 +18,16 @@ MOST_ROWS: Final = 200  # maximum number of rows that moves are computed for
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class Divergence:
     """Node at which the prompts of runs begin to differ.
 
     Attributes:
         node: the first node that differs.
-        shared: number of characters before it that all runs share.
+        shared_characters: number of characters before it that all runs share.
     """
 
     node: GraphNode
-    shared: int
+    shared_characters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Move:
         return f"move line {self.line} above line {self.above}: +{self.tokens:,} shared tokens a row{less}"
 
 
-def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
+def first_divergence(graphs: Sequence[GraphRecord]) -> Divergence | None:
     """Node at which runs begin to differ before their first generation, or None if they don't."""
     starts = [list(_start(graph)) for graph in graphs]
     texts = ["".join(text for text, _ in start) for start in starts]
@@ -62,7 +62,7 @@ def first_break(graphs: Sequence[GraphRecord]) -> Break | None:
         node = graphs[0].nodes[i]
         open_value = isinstance(node.node, Value)
         if open_value or (at + len(text) > same and any(other != texts[0] for other in texts)):
-            return Break(node, min(same, at) if open_value else same)
+            return Divergence(node, min(same, at) if open_value else same)
         at += len(text)
     return None
 
@@ -86,21 +86,21 @@ class _Line:
     Attributes:
         number: line number.
         places: indices of the texts in the way.
-        own: True if the text differs from run to run.
+        differs: True if the text differs from run to run.
     """
 
     number: int
     places: tuple[int, ...]
-    own: bool  # True if the text differs from run to run
+    differs: bool
 
 
-def moves(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> list[Move]:
+def moves(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> list[Move]:
     """Moves that are possible (text that all runs share, behind text that they don't share, in the same turn) and save
     enough tokens.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
-        known: whether the graphs belong to given rows.
+        has_rows: whether the graphs belong to given rows.
     """
     graphs = graphs[:MOST_ROWS]
     if len(graphs) < 2 or len({tuple(map(_shape, _nodes(graph))) for graph in graphs}) > 1:
@@ -109,17 +109,17 @@ def moves(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> li
     runs = len(graphs) - 1  # the first run has no earlier run to share with
     found = []
     for lines in _regions(graphs):
-        first = next((line for line in lines if line.own), None)
+        first = next((line for line in lines if line.differs), None)
         if first is None:
             continue
         for line in lines[lines.index(first) + 1 :]:
-            if line.own or sum(other.number == line.number for other in lines) > 1:
+            if line.differs or sum(other.number == line.number for other in lines) > 1:
                 continue
             after = prefix_tree([_moved(graph, line, first) for graph in graphs], counter)
             gain = before.unique - after.unique
             where = _nodes(graphs[0])[line.places[0]].where
             if where is not None and gain // runs >= LEAST_GAIN:
-                less = gain / before.unique if known else None
+                less = gain / before.unique if has_rows else None
                 found.append(Move(where, line.number, first.number, gain // runs, less))
     return found
 
@@ -143,14 +143,14 @@ def _regions(graphs: Sequence[GraphRecord]) -> Iterator[list[_Line]]:
         lines: list[_Line] = []
         keys = [(at in plain, _number(nodes[at])) for at in places]
         for number, pairs in itertools.groupby(zip(keys, places), lambda pair: pair[0]):
-            held = tuple(at for _, at in pairs)
-            if not number[0] or _elsewhere(nodes, held, plain):
+            line_places = tuple(at for _, at in pairs)
+            if not number[0] or _elsewhere(nodes, line_places, plain):
                 if lines:
                     yield lines
                 lines = []
             else:
-                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in held)
-                lines.append(_Line(number[1], held, own))
+                own = any(len(set(map(_said, columns[at]))) > 1 or _is_open(nodes[at]) for at in line_places)
+                lines.append(_Line(number[1], line_places, own))
         if lines:
             yield lines
 
@@ -164,9 +164,9 @@ def _is_plain(nodes: Sequence[GraphNode], places: Sequence[int], i: int) -> bool
     return not isinstance(after, TurnBegin) and not isinstance(before, TurnEnd)
 
 
-def _elsewhere(nodes: Sequence[GraphNode], held: Sequence[int], inside: set[int]) -> bool:
+def _elsewhere(nodes: Sequence[GraphNode], line_places: Sequence[int], inside: set[int]) -> bool:
     """Returns True if a line has other nodes than these texts: the line can't be moved as a whole then."""
-    number, path = _number(nodes[held[0]]), nodes[held[0]].path
+    number, path = _number(nodes[line_places[0]]), nodes[line_places[0]].path
     return any(_number(node) == number and node.path == path and at not in inside for at, node in enumerate(nodes))
 
 
@@ -184,10 +184,10 @@ def _is_open(node: GraphNode) -> bool:
 
 def _moved(graph: GraphRecord, line: _Line, above: _Line) -> GraphRecord:
     order = list(graph.ways[0].nodes)
-    taken = [order[at] for at in line.places]
+    moved = [order[at] for at in line.places]
     rest = [i for at, i in enumerate(order) if at not in line.places]
     at = rest.index(order[above.places[0]])
-    return replaced(graph, [*rest[:at], *taken, *rest[at:]])
+    return replaced(graph, [*rest[:at], *moved, *rest[at:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,27 +196,27 @@ class Sharing:
 
     Attributes:
         tree: prefixes of all prompts.
-        known: True if the runs belong to given rows; False for two runs that have only the program in common.
-        further: number of tokens that the last run computes, and number of its prompt tokens.
-        broken: node at which the runs begin to differ, or None.
+        has_rows: True if the runs belong to given rows; False for two runs that have only the program in common.
+        last_run: number of tokens that the last run computes, and number of its prompt tokens.
+        divergence: node at which the runs begin to differ, or None.
         moves: moves of text that would let the runs share more.
     """
 
     tree: PrefixTree
-    known: bool
-    further: tuple[int, int]
-    broken: Break | None
+    has_rows: bool
+    last_run: tuple[int, int]
+    divergence: Divergence | None
     moves: tuple[Move, ...]
 
 
-def sharing(graphs: Sequence[GraphRecord], counter: Counter, *, known: bool) -> Sharing:
+def sharing(graphs: Sequence[GraphRecord], counter: TokenCounter, *, has_rows: bool) -> Sharing:
     """Prefixes that the runs of these graphs share.
 
     Args:
         graphs: one graph for each run; twice the same graph if no rows are given.
-        known: whether the graphs belong to given rows.
+        has_rows: whether the graphs belong to given rows.
     """
     tree = prefix_tree(graphs, counter)
     but_one = prefix_tree(graphs[:-1], counter)
     further = tree.unique - but_one.unique, tree.tokens - but_one.tokens
-    return Sharing(tree, known, further, first_break(graphs), tuple(moves(graphs, counter, known=known)))
+    return Sharing(tree, has_rows, further, first_divergence(graphs), tuple(moves(graphs, counter, has_rows=has_rows)))

@@ -74,12 +74,12 @@ class _Rule(ChoicesSamplingMethod):
         output_token_logprobs: list[list[Json]],
         unconditional_token_logprobs: list[list[Json]] | None = None,
     ) -> ChoicesDecision:
-        best, told = self._best(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
-        given = {
+        best, details = self._best(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
+        meta_info = {
             "normalized_prompt_logprobs": normalized_prompt_logprobs, "input_token_logprobs": input_token_logprobs,
             "output_token_logprobs": output_token_logprobs,
         }  # fmt: skip
-        return ChoicesDecision(choices[best], given | told)
+        return ChoicesDecision(choices[best], meta_info | details)
 
     @abstractmethod
     def _best(self, means: list[float], tokens: _Entries, alone: _Entries | None) -> _Found: ...
@@ -102,13 +102,13 @@ class GreedyTokenSelection(_Rule):
             raise ValueError("input_token_logprobs: a choice has no tokens. Give at least one for every choice.")
         longest = max(map(len, rows))
         matrix = [row + [_mean(row)] * (longest - len(row)) for row in rows]
-        left = list(range(len(rows)))
+        candidates = list(range(len(rows)))
         for column in range(longest):
-            best = max(matrix[i][column] for i in left)
-            left = [i for i in left if matrix[i][column] == best]
-            if len(left) == 1:
+            best = max(matrix[i][column] for i in candidates)
+            candidates = [i for i in candidates if matrix[i][column] == best]
+            if len(candidates) == 1:
                 break
-        return left[0], {"greedy_logprob_matrix": matrix}
+        return candidates[0], {"greedy_logprob_matrix": matrix}
 
     def scores(self, **keywords: UserValue) -> list[float]:
         """Log-probability of following each choice when every token is drawn among those that continue a choice."""
@@ -139,8 +139,8 @@ class UnconditionalLikelihoodNormalized(_Rule):
         if alone is None:
             raise ValueError("unconditional_token_logprobs: None. Give them: this method needs them.")
         gains = self._gains(tokens, alone)
-        told = {"unconditional_token_logprobs": alone, "normalized_unconditional_prompt_logprobs": gains}
-        return _argmax(gains), told
+        details = {"unconditional_token_logprobs": alone, "normalized_unconditional_prompt_logprobs": gains}
+        return _argmax(gains), details
 
     def scores(self, **keywords: UserValue) -> list[float]:
         return self._gains(keywords["input_token_logprobs"], keywords["unconditional_token_logprobs"])
@@ -175,15 +175,15 @@ _NAMES: dict[int, Method] = {
 }
 
 
-def checked_choices(given: object) -> tuple[str, ...]:
+def checked_choices(choices: object) -> tuple[str, ...]:
     """Choices of a selection as a tuple of strings.
 
     Raises:
         ParameterError: `given` is not a list of strings, or is empty.
     """
-    texts = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    texts = () if isinstance(choices, str) or not isinstance(choices, Iterable) else tuple(choices)
     if not texts:
-        raise ParameterError("choices", f"{given!r:.80} is not a list of at least one string.")
+        raise ParameterError("choices", f"{choices!r:.80} is not a list of at least one string.")
     for choice in texts:
         if not isinstance(choice, str):
             raise ParameterError("choices", f"{choice!r:.80} is not a string.")
@@ -245,17 +245,17 @@ def checked(decision: Any, choices: Sequence[str]) -> ChoicesDecision:  # any va
     return found
 
 
-def method_of(given: object) -> ChoicesSamplingMethod:
+def method_of(method: object) -> ChoicesSamplingMethod:
     """Method of choosing, from an object or the name of a built-in method.
 
     Raises:
         ParameterError: `given` is neither.
     """
-    found = METHODS.get(given) if isinstance(given, str) else given
+    found = METHODS.get(method) if isinstance(method, str) else method
     if not isinstance(found, ChoicesSamplingMethod):
         raise ParameterError(
             "choices_method",
-            f"{given!r:.60} is not a method.",
+            f"{method!r:.60} is not a method.",
             hint=f"Give a ChoicesSamplingMethod or {', '.join(METHODS)}.",
         )
     return found

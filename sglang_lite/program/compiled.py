@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_lite.errors import ParameterError, shown
 from sglang_lite.program.choosing import checked_choices
-from sglang_lite.program.control_flow import all_nodes, check_decisions, decided, taken
+from sglang_lite.program.control_flow import all_nodes, check_decisions, decided, fill_value
 from sglang_lite.program.nodes import (
     Added,
     BaseNode,
@@ -147,8 +147,10 @@ class Filler:
         decisions = [compiled.decision, *(part.decision for part in compiled.parts)]
         # A list, so that every decision is checked.
         self._decides = bool([each for each in decisions if self._by_arguments(each)])
-        for _, path in (*self._holes, *self._seeds):
-            raise ParameterError("holes", f"{path!r:.60} is not the path of a node that can have one.")
+        for name, places in (("holes", self._holes), ("seeds", self._seeds)):
+            for _, path in places:
+                problem = f"{path!r:.60} is not the path of a node with fields."
+                raise ParameterError(name, problem, hint="Compile the program again.")
 
     def checked(self, row: Row, what: str = "arguments") -> dict[str, UserValue]:
         """Arguments of a row, including defaults.
@@ -161,9 +163,9 @@ class Filler:
         """
         for name, value in row.items():
             if name not in self._parameters:
-                told = f"{self.compiled.name} has no parameter {name!r:.60}."
-                known = ", ".join(self._parameters) or "none"
-                raise ParameterError(what, told, hint=f"It has: {known}.")
+                problem = f"{self.compiled.name} has no parameter {name!r:.60}."
+                names = ", ".join(self._parameters) or "none"
+                raise ParameterError(what, problem, hint=f"It has: {names}.")
             if type(value) is not str:
                 check_data(value, name)
         found = {**self._defaults, **row}
@@ -248,13 +250,13 @@ class Filler:
 
     def _check_fill(self, fill: Fill, *, argument: bool = False) -> None:
         if fill.argument is not None and fill.argument not in self._parameters:
-            told = f"{fill.argument!r:.60} is not a parameter of {self.compiled.name}."
+            problem = f"{fill.argument!r:.60} is not a parameter of {self.compiled.name}."
             raise ParameterError(
-                "Fill", told, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
+                "Fill", problem, hint=f"It has: {', '.join(self._parameters) or 'none'}.", where=fill.where
             )
         if fill.node is not None and (argument or fill.node not in self._valued):
-            told = f"{fill.node!r:.60} is not the path of a generation or selection."
-            raise ParameterError("Fill", told, where=fill.where)
+            problem = f"{fill.node!r:.60} is not the path of a generation or selection."
+            raise ParameterError("Fill", problem, where=fill.where)
 
 
 def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
@@ -271,9 +273,9 @@ def check_data(value: object, name: str, depth: int = MOST_DEPTH) -> None:
         for item in value.values():  # type: ignore[attr-defined] # as above
             check_data(item, name, depth - 1)
     else:
-        told = f"{shown(value)} ({kind.__name__}) is not plain data."
+        problem = f"{shown(value)} ({kind.__name__}) is not plain data."
         hint = "Give None, a bool, a number, a string, or a list or a dictionary of these, with strings as keys."
-        raise ParameterError(name, told, hint=hint)
+        raise ParameterError(name, problem, hint=hint)
 
 
 def _filled(nodes: Sequence[Node], plan: Sequence[tuple[int, _Make]], row: Row, seed: int | None) -> list[Node]:
@@ -288,7 +290,7 @@ def _text_maker(fill: Fill) -> _Make:
     assert argument is not None
     if not fill.steps:
         return lambda row, seed: Text(str(row[argument]), None, special, where=where)
-    return lambda row, seed: Text(str(taken(row[argument], fill)), None, special, where=where)
+    return lambda row, seed: Text(str(fill_value(row[argument], fill)), None, special, where=where)
 
 
 def _fork_maker(fork: Fork, plans: Sequence[Sequence[tuple[int, _Make]]]) -> _Make:
@@ -311,11 +313,11 @@ def _node_maker(node: Any, holes: Sequence[Hole], own: Seed | None) -> _Make:
         except (TypeError, ValueError) as error:
             raise ParameterError(str(hole.field[-1]), f"{error}.", where=node.where) from error
         if own is not None and seed is not None:
-            drawn = reseeded(derived_seed(seed, own.place), own.attempt)
+            node_seed = reseeded(derived_seed(seed, own.place), own.attempt)
             if isinstance(found, Select):
-                found = msgspec.structs.replace(found, seed=drawn)
+                found = msgspec.structs.replace(found, seed=node_seed)
             elif isinstance(found.params.seed, Unset):
-                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=drawn))
+                found = msgspec.structs.replace(found, params=msgspec.structs.replace(found.params, seed=node_seed))
         made: Node = found
         return made
 
@@ -324,10 +326,10 @@ def _node_maker(node: Any, holes: Sequence[Hole], own: Seed | None) -> _Make:
 
 def _value(hole: Hole, row: Row) -> Any:
     if not hole.whole:
-        return "".join([p if isinstance(p, str) else str(taken(row[p.argument or ""], p)) for p in hole.parts])
+        return "".join([p if isinstance(p, str) else str(fill_value(row[p.argument or ""], p)) for p in hole.parts])
     (part,) = hole.parts
     assert isinstance(part, Fill)
-    value = taken(row[part.argument or ""], part)
+    value = fill_value(row[part.argument or ""], part)
     if hole.field == ("choices",):
         return checked_choices(value)
     parameter = _PARAMETERS.get(str(hole.field[-1]))
@@ -355,7 +357,7 @@ def _check_hole(hole: Hole, node: BaseNode) -> None:
         elif isinstance(step, int) and isinstance(thing, tuple) and 0 <= step < len(thing):
             thing = thing[step]
         else:
-            told = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
-            raise ParameterError("holes", told, where=node.where)
+            problem = f"a {type(node).__name__} has no {'/'.join(map(str, hole.field)):.80}."
+            raise ParameterError("holes", problem, where=node.where)
     if not hole.field or (hole.whole and (len(hole.parts) != 1 or not isinstance(hole.parts[0], Fill))):
         raise ParameterError("holes", "a hole needs a field, and a whole one exactly one argument.", where=node.where)

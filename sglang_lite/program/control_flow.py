@@ -23,7 +23,7 @@ _SIGNS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 
 
-def taken(value: UserValue, fill: Fill) -> UserValue:
+def fill_value(value: UserValue, fill: Fill) -> UserValue:
     """Part of a value that a fill refers to.
 
     Raises:
@@ -33,17 +33,17 @@ def taken(value: UserValue, fill: Fill) -> UserValue:
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
-            whose = fill.argument if fill.argument is not None else "a node's value"
-            told = f"{shown(value)} has no item {step!r:.60}."
-            raise ParameterError(str(whose), told, where=fill.where) from None
+            whose = fill.argument if fill.argument is not None else "node value"
+            problem = f"{shown(value)} has no item {step!r:.60}."
+            raise ParameterError(str(whose), problem, where=fill.where) from None
     return value if fill.read is None else _read(value, fill.read, fill)
 
 
 def unfilled(fill: Fill) -> ParameterError:
     """Error for a hole that is played before it was filled."""
     if fill.argument is None:
-        told = "its value comes from the caller's Python. Play the program from hold to hold."
-        return ParameterError(f"hold {fill.hold}", told, where=fill.where)
+        problem = "its value comes from the caller's Python. Play the program from hold to hold."
+        return ParameterError(f"hold {fill.hold}", problem, where=fill.where)
     return ParameterError(
         fill.argument, "the hole has no value. Fill the compiled program before it is played.", where=fill.where
     )
@@ -56,10 +56,13 @@ def _read(text: object, reader: Reader, fill: Fill) -> int | float | bool:
             return {"true": True, "false": False}[str(text)]
         return int(written) if reader == "int" else float(written)
     except (KeyError, ValueError):
-        raise ParameterError("a node's value", f"{shown(text)} can't be read as {reader}.", where=fill.where) from None
+        raise ParameterError(
+            "node value", f"{shown(text)} can't be read as {reader}.",
+            hint=f"Constrain the generation, as in gen(type={reader}).", where=fill.where,
+        ) from None  # fmt: skip
 
 
-def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
+def evaluate(condition: Condition, left: UserValue, right: UserValue) -> bool:
     """Truth value of a condition whose two sides are known.
 
     Raises:
@@ -68,8 +71,9 @@ def answer(condition: Condition, left: UserValue, right: UserValue) -> bool:
     try:
         return bool(left) if condition.sign == "true" else bool(_SIGNS[condition.sign](left, right))
     except TypeError as error:
-        told = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
-        raise ParameterError("a decision", told, where=condition.left.where) from error
+        problem = f"{shown(left)} {condition.sign} {shown(right)}: {error}."
+        hint = "Compare values of the same type."
+        raise ParameterError("condition", problem, hint=hint, where=condition.left.where) from error
 
 
 def holds(condition: Condition, value: ValueOf) -> bool:
@@ -83,19 +87,19 @@ def holds(condition: Condition, value: ValueOf) -> bool:
     """
     if condition.sign == "readable":
         return _readable(value(condition.left), condition.left)
-    sides = [taken(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
-    return answer(condition, *sides)
+    sides = [fill_value(value(s), s) if isinstance(s, Fill) else s for s in (condition.left, condition.right)]
+    return evaluate(condition, *sides)
 
 
 def _readable(value: Any, fill: Fill) -> bool:
     try:
-        taken(value, fill)
+        fill_value(value, fill)
     except ParameterError:
         return False
     return True
 
 
-def asked(decision: Decision) -> Iterator[Path]:
+def needed_nodes(decision: Decision) -> Iterator[Path]:
     """Yields the paths of the nodes whose values a decision needs."""
     if decision.condition is not None:
         for side in (decision.condition.left, decision.condition.right):
@@ -117,10 +121,10 @@ def check_decisions(program: Program) -> None:
         if len(decision.parts) != (1 if decision.condition is None else 2):
             raise ParameterError("parts", "a decision needs two parts, or one if it has no condition.")
         if not all(own < part < len(program.parts) for part in decision.parts):
-            told = (
+            problem = (
                 f"a decision names the parts {list(decision.parts)}. Name later ones of the {len(program.parts)} parts."
             )
-            raise ParameterError("parts", told)
+            raise ParameterError("parts", problem)
 
 
 def walked(nodes: Sequence[Node], path: Path = (), first: int = 0) -> Iterator[tuple[Path, Node]]:
@@ -182,8 +186,8 @@ def decided(program: Program, row: Mapping[str, UserValue]) -> Program:
         fresh = set(() if each is None else each.parts) - possible
         possible |= fresh
         waiting += [parts[number].decision for number in fresh]
-    left = [part if number in possible else Part() for number, part in enumerate(parts)]
-    return Program(with_added(program.nodes, more), decision, tuple(left))
+    remaining = [part if number in possible else Part() for number, part in enumerate(parts)]
+    return Program(with_added(program.nodes, more), decision, tuple(remaining))
 
 
 def _decided(
@@ -199,15 +203,15 @@ def _decided(
         return (), msgspec.structs.replace(decision, condition=Condition(left, condition.sign, right))
     if isinstance(right, Fill):
         raise ParameterError(
-            "a decision", "the value of a node must be on the left of its condition.", where=condition.left.where
+            "condition", "the value of a node must be on the left of its condition.", where=condition.left.where
         )
-    part = parts[decision.parts[0 if answer(condition, left, right) else 1]]
+    part = parts[decision.parts[0 if evaluate(condition, left, right) else 1]]
     return part.added, part.decision
 
 
 def _of_row(side: Any, row: Mapping[str, Any]) -> Any:
     is_argument = isinstance(side, Fill) and side.argument is not None
-    return taken(row[side.argument], side) if is_argument else side
+    return fill_value(row[side.argument], side) if is_argument else side
 
 
 def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
@@ -216,8 +220,9 @@ def _constant(value: Any, condition: Condition) -> Scalar | tuple[Scalar, ...]:
     for each in found if isinstance(found, tuple) else (found,):
         if each is not None and type(each) not in (str, int, float, bool):
             raise ParameterError(
-                "a decision", f"{shown(value)} can't be compared in a condition.", where=condition.left.where
-            )
+                "condition", f"{shown(value)} can't be compared with the value of a node.",
+                hint="Compare with a string, a number, a bool, None, or a list of these.", where=condition.left.where,
+            )  # fmt: skip
     return found  # type: ignore[no-any-return]  # the value was checked
 
 
@@ -229,7 +234,7 @@ def node_at(nodes: Sequence[Node], path: Path) -> Any:  # a node, whose type the
     return found
 
 
-def way(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
+def played_nodes(program: Program, value: Callable[[Path, UserValue], UserValue]) -> tuple[Node, ...]:
     """Nodes that were played, as in a program without decisions.
 
     Args:

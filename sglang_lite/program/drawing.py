@@ -61,15 +61,15 @@ def label(node: GraphNode) -> str:
 
 
 def _answer(node: GraphNode) -> str:
-    said = node.node
-    assert isinstance(said, Gen | Select)
-    words = ["gen" if isinstance(said, Gen) else "select", said.name or "(no name)"]
-    if isinstance(said, Select):
-        words.append(f"of {len(said.choices)}: {', '.join(map(repr, said.choices)):.{_LONGEST}}")
+    record = node.node
+    assert isinstance(record, Gen | Select)
+    words = ["gen" if isinstance(record, Gen) else "select", record.name or "(no name)"]
+    if isinstance(record, Select):
+        words.append(f"of {len(record.choices)}: {', '.join(map(repr, record.choices)):.{_LONGEST}}")
     else:
-        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given(said.params).items()]
-        if said.constraint is not None:
-            words.append(f"{said.constraint!r:.{_LONGEST}}")
+        words += [f"{name}={value!r:.{_LONGEST}}" for name, value in given(record.params).items()]
+        if record.constraint is not None:
+            words.append(f"{record.constraint!r:.{_LONGEST}}")
     words += [f"{use.into} from {{{use.expression}}}" for use in node.uses]
     if node.tools:
         words.append(f"tools: {', '.join(node.tools)}")
@@ -91,9 +91,9 @@ def as_text(graph: GraphRecord) -> str:
     return "\n".join([title, *_lines(graph, graph.ways, 0, 0)])
 
 
-def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> Iterator[str]:
-    """Yields the lines of ways that are equal up to index `start`, after `asked` branchings."""
-    indent = "    " * asked
+def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, branching_count: int) -> Iterator[str]:
+    """Yields the lines of ways that are equal up to index `start`, after `branching_count` branchings."""
+    indent = "    " * branching_count
     for at in range(start, len(ways[0].nodes)):
         i = ways[0].nodes[at]
         node = graph.nodes[i]
@@ -102,10 +102,10 @@ def _lines(graph: GraphRecord, ways: Sequence[Way], start: int, asked: int) -> I
         yield f"{i:4} {indent}{branch}{label(node)}{place}"
         if isinstance(node.node, Branching):
             for outcome, text in enumerate(node.node.outcomes):
-                there = [way for way in ways if way.outcomes[asked : asked + 1] == (outcome,)]
+                there = [way for way in ways if way.outcomes[branching_count : branching_count + 1] == (outcome,)]
                 yield f"     {indent}  {text}:{'' if there else ' not followed'}"
                 if there:
-                    yield from _lines(graph, there, at + 1, asked + 1)
+                    yield from _lines(graph, there, at + 1, branching_count + 1)
             return
     if ways[0].problem is not None:
         yield f"     {indent}{ways[0].problem.kind}: {ways[0].problem.message}"
@@ -123,15 +123,15 @@ def as_mermaid(graph: GraphRecord) -> str:
         lines.append(f'  n{i}{{"{text}"}}' if isinstance(node.node, Branching) else f'  n{i}["{text}"]')
     for edge, source in _named(graph):
         arrow = "-.->" if edge.kind == "data" else "-->"
-        said = f'|"{_mermaid(edge.label)}"|' if edge.label else ""
-        lines.append(f"  {source} {arrow}{said} n{edge.target}")
+        edge_label = f'|"{_mermaid(edge.label)}"|' if edge.label else ""
+        lines.append(f"  {source} {arrow}{edge_label} n{edge.target}")
     return "\n".join(lines) + "\n"
 
 
 def _mermaid(text: str) -> str:
     """Text for a quoted label, with all characters escaped that are special in Mermaid or HTML."""
-    shown = text.encode("unicode_escape").decode().replace("\\\\", "\\") if not text.isprintable() else text
-    return "".join(f"#{ord(c)};" if c in '"#<>&`;\\' else c for c in shown)
+    printable = text.encode("unicode_escape").decode().replace("\\\\", "\\") if not text.isprintable() else text
+    return "".join(f"#{ord(c)};" if c in '"#<>&`;\\' else c for c in printable)
 
 
 def as_dot(graph: GraphRecord) -> str:
@@ -143,8 +143,8 @@ def as_dot(graph: GraphRecord) -> str:
         shape = ", shape=diamond" if isinstance(node.node, Branching) else ""
         lines.append(f"  n{i} [label={_dot(label(node))}{shape}]")
     for edge, source in _named(graph):
-        said = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (edge.kind == "data")
-        lines.append(f"  {source} -> n{edge.target}" + (f" [{', '.join(said)}]" if said else ""))
+        attributes = [f"label={_dot(edge.label)}"] * bool(edge.label) + ["style=dashed"] * (edge.kind == "data")
+        lines.append(f"  {source} -> n{edge.target}" + (f" [{', '.join(attributes)}]" if attributes else ""))
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -20,7 +20,7 @@ from sglang_lite.protocol.record import Record
 
 MOST_BRANCHINGS: Final = 64  # maximum number of branchings on a way
 # Step from a value to its part; "other" has the repr of a key.
-Part: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
+AccessStep: TypeAlias = tuple[Literal["attribute", "item", "other"], str | int]
 
 
 class Value(BaseNode, frozen=True, eq=False):
@@ -70,7 +70,7 @@ class Use(Record, frozen=True):
     """
 
     name: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AccessStep, ...] = ()
     into: str = "text"
     source: int | None = None
 
@@ -207,7 +207,7 @@ class GraphRecord(Record, frozen=True):
     unreached: tuple[Location, ...] = ()
 
     def __post_init__(self) -> None:
-        known = range(len(self.nodes))
+        indices = range(len(self.nodes))
         for i, node in enumerate(self.nodes):
             for use in node.uses:
                 if use.source is not None and use.source not in range(i):
@@ -218,13 +218,13 @@ class GraphRecord(Record, frozen=True):
                         "nodes", f"node {i} has the path {shown(path)}, but no fork before it makes that branch."
                     )
         for way in self.ways:
-            if any(node not in known for node in way.nodes):
+            if any(node not in indices for node in way.nodes):
                 raise ParameterError("ways", f"a way names a node that does not exist: there are {len(self.nodes)}.")
-            asked = [each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)]
-            fits = len(asked) == len(way.outcomes) <= MOST_BRANCHINGS
-            if not fits or any(o not in range(len(each.outcomes)) for each, o in zip(asked, way.outcomes)):
+            branchings = [each for i in way.nodes if isinstance(each := self.nodes[i].node, Branching)]
+            fits = len(branchings) == len(way.outcomes) <= MOST_BRANCHINGS
+            if not fits or any(o not in range(len(each.outcomes)) for each, o in zip(branchings, way.outcomes)):
                 raise ParameterError("ways", "the outcomes of a way do not match its branchings.")
-        if not self.ways or any(i not in known for i in (*self.read, *(change.node for change in self.changes))):
+        if not self.ways or any(i not in indices for i in (*self.read, *(change.node for change in self.changes))):
             raise ParameterError("nodes", "there is no way, or `read` or `changes` names a node that does not exist.")
 
     @property
@@ -238,7 +238,7 @@ class GraphRecord(Record, frozen=True):
 
     def _order(self, way: Way) -> Iterator[Edge]:
         last: dict[Path, int] = {}  # last node of each branch
-        asked: tuple[int, str, int | None] | None = None  # preceding branching, its outcome, and the node before it
+        branching: tuple[int, str, int | None] | None = None  # preceding branching, its outcome, and the node before it
         before: int | None = None
         outcomes = iter(way.outcomes)
         for i in way.nodes:
@@ -248,14 +248,14 @@ class GraphRecord(Record, frozen=True):
                 sources = [last.get(node.path, node.path[-2] if node.path else None)]
                 sources += [last[path] for path in node.joins if path in last]
                 last[node.path] = i
-            if asked is not None:
-                yield Edge(asked[0], i, "order", asked[1])
+            if branching is not None:
+                yield Edge(branching[0], i, "order", branching[1])
             yield from (
                 Edge(source, i, "order")
                 for source in sources
-                if source is not None and (asked is None or source not in (asked[0], asked[2]))
+                if source is not None and (branching is None or source not in (branching[0], branching[2]))
             )
-            asked = (i, node.node.outcomes[next(outcomes)], before) if isinstance(node.node, Branching) else None
+            branching = (i, node.node.outcomes[next(outcomes)], before) if isinstance(node.node, Branching) else None
             before = i
 
     def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
@@ -265,8 +265,8 @@ class GraphRecord(Record, frozen=True):
             ParameterError: an argument's value lacks an attribute or item that the body reads.
         """
         nodes = [_filled(node, row) for node in self.nodes]
-        left = tuple(name for name in self.arguments if name not in row)
-        return msgspec.structs.replace(self, nodes=tuple(nodes), arguments=left)
+        missing = tuple(name for name in self.arguments if name not in row)
+        return msgspec.structs.replace(self, nodes=tuple(nodes), arguments=missing)
 
 
 def _filled(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:

@@ -138,10 +138,10 @@ _CONSTRAINTS: Final = get_args(Constraint)
 _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
 
-def _wrong(node: BaseNode, name: str, wanted: str) -> ParameterError:
+def _wrong(node: BaseNode, name: str, expected: str) -> ParameterError:
     """Error for a node whose field `name` has the wrong type."""
-    told = f"a {type(node).__name__} needs {wanted} here, not {shown(getattr(node, name))}."
-    return ParameterError(name, told, where=node.where)
+    problem = f"a {type(node).__name__} needs {expected} here, not {shown(getattr(node, name))}."
+    return ParameterError(name, problem, where=node.where)
 
 
 class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
@@ -154,22 +154,22 @@ class BaseNode(Variant, Expression, frozen=True, kw_only=True, eq=False):
     where: Location | None = None
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, BaseNode) and _said(other) == _said(self)
+        return type(other) is type(self) and isinstance(other, BaseNode) and _field_values(other) == _field_values(self)
 
     def __hash__(self) -> int:
-        return hash((type(self), _said(self)))
+        return hash((type(self), _field_values(self)))
 
     def __repr__(self) -> str:
         names, defaults = self.__struct_fields__, self.__struct_defaults__
         always = len(names) - len(defaults)
-        said = [f"{value!r:.60}" for value in _said(self)[:always]]
-        for name, value, default in zip(names[always:], _said(self)[always:], defaults):
+        values = [f"{value!r:.60}" for value in _field_values(self)[:always]]
+        for name, value, default in zip(names[always:], _field_values(self)[always:], defaults):
             if value != default:
-                said.append(f"{name}={value!r:.60}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                values.append(f"{name}={value!r:.60}")
+        return f"{type(self).__name__}({', '.join(values)})"
 
 
-def _said(node: BaseNode) -> tuple[object, ...]:
+def _field_values(node: BaseNode) -> tuple[object, ...]:
     return tuple([getattr(node, name) for name in node.__struct_fields__ if name != "where"])
 
 

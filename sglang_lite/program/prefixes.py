@@ -25,7 +25,7 @@ _Unknown: TypeAlias = tuple[object, ...]  # identity of unknown text
 _Segments: TypeAlias = tuple[Span | _Unknown, ...]
 
 
-class Counter(Protocol):
+class TokenCounter(Protocol):
     """Interface of a tokenizer, as far as it is needed here."""
 
     def encode_spans(self, spans: Iterable[Span], *, first: bool = True) -> Sequence[int]:
@@ -87,15 +87,15 @@ def _lines(prefix: Prefix, depth: int) -> Iterator[str]:
     for each in prefix.after[:_MOST_SHOWN]:
         yield from _lines(each, depth + bool(prefix.tokens))
     if len(prefix.after) > _MOST_SHOWN:
-        left = prefix.after[_MOST_SHOWN:]
-        yield f"{'  ' * (depth + 1)}… {len(left)} more, {sum(map(_tokens, left)):,} tokens"
+        hidden = prefix.after[_MOST_SHOWN:]
+        yield f"{'  ' * (depth + 1)}… {len(hidden)} more, {sum(map(_tokens, hidden)):,} tokens"
 
 
 def _tokens(prefix: Prefix) -> int:
     return prefix.tokens + sum(map(_tokens, prefix.after))
 
 
-def prefix_tree(graphs: Sequence[GraphRecord], counter: Counter) -> PrefixTree:
+def prefix_tree(graphs: Sequence[GraphRecord], counter: TokenCounter) -> PrefixTree:
     """Prefix tree of the prompts of several runs.
 
     Args:
@@ -128,11 +128,11 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segmen
     Args:
         run: number of the run; unknown text of one run never equals that of another.
     """
-    said: dict[Path, list[Span | _Unknown]] = {}
+    texts: dict[Path, list[Span | _Unknown]] = {}
     marks: dict[Path, list[int]] = {}
     for i in graph.ways[0].nodes:
         node = graph.nodes[i]
-        here = said.setdefault(node.path, [])
+        here = texts.setdefault(node.path, [])
         match node.node:
             case Text(text, special=special):
                 here.append(Span(text, special=special))
@@ -145,7 +145,7 @@ def prompts_of(graph: GraphRecord, run: int = 0) -> Iterator[tuple[Path, _Segmen
                 here.append((run, i))
             case Fork(branches):
                 for number in range(len(branches)):
-                    said[(*node.path, i, number)] = list(here)
+                    texts[(*node.path, i, number)] = list(here)
             case Mark():
                 marks.setdefault(node.path, []).append(len(here))
             case Rollback(mark=mark):
@@ -162,9 +162,9 @@ class _Counted:
     """Converts prompts to lists of numbers: token ids, and negative numbers for unknown text. Tokenised spans are
     cached."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._known: dict[tuple[tuple[Span, ...], bool], Sequence[int]] = {}
+        self._cache: dict[tuple[tuple[Span, ...], bool], Sequence[int]] = {}
         self._unknown: dict[_Unknown, int] = {}
 
     def items(self, segments: _Segments) -> list[int]:
@@ -179,27 +179,27 @@ class _Counted:
 
     def _tokens(self, spans: tuple[Span, ...], *, first: bool) -> Sequence[int]:
         key = spans, first
-        if key not in self._known:
-            self._known[key] = self._counter.encode_spans(spans, first=first)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._counter.encode_spans(spans, first=first)
+        return self._cache[key]
 
 
 def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Number of equal items at the beginning of two sequences."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(i for i in range(most) if one[i] != other[i])
+    limit = min(len(one), len(other))
+    if one[:limit] == other[:limit]:
+        return limit
+    return next(i for i in range(limit) if one[i] != other[i])
 
 
-def _built(prompts: Sequence[list[int]], start: int, counter: Counter, depth: int) -> Prefix:
+def _built(prompts: Sequence[list[int]], start: int, counter: TokenCounter, depth: int) -> Prefix:
     """Tree of sorted prompts that are equal up to index `start`."""
     if not prompts:
         return Prefix("", 0, 0)
     end = common_length(prompts[0], prompts[-1])
     text = "".join(
-        counter.decode(list(group)) if known else "…"
-        for known, group in itertools.groupby(prompts[0][start:end], lambda item: item >= 0)
+        counter.decode(list(group)) if is_known else "…"
+        for is_known, group in itertools.groupby(prompts[0][start:end], lambda item: item >= 0)
     )
     tokens = sum(item >= 0 for item in prompts[0][start:end])
     longer = [prompt for prompt in prompts if len(prompt) > end]

@@ -30,7 +30,7 @@ from sglang_lite.server.openai import chat, completions, decisions, embeddings, 
 from sglang_lite.server.programs import program, rows
 from sglang_lite.server.routes import Endpoint, Gate, HttpRequest, Route, answer, refusal, request_id_of
 from sglang_lite.server.service import Service
-from sglang_lite.server.settings import ServerSettings, warn_of_strangers
+from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 
 logger = logging.getLogger("sglang_lite.server")
 _IDLE_S = 75  # longest idle time of a connection; longer than a gateway's, so that the gateway closes first
@@ -135,7 +135,7 @@ def say(line: str) -> None:
 def serve(
     settings: ServerSettings,
     engine_settings: Mapping[str, UserValue],
-    told: Callable[[str], object] = say,
+    announce: Callable[[str], object] = say,
     listening: socket.socket | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second signal ends them at
@@ -144,7 +144,7 @@ def serve(
     Args:
         settings: settings of the server.
         engine_settings: keywords of `Engine`.
-        told: function called with one line of text when the server can be reached.
+        announce: function called with one line of text when the server can be reached.
         listening: bound socket to use instead of one with the address of the settings.
 
     Returns:
@@ -152,7 +152,7 @@ def serve(
     """
     listening = listening or bound(settings.host, settings.port)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    warn_of_strangers(settings)
+    warn_if_exposed(settings)
     with Engine(**engine_settings) as engine, contextlib.closing(listening):
         config = uvicorn.Config(
             application(engine, settings),
@@ -172,7 +172,7 @@ def serve(
         gc.freeze()  # loaded objects stay alive: a collector's pass over them takes as long as a hundred requests
         host, port = listening.getsockname()[:2]
         listening.listen(2048)
-        told(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
+        announce(f"Serving {settings.served_model_name or engine.model_name} at http://{host}:{port}")
         server.run(sockets=[listening])
     return 0
 

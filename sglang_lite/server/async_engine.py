@@ -67,47 +67,48 @@ class AsyncEngine:
         for each in list(self._open):
             each.abort()
 
-    async def generate(self, asked: GenerateRequest) -> AsyncGenerator[list[Delta | Generation], None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[list[Delta | Generation], None]:
         """Runs a request and yields its events as they arrive, with the deltas of each sample joined. Closing the
         generator before its end aborts the request.
 
         Raises:
             SglError: as `Engine.submit`, or the request's last event.
         """
-        events: _Events[Event] = _Events(self._relay)
+        events: _EventQueue[Event] = _EventQueue(self._relay)
         submit = partial(
-            self.engine.submit, asked.prompt, asked.params, asked.constraint, sink=events.put, flush=self._relay.flush,
-            stream=asked.stream, namespace=asked.namespace, priority=asked.priority, rid=asked.rid,
+            self.engine.submit, request.prompt, request.params, request.constraint, sink=events.put,
+            flush=self._relay.flush, stream=request.stream, namespace=request.namespace, priority=request.priority,
+            logit_processor=request.logit_processor, rid=request.rid, output_ids=request.output_ids,
         )  # fmt: skip
-        left = asked.samples
-        with self._ends(await _submitted(submit, _length(asked.prompt))):
-            while left:
-                taken: list[Delta | Generation] = []
+        remaining = request.samples
+        with self._ends(await _submitted(submit, _length(request.prompt))):
+            while remaining:
+                batch: list[Delta | Generation] = []
                 failed: SglError | None = None
                 for event in _joined(await events.take()):
                     if isinstance(event, SglError):
                         failed = event
                         break
-                    left -= isinstance(event, Generation)
-                    taken.append(event)
-                if taken:
-                    yield taken
+                    remaining -= isinstance(event, Generation)
+                    batch.append(event)
+                if batch:
+                    yield batch
                 if failed is not None:
                     raise failed
 
-    async def results(self, asked: GenerateRequest) -> list[Generation]:
+    async def results(self, request: GenerateRequest) -> list[Generation]:
         """Generations of a request, in the order of the samples.
 
         Raises:
             SglError: as `generate`.
         """
-        found: list[Generation] = []
-        async with contextlib.aclosing(self.generate(replace(asked, stream=False))) as events:
-            async for taken in events:
-                found += (event for event in taken if isinstance(event, Generation))
-        return sorted(found, key=lambda generation: generation.index)
+        generations: list[Generation] = []
+        async with contextlib.aclosing(self.generate(replace(request, stream=False))) as events:
+            async for batch in events:
+                generations += (event for event in batch if isinstance(event, Generation))
+        return sorted(generations, key=lambda generation: generation.index)
 
-    async def native(
+    async def generate_native(
         self, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
     ) -> AsyncGenerator[list[dict[str, Json]], None]:
         """Runs a native request and yields the answers that have changed, each time that text arrives; without
@@ -116,7 +117,7 @@ class AsyncEngine:
         Raises:
             SglError: as `Engine.generate`.
         """
-        events: _Events[tuple[int, Event] | None] = _Events(self._relay)
+        events: _EventQueue[tuple[int, Event] | None] = _EventQueue(self._relay)
 
         def post(item: tuple[int, Event] | None) -> None:
             events.put(item)
@@ -124,20 +125,26 @@ class AsyncEngine:
                 self._relay.flush()
 
         start = partial(
-            offline.Running, self.engine.core, post, calls, is_list=is_list, stream=stream, flush=self._relay.flush
+            offline.NativeRequest,
+            self.engine.core,
+            post,
+            calls,
+            is_list=is_list,
+            stream=stream,
+            flush=self._relay.flush,
         )
         running = await _submitted(start, sum(_length(call.prompt) for call in calls))
         with self._ends(running):
             while running.open:
                 changed: dict[int, dict[str, Any]] = {}
                 for item in await events.take():
-                    for answer in running.take(item):
+                    for answer in running.add_event(item):
                         changed[answer.get("index", 0)] = answer
                 if stream:
                     yield list(changed.values())
             if not stream:
-                found = running.results()
-                yield found if is_list else [found]
+                results = running.results()
+                yield results if is_list else [results]
 
     async def select(self, prompt: Prompt | str, choices: Sequence[str], *, unconditional: bool = False) -> Selection:
         """Scores choices.
@@ -145,7 +152,7 @@ class AsyncEngine:
         Raises:
             SglError: as `Engine.submit_select`, or the request's last event.
         """
-        events: _Events[Selection | SglError] = _Events(self._relay)
+        events: _EventQueue[Selection | SglError] = _EventQueue(self._relay)
         submit = partial(
             self.engine.submit_select, prompt, choices, sink=events.put, flush=self._relay.flush,
             unconditional=unconditional,
@@ -175,7 +182,7 @@ class AsyncEngine:
         Raises:
             SglError: as `Engine.run_program`.
         """
-        events: _Events[ProgramEvent] = _Events(self._relay)
+        events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         run = partial(
             self.engine.core.run_program,
             ProgramRequest(prompt, program, stream, namespace, priority),
@@ -183,19 +190,19 @@ class AsyncEngine:
         )
         with self._ends(await _submitted(run, _length(prompt))) as submitted:
             async with contextlib.aclosing(self._played(events, submitted, timeout_s)) as played:
-                async for taken in played:
-                    yield taken
+                async for batch in played:
+                    yield batch
 
     async def play_rows(
-        self, asked: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
+        self, rows: Iterator[tuple[int, ProgramRequest | SglError]], window: int, timeout_s: float
     ) -> AsyncGenerator[list[tuple[int, list[ProgramEvent]]], None]:
         """Plays programs and yields the number and events of each one that has ended: see `RowPlayer`. Closing the
         generator before its end aborts the programs that are running."""
-        with self._ends(RowPlayer(self.engine.core, asked, window, timeout_s)) as player:
+        with self._ends(RowPlayer(self.engine.core, rows, window, timeout_s)) as player:
             async for ended in player.ended():
                 yield ended
 
-    async def grow(
+    async def open_program(
         self,
         begin: Callable[[OpenProgram], object],
         *,
@@ -209,18 +216,18 @@ class AsyncEngine:
         Args:
             begin: function that receives the open program; the program may be extended until it has ended.
         """
-        events: _Events[ProgramEvent] = _Events(self._relay)
+        events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         program = self.engine.open_program(
             sink=events.put, flush=self._relay.flush, stream=stream, namespace=namespace, priority=priority
         )
         with self._ends(program):
             begin(program)
             async with contextlib.aclosing(self._played(events, program, timeout_s, opened=True)) as played:
-                async for taken in played:
-                    yield taken
+                async for batch in played:
+                    yield batch
 
     async def _played(
-        self, events: _Events[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
+        self, events: _EventQueue[ProgramEvent], submitted: Abortable, timeout_s: float | None, *, opened: bool = False
     ) -> AsyncGenerator[list[ProgramEvent], None]:
         """Yields the events of a program, which is aborted after `timeout_s`; first an empty list if the program was
         only `opened`."""
@@ -237,11 +244,11 @@ class AsyncEngine:
             if opened:
                 yield []
             while not ended:
-                taken = _joined_played(await events.take())
-                ended = not isinstance(taken[-1], Played)
-                if late and isinstance(taken[-1], RequestAbortedError):
-                    taken[-1] = RequestTimeoutError(f"the program took more than {timeout_s:g} seconds.")
-                yield taken
+                batch = _joined_played(await events.take())
+                ended = not isinstance(batch[-1], Played)
+                if late and isinstance(batch[-1], RequestAbortedError):
+                    batch[-1] = RequestTimeoutError(f"the program took more than {timeout_s:g} seconds.")
+                yield batch
         finally:
             if timer is not None:
                 timer.cancel()
@@ -262,9 +269,9 @@ class _Relay:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._pending: deque[_Events[Any]] = deque()
+        self._pending: deque[_EventQueue[Any]] = deque()
 
-    def add(self, events: _Events[Any]) -> None:
+    def add(self, events: _EventQueue[Any]) -> None:
         """Makes the next `flush` wake the reader of some events. Called on any thread."""
         self._pending.append(events)
 
@@ -278,7 +285,7 @@ class _Relay:
             self._pending.popleft().wake()
 
 
-class _Events(Generic[E]):
+class _EventQueue(Generic[E]):
     """Events of a submission: put on the engine's thread, and taken on the event loop, all that have arrived at
     once."""
 
@@ -302,10 +309,10 @@ class _Events(Generic[E]):
         while not self._events:
             self._waiter = self._relay.loop.create_future()
             await self._waiter
-        taken = list(self._events)
-        for _ in taken:  # further events may have arrived
+        batch = list(self._events)
+        for _ in batch:  # further events may have arrived
             self._events.popleft()
-        return taken
+        return batch
 
 
 async def _submitted(submit: Callable[[], A], length: int) -> A:
@@ -369,7 +376,7 @@ def _joined_played(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
     return found
 
 
-async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
+async def with_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
     """Waits for the first event, so that an invalid request raises its error before a response begins; returns a
     generator of all events.
 
@@ -377,7 +384,7 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
         SglError: as `events`.
     """
 
-    async def all_of_them() -> AsyncGenerator[E, None]:
+    async def all_events() -> AsyncGenerator[E, None]:
         async with contextlib.aclosing(events):
             first = await anext(events)
             yield first  # taken below: closing a generator that has not started would not close `events`
@@ -385,7 +392,7 @@ async def begun(events: AsyncGenerator[E, None]) -> AsyncGenerator[E, None]:
             async for each in events:
                 yield each
 
-    found = all_of_them()
+    found = all_events()
     await anext(found)
     return found
 
@@ -407,13 +414,13 @@ async def merged(streams: Sequence[AsyncGenerator[E, None]]) -> AsyncGenerator[t
 
     tasks = [asyncio.ensure_future(pump(index, stream)) for index, stream in enumerate(streams)]
     try:
-        left = len(tasks)
-        while left:
+        remaining = len(tasks)
+        while remaining:
             item = await queue.get()
             if isinstance(item, BaseException):
                 raise item
             if item is None:
-                left -= 1
+                remaining -= 1
             else:
                 yield item
     finally:

@@ -56,7 +56,7 @@ class RateLimitError(SglError):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ErrorStatus:
     """HTTP status of an error, and its names in OpenAI's and Anthropic's protocol."""
 
     status: int
@@ -66,30 +66,30 @@ class Status:
     retry_after_s: int | None = None
 
 
-_BAD = Status(400, "invalid_request_error", "invalid_request_error")
-_TABLE: tuple[tuple[type[SglError], Status], ...] = (  # the first matching row counts
-    (AuthenticationError, Status(401, "authentication_error", "authentication_error", "invalid_api_key")),
-    (OriginError, Status(403, "permission_error", "permission_error", "forbidden")),
-    (NotFoundError, Status(404, "not_found_error", "not_found_error", "not_found")),
-    (MethodError, Status(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
-    (TooLargeError, Status(413, "invalid_request_error", "request_too_large", "request_too_large")),
-    (SlowBodyError, Status(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
-    (RateLimitError, Status(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", 1)),
-    (CapabilityError, Status(400, "invalid_request_error", "invalid_request_error", "unsupported")),
+_BAD = ErrorStatus(400, "invalid_request_error", "invalid_request_error")
+_TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching row counts
+    (AuthenticationError, ErrorStatus(401, "authentication_error", "authentication_error", "invalid_api_key")),
+    (OriginError, ErrorStatus(403, "permission_error", "permission_error", "forbidden")),
+    (NotFoundError, ErrorStatus(404, "not_found_error", "not_found_error", "not_found")),
+    (MethodError, ErrorStatus(405, "invalid_request_error", "invalid_request_error", "method_not_allowed")),
+    (TooLargeError, ErrorStatus(413, "invalid_request_error", "request_too_large", "request_too_large")),
+    (SlowBodyError, ErrorStatus(408, "invalid_request_error", "invalid_request_error", "request_timeout")),
+    (RateLimitError, ErrorStatus(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", 1)),
+    (CapabilityError, ErrorStatus(400, "invalid_request_error", "invalid_request_error", "unsupported")),
     (ParameterError, _BAD),
     (ConstraintError, _BAD),
     (TemplateError, _BAD),
     (WireError, _BAD),
-    (OverloadedError, Status(503, "overloaded_error", "overloaded_error", "overloaded", 1)),
-    (RequestTimeoutError, Status(504, "timeout_error", "timeout_error", "timeout")),
-    (RequestAbortedError, Status(499, "aborted_error", "api_error", "aborted")),  # nginx's status: client left
-    (EngineClosedError, Status(503, "server_error", "api_error", "engine_closed", 5)),
-    (BackendError, Status(500, "server_error", "api_error")),
-    (SglError, Status(500, "server_error", "api_error")),
+    (OverloadedError, ErrorStatus(503, "overloaded_error", "overloaded_error", "overloaded", 1)),
+    (RequestTimeoutError, ErrorStatus(504, "timeout_error", "timeout_error", "timeout")),
+    (RequestAbortedError, ErrorStatus(499, "aborted_error", "api_error", "aborted")),  # nginx's status: client left
+    (EngineClosedError, ErrorStatus(503, "server_error", "api_error", "engine_closed", 5)),
+    (BackendError, ErrorStatus(500, "server_error", "api_error")),
+    (SglError, ErrorStatus(500, "server_error", "api_error")),
 )
 
 
-def status_of(error: SglError) -> Status:
+def status_of(error: SglError) -> ErrorStatus:
     """Row of the table for an error; for a BatchError, that of the first failed request."""
     cause = _cause(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))

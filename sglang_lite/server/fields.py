@@ -88,9 +88,9 @@ def _names(record: type[msgspec.Struct]) -> frozenset[str]:
 
 # ----------------------------------------------------------------------------------------------------- tables
 
-_NAMES = "It names the caller or the request, and no model sees it."
-_CACHE = "Every prefix that fits is cached here, for as long as there is room."
-_ORDER = "There is one tier of service."
+_NAMES = "A name of the caller or the request; the model doesn't see it."
+_CACHE = "Every prefix is cached as long as memory allows."
+_ORDER = "This server has only one tier of service."
 _GATEWAY = "A gateway adds it for its own logs."
 
 # Fields that SGLang's gateways add to every request.
@@ -122,8 +122,8 @@ CHAT_NEUTRAL = {
     **_OPENAI_NEUTRAL,
     **GATEWAY_NEUTRAL,
     "metadata": _NAMES,
-    "store": "Chat answers are not stored; only responses can be asked for again.",
-    "prediction": "It says what the answer may be, to have it sooner: the answer is the same.",
+    "store": "Chat completions are not stored; only responses can be retrieved.",
+    "prediction": "A prediction only speeds up generation; the answer is the same.",
     "client_metadata": _NAMES,
 }
 CHAT_REFUSED: dict[str, tuple[object, ...]] = {
@@ -164,8 +164,8 @@ EMBEDDINGS_NEUTRAL = {**GATEWAY_NEUTRAL, "user": _NAMES, "rid": _NAMES}
 POOLING_NEUTRAL = {
     **EMBEDDINGS_NEUTRAL,
     "request_id": _NAMES,
-    "priority": "Texts are read in the order in which they come.",
-    "cache_salt": "Nothing of a text is cached.",
+    "priority": "Texts are processed in order of arrival.",
+    "cache_salt": "Embedding models have no prefix cache.",
 }
 POOLING_REFUSED: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (),
@@ -182,11 +182,11 @@ POOLING_REFUSED: dict[str, tuple[object, ...]] = {
 
 NATIVE_NEUTRAL = {
     **GATEWAY_NEUTRAL,
-    "model": "A native request has the server's one model.",
+    "model": "This server has one model.",
     "routing_key": _GATEWAY,
     "custom_labels": _GATEWAY,
     "external_trace_header": _GATEWAY,
-    "routed_dp_rank": "There is one engine.",
+    "routed_dp_rank": "This server has one engine.",
 }
 NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
@@ -213,8 +213,8 @@ RESPONSES_NEUTRAL = {
     **_OPENAI_NEUTRAL,
     **GATEWAY_NEUTRAL,
     "client_metadata": _NAMES,
-    "image": "It says how images are kept, and no model here takes any.",
-    "max_tool_calls": "It counts calls of hosted tools, and there are none.",
+    "image": "It concerns images, which the model doesn't accept.",
+    "max_tool_calls": "It limits calls of hosted tools, which this server doesn't have.",
 }
 RESPONSES_REFUSED: dict[str, tuple[object, ...]] = {
     **GATEWAY_REFUSED,
@@ -235,12 +235,12 @@ INPUT_TOKENS_REFUSED: dict[str, tuple[object, ...]] = {
 BILLING_HEADER = "x-anthropic-billing-header"  # first words of a line that some clients put into `system`
 
 MESSAGES_NEUTRAL = {
-    BILLING_HEADER: "A system block that is such a line is no part of the prompt: it changes with every request.",
+    BILLING_HEADER: "The line changes with every request, so it is left out of the prompt.",
     "billing_policy": _ORDER,
     "cache_control": _CACHE,
-    "diagnostics": "It asks why a prefix was not cached, and says nothing of the answer.",
+    "diagnostics": "It requests a report about the cache, which doesn't affect the answer.",
     "fallback_credit_token": _ORDER,
-    "inference_geo": "The answer is made where the server is.",
+    "inference_geo": "The server computes the answer where it runs.",
     "metadata": _NAMES,
     "service_tier": _ORDER,
     "speed": _ORDER,

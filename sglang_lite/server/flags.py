@@ -86,7 +86,7 @@ def _others() -> list[ServerArg]:
     ours = {each.name for kind, _ in _GROUPS for each in fields(kind)}
     return [
         arg for arg in server_args().values()
-        if arg.name not in ours and (arg.reversed or arg.here in ("always", "neutral"))
+        if arg.name not in ours and (arg.reversed or arg.support in ("always", "neutral"))
     ]  # fmt: skip
 
 

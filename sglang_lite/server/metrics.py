@@ -37,7 +37,7 @@ class _Stats(Collector):
 async def metrics(service: Service, _: HttpRequest) -> Response:
     """Returns the counts."""
     registry = CollectorRegistry()
-    registry.register(_Stats(await service.ask(service.engine.stats), service.model_name))
+    registry.register(_Stats(await service.call_engine(service.engine.stats), service.model_name))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

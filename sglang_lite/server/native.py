@@ -25,7 +25,7 @@ from sglang_lite.protocol import (
     SglError,
 )
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import begun
+from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import NATIVE_NEUTRAL, NATIVE_REFUSED, PROFILE_REFUSED, Fields
 from sglang_lite.server.http.body import convert
@@ -37,7 +37,7 @@ from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.version import __version__
 
 
-class Generate(msgspec.Struct, kw_only=True, omit_defaults=True):
+class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Native request for one prompt or a list of them; `Engine.generate` documents the fields.
 
     `prompt` and `constraint` are a Prompt and a Constraint of `sglang_lite.protocol`, encoded by `sglang_lite.wire`
@@ -62,7 +62,7 @@ class Generate(msgspec.Struct, kw_only=True, omit_defaults=True):
     stream: bool | None = None
 
 
-class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to tokenise text."""
 
     prompt: str | list[str] | None = None
@@ -71,7 +71,7 @@ class Text(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to decode token ids."""
 
     tokens: list[int | list[int]] | None = None
@@ -80,21 +80,21 @@ class Ids(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Abort(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to abort one request, or all."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
-class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SeparateReasoningRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to split reasoning from a text."""
 
     text: str
     reasoning_parser: str
 
 
-class FunctionCalls(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ParseFunctionCallRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to find tool calls in a text."""
 
     text: str
@@ -110,7 +110,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
     record_shapes: bool | None = None
 
 
-class Weights(msgspec.Struct, kw_only=True):
+class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Request to replace the weights by a checkpoint's."""
 
     model_path: str
@@ -119,8 +119,14 @@ class Weights(msgspec.Struct, kw_only=True):
 
 
 _CONSTRAINT: Any = Constraint  # a union is not a type
-GENERATE = Fields(Generate, NATIVE_NEUTRAL, NATIVE_REFUSED)
+GENERATE = Fields(GenerateBody, NATIVE_NEUTRAL, NATIVE_REFUSED)
 PROFILE = Fields(ProfileRequest, {}, PROFILE_REFUSED)
+TOKENIZE = Fields(TokenizeRequest, {}, {})
+DETOKENIZE = Fields(DetokenizeRequest, {}, {})
+ABORT = Fields(AbortRequest, {}, {})
+SEPARATE_REASONING = Fields(SeparateReasoningRequest, {}, {})
+PARSE_FUNCTION_CALL = Fields(ParseFunctionCallRequest, {}, {})
+UPDATE_WEIGHTS = Fields(UpdateWeightsRequest, {}, {})
 
 
 async def generate(service: Service, call: HttpRequest) -> Response:
@@ -131,11 +137,11 @@ async def generate(service: Service, call: HttpRequest) -> Response:
         if error.parameter == "prompt":
             error.hint = error.hint or "Text is `text` here, and token ids are `input_ids`."
         raise
-    asked = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-    stream, prompt, constraint = asked.pop("stream", False), asked.pop("prompt", None), asked.pop("constraint", None)
-    if prompt is not None and ("text" in asked or "input_ids" in asked):
+    fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+    stream, prompt, constraint = fields.pop("stream", False), fields.pop("prompt", None), fields.pop("constraint", None)
+    if prompt is not None and ("text" in fields or "input_ids" in fields):
         raise ParameterError("prompt", "is given together with text or input_ids. Give one of them.")
-    calls, is_list = read_request(asked.pop("text", None if prompt is None else ""), **asked)
+    calls, is_list = read_request(fields.pop("text", None if prompt is None else ""), **fields)
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]
     if constraint is not None:
@@ -143,13 +149,13 @@ async def generate(service: Service, call: HttpRequest) -> Response:
             raise ParameterError("constraint", "and a grammar in sampling_params are both given. Give one of them.")
         held = convert(constraint, _CONSTRAINT, "constraint")
         calls = [replace(each, constraint=held) for each in calls]
-    answers = service.running.native(calls, is_list=is_list, stream=stream)
+    answers = service.async_engine.generate_native(calls, is_list=is_list, stream=stream)
     if stream:
-        answers = await begun(answers)
+        answers = await with_first_event(answers)
         return EventStream(_stream(answers, incremental=service.settings.incremental_streaming_output), answers)
     async with contextlib.aclosing(answers):
-        found = await anext(answers)
-    return answer(found if is_list else found[0])
+        result = await anext(answers)
+    return answer(result if is_list else result[0])
 
 
 async def _stream(answers: AsyncGenerator[list[dict[str, Any]], None], *, incremental: bool) -> AsyncGenerator[bytes]:
@@ -209,7 +215,7 @@ async def health_generate(service: Service, _: HttpRequest) -> Response:
     seconds = service.settings.health_timeout_s
     try:
         async with asyncio.timeout(seconds):
-            await service.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+            await service.async_engine.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
     except TimeoutError:
         raise RequestTimeoutError(f"the engine generated no token within {seconds:g} seconds.") from None
     return Response(status_code=200)
@@ -260,7 +266,7 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
     settings = asdict(service.settings)
     for secret in ("api_key", "admin_api_key"):
         del settings[secret]
-    info = await service.ask(engine.get_server_info)
+    info = await service.call_engine(engine.get_server_info)
     return answer({
         **info,
         **settings,
@@ -274,20 +280,20 @@ async def server_info(service: Service, _: HttpRequest) -> Response:
 
 async def flush_cache(service: Service, _: HttpRequest) -> Response:
     """Drops cached prefixes that are not in use."""
-    freed = await service.ask(service.engine.flush_cache)
+    freed = await service.call_engine(service.engine.flush_cache)
     return Response(f"Cache flushed: {freed} tokens.\n", media_type="text/plain")
 
 
 async def abort_request(service: Service, call: HttpRequest) -> Response:
     """Aborts one request, or all."""
-    asked = _read(call, Abort)
-    if asked.abort_all:
-        if asked.rid is not None:
+    body = call.read(ABORT)
+    if body.abort_all:
+        if body.rid is not None:
             raise ParameterError("abort_all", "and rid are both given. Give one of them.")
-        service.running.abort_all()
-    elif asked.rid:
+        service.async_engine.abort_all()
+    elif body.rid:
         with contextlib.suppress(ParameterError):  # the request has ended
-            service.engine.abort(asked.rid)
+            service.engine.abort(body.rid)
     else:
         raise ParameterError("rid", "is missing.")
     return Response(status_code=200)
@@ -295,7 +301,7 @@ async def abort_request(service: Service, call: HttpRequest) -> Response:
 
 async def loads(service: Service, _: HttpRequest) -> Response:
     """Returns the load of the engine. Omits sections that `include` asks for and that this engine doesn't have."""
-    stats = await service.ask(service.engine.stats)
+    stats = await service.call_engine(service.engine.stats)
     load = {
         "dp_rank": 0,
         "num_running_reqs": stats["running"],
@@ -309,7 +315,7 @@ async def loads(service: Service, _: HttpRequest) -> Response:
 
 async def get_load(service: Service, _: HttpRequest) -> Response:
     """Returns the load of the engine in the older format, whose token counts gateways add up."""
-    stats = await service.ask(service.engine.stats)
+    stats = await service.call_engine(service.engine.stats)
     waiting = stats["waiting"]
     used = stats["total_tokens"] - stats["free_tokens"] - stats["cached_tokens"]  # tokens of requests alone
     load = {"dp_rank": 0, "num_reqs": stats["running"] + waiting, "num_waiting_reqs": waiting, "num_tokens": used}
@@ -318,12 +324,12 @@ async def get_load(service: Service, _: HttpRequest) -> Response:
 
 async def tokenize(service: Service, call: HttpRequest) -> Response:
     """Returns the token ids of text."""
-    asked = _read(call, Text)
-    service.check_model(asked.model)
-    text = _one(asked.prompt, asked.text, "prompt")
+    body = call.read(TOKENIZE)
+    service.check_model(body.model)
+    text = _one(body.prompt, body.text, "prompt")
     texts = [text] if isinstance(text, str) else text
     encode = service.engine.tokenizer.encode
-    ids = await asyncio.to_thread(lambda: [encode(each, first=asked.add_special_tokens) for each in texts])
+    ids = await asyncio.to_thread(lambda: [encode(each, first=body.add_special_tokens) for each in texts])
     counts = [len(each) for each in ids]
     return answer({
         "tokens": ids[0] if isinstance(text, str) else ids,
@@ -334,9 +340,9 @@ async def tokenize(service: Service, call: HttpRequest) -> Response:
 
 async def detokenize(service: Service, call: HttpRequest) -> Response:
     """Returns the text of token ids."""
-    asked = _read(call, Ids)
-    service.check_model(asked.model)
-    tokens = _one(asked.tokens, asked.ids, "tokens")
+    body = call.read(DETOKENIZE)
+    service.check_model(body.model)
+    tokens = _one(body.tokens, body.ids, "tokens")
     nested = bool(tokens) and isinstance(tokens[0], list)
     if any(isinstance(each, list) != nested for each in tokens):
         raise ParameterError("tokens", "mixes token ids and lists of token ids. Give only one kind.")
@@ -347,22 +353,22 @@ async def detokenize(service: Service, call: HttpRequest) -> Response:
             if not 0 <= each < size:
                 raise ParameterError("tokens", f"{each} is not a token id (0 to {size - 1:,}).")
     decode = service.engine.tokenizer.decode
-    texts = [decode(ids, skip_special=asked.skip_special_tokens) for ids in lists]
+    texts = [decode(ids, skip_special=body.skip_special_tokens) for ids in lists]
     return answer({"text": texts if nested else texts[0]})
 
 
 async def separate_reasoning(_: Service, call: HttpRequest) -> Response:
     """Splits reasoning from an answer."""
-    asked = _read(call, Reasoning)
-    reasoning, text = ReasoningParser.split(asked.reasoning_parser, asked.text)
+    body = call.read(SEPARATE_REASONING)
+    reasoning, text = ReasoningParser.split(body.reasoning_parser, body.text)
     return answer({"reasoning_text": reasoning, "text": text})
 
 
 async def parse_function_call(_: Service, call: HttpRequest) -> Response:
     """Finds the tool calls in an answer."""
-    asked = _read(call, FunctionCalls)
-    found = parse_answer(asked.tool_call_parser, asked.text)
-    names = [each.get("function", {}).get("name") for each in asked.tools]
+    body = call.read(PARSE_FUNCTION_CALL)
+    found = parse_answer(body.tool_call_parser, body.text)
+    names = [each.get("function", {}).get("name") for each in body.tools]
     calls = [
         {"tool_index": names.index(each.name) if each.name in names else -1, "name": each.name,
          "parameters": each.arguments}
@@ -373,10 +379,10 @@ async def parse_function_call(_: Service, call: HttpRequest) -> Response:
 
 async def update_weights(service: Service, call: HttpRequest) -> Response:
     """Replaces the weights by another checkpoint's."""
-    asked = _read(call, Weights)
+    body = call.read(UPDATE_WEIGHTS)
     try:
-        update = partial(service.engine.update_weights, asked.model_path, asked.weight_version)
-        await service.ask(update, at_most_s=_LONGEST_S)
+        update = partial(service.engine.update_weights, body.model_path, body.weight_version)
+        await service.call_engine(update, at_most_s=_LONGEST_S)
     except ModelError as error:
         return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
     return answer({"success": True, "message": "The weights are replaced.", "num_paused_requests": 0})
@@ -384,20 +390,18 @@ async def update_weights(service: Service, call: HttpRequest) -> Response:
 
 async def start_profile(service: Service, call: HttpRequest) -> Response:
     """Starts a profile of the engine's steps."""
-    asked = call.read(PROFILE) if call.data else ProfileRequest()
-    folder = asked.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
-    options = {"with_stack": bool(asked.with_stack), "record_shapes": bool(asked.record_shapes)}
-    await service.ask(partial(service.engine.start_profile, folder, **options), at_most_s=_LONGEST_S)
+    body = call.read(PROFILE) if call.data else ProfileRequest()
+    folder = body.output_dir or tempfile.mkdtemp(prefix="sglang_lite-profile-")
+    options = {"with_stack": bool(body.with_stack), "record_shapes": bool(body.record_shapes)}
+    await service.call_engine(partial(service.engine.start_profile, folder, **options), at_most_s=_LONGEST_S)
     return answer({"success": True, "output_dir": os.path.abspath(folder)})
 
 
 async def stop_profile(service: Service, _: HttpRequest) -> Response:
     """Ends the profile, and writes its trace."""
-    return answer({"success": True, "path": await service.ask(service.engine.stop_profile, at_most_s=_LONGEST_S)})
-
-
-def _read(call: HttpRequest, kind: type[Any]) -> Any:
-    return call.read(Fields(kind, {}, {}))
+    return answer(
+        {"success": True, "path": await service.call_engine(service.engine.stop_profile, at_most_s=_LONGEST_S)}
+    )
 
 
 def _one(first: Any, second: Any, name: str) -> Any:
@@ -407,9 +411,9 @@ def _one(first: Any, second: Any, name: str) -> Any:
     return second if first is None else first
 
 
-_ASK = ("GET", "POST")
+_GET_OR_POST = ("GET", "POST")
 ROUTES = (
-    Route("/generate", generate, "Continue text", ("POST", "PUT"), fields=GENERATE, streams=True, works=True),
+    Route("/generate", generate, "Continue text", ("POST", "PUT"), fields=GENERATE, streams=True, counts_as_open=True),
     Route("/health", health, "Is the engine alive?", ("GET",), access="open", media_type=""),
     Route("/health_generate", health_generate, "Can it make a token?", ("GET",), access="open", media_type=""),
     Route("/ready", ready, "Has it made a token?", ("GET",), access="open", media_type=""),
@@ -419,16 +423,16 @@ ROUTES = (
     *(Route(path, server_info, "Settings and counts", ("GET",)) for path in ("/server_info", "/get_server_info")),
     Route("/v1/loads", loads, "How busy it is", ("GET",), query=("include",)),
     Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
-    Route("/flush_cache", flush_cache, "Drop cached prefixes", _ASK, access="admin", media_type="text/plain"),
-    Route("/abort_request", abort_request, "End a request, or all", fields=Fields(Abort, {}, {}), media_type=""),
-    *(Route(p, tokenize, "Token ids of text", fields=Fields(Text, {}, {})) for p in ("/tokenize", "/v1/tokenize")),
-    *(Route(p, detokenize, "Text of ids", fields=Fields(Ids, {}, {})) for p in ("/detokenize", "/v1/detokenize")),
-    Route("/separate_reasoning", separate_reasoning, "Split reasoning off", fields=Fields(Reasoning, {}, {})),
-    Route("/parse_function_call", parse_function_call, "Find calls", fields=Fields(FunctionCalls, {}, {})),
+    Route("/flush_cache", flush_cache, "Drop cached prefixes", _GET_OR_POST, access="admin", media_type="text/plain"),
+    Route("/abort_request", abort_request, "End a request, or all", fields=ABORT, media_type=""),
+    *(Route(path, tokenize, "Token ids of text", fields=TOKENIZE) for path in ("/tokenize", "/v1/tokenize")),
+    *(Route(path, detokenize, "Text of ids", fields=DETOKENIZE) for path in ("/detokenize", "/v1/detokenize")),
+    Route("/separate_reasoning", separate_reasoning, "Split reasoning off", fields=SEPARATE_REASONING),
+    Route("/parse_function_call", parse_function_call, "Find calls", fields=PARSE_FUNCTION_CALL),
     Route(
-        "/update_weights_from_disk", update_weights, "Replace the weights", fields=Fields(Weights, {}, {}),
+        "/update_weights_from_disk", update_weights, "Replace the weights", fields=UPDATE_WEIGHTS,
         access="admin",
     ),
-    Route("/start_profile", start_profile, "Start a profile", _ASK, fields=PROFILE, access="admin"),
-    Route("/stop_profile", stop_profile, "End the profile", _ASK, access="admin"),
+    Route("/start_profile", start_profile, "Start a profile", _GET_OR_POST, fields=PROFILE, access="admin"),
+    Route("/stop_profile", stop_profile, "End the profile", _GET_OR_POST, access="admin"),
 )  # fmt: skip

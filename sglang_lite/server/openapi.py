@@ -56,7 +56,7 @@ def document(routes: Sequence[Route]) -> dict[str, Json]:
 
 def _operation(route: Route, method: str, references: Mapping[Any, Any]) -> dict[str, Any]:
     statuses = {**_ANY, **({} if route.methods == ("GET",) and not route.query else _OF_BODY)}
-    if route.works:
+    if route.counts_as_open:
         statuses |= _OF_WORK
     if "{" in route.path or (route.fields is not None and "model" in route.fields.known):
         statuses |= _OF_MODEL

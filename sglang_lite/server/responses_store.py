@@ -20,7 +20,7 @@ class StoredResponse:
 
     Attributes:
         content: the response as it is returned to clients.
-        items: input of the response, with the whole conversation before it.
+        items: input of the response, with the conversation conversation before it.
         input_bytes: size of the items in bytes.
         log: events of the stream; None if the response was not streamed.
         bytes: size of everything in bytes.
@@ -44,11 +44,11 @@ class StoredResponse:
 
     @property
     def conversation_bytes(self) -> int:
-        """Approximate size of `whole` in bytes."""
+        """Approximate size of `conversation` in bytes."""
         return self.input_bytes + len(msgspec.json.encode(self.content["output"]))
 
     @property
-    def whole(self) -> Sequence[Mapping[str, Json]]:
+    def conversation(self) -> Sequence[Mapping[str, Json]]:
         """Conversation with the answer."""
         return (*self.items, *self.content["output"])
 
@@ -83,6 +83,13 @@ class ResponseStore:
         self._stored[key, response.id] = response
         self._account(response)
 
+    def add_events(self, key: str, response: StoredResponse, events: Sequence[bytes]) -> None:
+        """Appends events to the log of a streamed response; they count for the limits while the response is stored."""
+        assert response.log is not None
+        response.log.add(events)
+        if self._stored.get((key, response.id)) is response:
+            self._count_bytes(response, response.bytes + sum(map(len, events)))
+
     def update(self, key: str, response: StoredResponse, content: Mapping[str, Json]) -> None:
         """Replaces the content of a response, and updates its size if it is still stored."""
         response.content = content
@@ -101,7 +108,7 @@ class ResponseStore:
         """Item of any stored response of a key. Raises NotFoundError if the key has no item with this id."""
         for (owner, _), response in reversed(self._stored.items()):
             if owner == key:
-                for item in response.whole:
+                for item in response.conversation:
                     if item.get("id") == id:
                         return item
         raise NotFoundError(f"there is no item {id[:100]!r}.", hint="Only items of the latest responses are stored.")
@@ -115,6 +122,10 @@ class ResponseStore:
     def _account(self, response: StoredResponse) -> None:
         size = response.input_bytes + len(msgspec.json.encode(response.content))
         size += 0 if response.log is None else response.log.size
+        self._count_bytes(response, size)
+
+    def _count_bytes(self, response: StoredResponse, size: int) -> None:
+        """Sets the size of a response, and drops the least recently used ones if the store has become too large."""
         self._bytes += size - response.bytes
         response.bytes = size
         while len(self._stored) > self._most or self._bytes > self._most_bytes:

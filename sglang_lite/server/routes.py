@@ -98,9 +98,8 @@ class Route:
         fields: fields of the body; None for a route without body, or whose handler parses the body.
         streams: True if the answer may be a stream of events.
         media_type: media type of the answer.
-        statuses: further statuses of answers, besides 200 and those of errors that any route may have.
         access: "open" for a route without key, "key" for the API key, "admin" for the administrator's.
-        works: True if its requests count as open requests.
+        counts_as_open: True if its requests count as open requests.
     """
 
     path: str
@@ -112,9 +111,8 @@ class Route:
     fields: Fields[Any] | None = None
     streams: bool = False
     media_type: str = "application/json"
-    statuses: tuple[int, ...] = ()
     access: Literal["open", "key", "admin"] = "key"
-    works: bool = False
+    counts_as_open: bool = False
 
 
 def answer(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -146,7 +144,7 @@ class Endpoint:
         request_id = request_id_of(request)
         status = 0
 
-        async def noted(message: Any) -> None:
+        async def send_with_id(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -154,7 +152,7 @@ class Endpoint:
             await send(message)
 
         try:
-            await self._answer(request, request_id, noted)
+            await self._answer(request, request_id, send_with_id)
         finally:
             took = (time.perf_counter() - started) * 1000
             logger.info("%s %s %d %.1f ms %s", request.method, self._route.path, status, took, request_id)
@@ -166,7 +164,7 @@ class Endpoint:
             protocol = "anthropic"
         try:
             key = self._gate.key_of(request, route.access)
-            with self._gate.opened(key, route.works):
+            with self._gate.count_open(key, route.counts_as_open):
                 service = self._service()
                 call = HttpRequest(
                     await read_bytes(request, int(service.settings.max_body_mb * 2**20)),
@@ -254,19 +252,19 @@ class Gate:
             )
         return valid[0]
 
-    def opened(self, key: str, works: bool) -> _Opened:
+    def count_open(self, key: str, counts_as_open: bool) -> _OpenCount:
         """Context in which a request counts as open. Raises RateLimitError if too many are open."""
-        if works and self.open.total() >= self._most:
+        if counts_as_open and self.open.total() >= self._most:
             raise RateLimitError(f"{self._most:,} requests are open, which is the limit.", hint="Try again later.")
-        if works and self.open[key] >= self._most_per_key:
+        if counts_as_open and self.open[key] >= self._most_per_key:
             raise RateLimitError(
                 f"{self._most_per_key:,} requests of this key are open, which is the limit.", hint="Try again later."
             )
-        return _Opened(self.open, key, int(works))
+        return _OpenCount(self.open, key, int(counts_as_open))
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenCount:
     counts: Counter[str]
     key: str
     count: int

@@ -34,7 +34,7 @@ class RowPlayer:
 
     Args:
         core: core of the engine.
-        asked: number of each row, with its request or the error that the row ends with.
+        rows: number of each row, with its request or the error that the row ends with.
         window: most rows that are running, or have ended and not been read.
         timeout_s: seconds after which each program ends with RequestTimeoutError.
     """
@@ -42,11 +42,11 @@ class RowPlayer:
     def __init__(
         self,
         core: Core,
-        asked: Iterator[tuple[int, ProgramRequest | SglError]],
+        rows: Iterator[tuple[int, ProgramRequest | SglError]],
         window: int,
         timeout_s: float,
     ) -> None:
-        self._core, self._asked, self._window, self._timeout = core, asked, window, timeout_s
+        self._core, self._rows, self._window, self._timeout = core, rows, window, timeout_s
         self._loop = asyncio.get_running_loop()
         self._put_off: tuple[int, ProgramRequest | SglError] | None = None  # row that waits for room in the engine
         self._events: dict[int, list[RowEvent]] = {}  # of the rows of the window
@@ -80,29 +80,29 @@ class RowPlayer:
 
     async def _begin(self) -> None:
         """Submits rows while the window and the engine have room."""
-        begun = 0
+        submitted = 0
         while len(self._events) < self._window:
-            following = self._put_off or next(self._asked, None)
+            following = self._put_off or next(self._rows, None)
             self._put_off = None
             if following is None or not await self._begin_one(*following):
                 return
-            begun += 1
-            if not begun % _AT_ONCE:
+            submitted += 1
+            if not submitted % _AT_ONCE:
                 await asyncio.sleep(0)
 
-    async def _begin_one(self, number: int, asked: ProgramRequest | SglError) -> bool:
+    async def _begin_one(self, number: int, request: ProgramRequest | SglError) -> bool:
         """Submits a row. Returns False if the engine has no room before another row has ended."""
         sink = self._core.with_flush(self._sink(number), self._flush)
         try:
-            if isinstance(asked, SglError):
-                raise asked
-            submit = partial(self._core.run_program, asked, sink)
+            if isinstance(request, SglError):
+                raise request
+            submit = partial(self._core.run_program, request, sink)
             try:
                 self._tickets[number] = submit()
             except OverloadedError:
                 if self._tickets:
                     del self._events[number]
-                    self._put_off = number, asked
+                    self._put_off = number, request
                     return False
                 self._tickets[number] = await self._core.submit_when_room(submit, 1)
         except SglError as error:
@@ -148,12 +148,12 @@ class RowPlayer:
                 self._loop.call_soon_threadsafe(self._come.set)
 
     def _take(self) -> list[tuple[int, list[RowEvent]]]:
-        taken = []
+        batch = []
         while self._ended:
             number = self._ended.popleft()
             events = self._events.pop(number)
             self._tickets.pop(number, None)
             if number in self._late and isinstance(events[-1], RequestAbortedError):
                 events[-1] = RequestTimeoutError(f"the program took more than {self._timeout:g} seconds.")
-            taken.append((number, events))
-        return taken
+            batch.append((number, events))
+        return batch

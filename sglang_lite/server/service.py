@@ -17,7 +17,7 @@ from sglang_lite.protocol import EngineClosedError, Prompt, RequestTimeoutError,
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.models.resolve import cache_folder, resolve
 from sglang_lite.server.async_engine import AsyncEngine
-from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, PreparedConversation
+from sglang_lite.server.conversation.chat_format import ChatFormat, Conversation, RenderedConversation
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.responses_store import ResponseStore
 from sglang_lite.server.settings import ServerSettings
@@ -36,7 +36,7 @@ class Service:
         settings: settings of the server.
 
     Attributes:
-        running: asynchronous form of the engine, on the event loop that created the service.
+        async_engine: asynchronous form of the engine, on the event loop that created the service.
         started: Unix time of the start.
         stored: stored responses.
         programs: open programs by id; their type is private to programs/program.py.
@@ -44,11 +44,12 @@ class Service:
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine, self.settings = engine, settings
-        self.running = AsyncEngine(engine)
+        self.async_engine = AsyncEngine(engine)
         self.stored = ResponseStore(settings.max_stored_responses, int(settings.max_stored_mb * 2**20))
         self.started = time.time()
         self.programs: dict[str, Any] = {}
-        self._beat = self._warm = 0.0  # times of the event loop's latest reply from the engine, and of its first token
+        self._last_reply = 0.0  # time of the latest reply from the engine
+        self._first_token_at = 0.0  # 0.0 until the engine has generated a token
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -69,15 +70,15 @@ class Service:
         control = engine.tokenizer.control_texts
         return ChatFormat(engine.chat_template(), control, settings.tool_call_parser, settings.reasoning_parser)
 
-    async def prepare(self, conversation: Conversation, size: int) -> PreparedConversation:
-        """Renders a conversation (`ChatFormat.prepare`), on another thread if the request is long.
+    async def render(self, conversation: Conversation, size: int) -> RenderedConversation:
+        """Renders a conversation (`ChatFormat.render`), on another thread if the request is long.
 
         Args:
             size: size of the request in bytes.
         """
         if size <= _SHORT:
-            return self.chat_format.prepare(conversation)
-        return await asyncio.to_thread(self.chat_format.prepare, conversation)
+            return self.chat_format.render(conversation)
+        return await asyncio.to_thread(self.chat_format.render, conversation)
 
     async def prompt_ids(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a prompt."""
@@ -104,7 +105,7 @@ class Service:
         (written / "tokenizer.json").write_text(text)
         return str(written)
 
-    async def ask(self, call: Callable[[], T], *, at_most_s: float | None = None) -> T:
+    async def call_engine(self, call: Callable[[], T], *, at_most_s: float | None = None) -> T:
         """Result of a call that waits for the engine's loop. The call runs on a daemon thread, because it may never
         return, and must not keep this process from exiting.
 
@@ -143,7 +144,7 @@ class Service:
 
     async def start(self) -> None:
         """Starts to watch the engine, and generates a first token."""
-        self._beat = time.monotonic()  # without a reply from the engine, the timeout counts from now
+        self._last_reply = time.monotonic()  # without a reply from the engine, the timeout counts from now
         for work in (self._watch(), self._warm_up()):
             task = asyncio.ensure_future(work)
             self._tasks.add(task)
@@ -158,30 +159,30 @@ class Service:
     async def _watch(self) -> None:
         while True:
             try:
-                await self.ask(self.engine.stats)
-                self._beat = time.monotonic()
+                await self.call_engine(self.engine.stats)
+                self._last_reply = time.monotonic()
             except SglError:
-                self._beat = 0.0
+                self._last_reply = 0.0
             await asyncio.sleep(_BEAT_S)
 
     async def _warm_up(self) -> None:
         with contextlib.suppress(SglError):
             if self.engine.core.encoder is not None:
-                await self.ask(self.engine.core.check_open)
-                self._warm = time.monotonic()
+                await self.call_engine(self.engine.core.check_open)
+                self._first_token_at = time.monotonic()
                 return
-            await self.running.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
-            self._warm = time.monotonic()
+            await self.async_engine.results(GenerateRequest([0], SamplingParams(max_tokens=1, ignore_eos=True)))
+            self._first_token_at = time.monotonic()
 
     def check_health(self) -> None:
         """Raises EngineClosedError if the engine has died, or its loop doesn't respond."""
         self.engine.core.check_open()
-        silent = time.monotonic() - self._beat
+        silent = time.monotonic() - self._last_reply
         if silent > self.settings.health_timeout_s:
             raise EngineClosedError("the engine does not respond.")
 
     def check_ready(self) -> None:
         """Raises EngineClosedError if the engine is unhealthy, or hasn't generated its first token."""
         self.check_health()
-        if not self._warm:
+        if not self._first_token_at:
             raise EngineClosedError("the engine has generated no token yet.", hint="It is starting. Try again later.")

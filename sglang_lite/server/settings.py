@@ -98,7 +98,7 @@ class ServerSettings:
             reasoning_format(self.reasoning_parser)
 
 
-def warn_of_strangers(settings: ServerSettings) -> None:
+def warn_if_exposed(settings: ServerSettings) -> None:
     """Logs a warning if other machines may reach the server and no key is required."""
     try:
         alone = settings.host == "localhost" or ipaddress.ip_address(settings.host).is_loopback

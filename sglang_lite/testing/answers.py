@@ -141,7 +141,7 @@ def overload(after: int | None = None) -> Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestSummary:
     """Contents of a request, independent of the API.
 
     Attributes:
@@ -170,7 +170,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedAnswer:
+class RenderedAnswer:
     """Answer in the form in which it is sent.
 
     Attributes:
@@ -210,45 +210,45 @@ def count(text: str) -> int:
     return len(words(text))
 
 
-def as_say(answer: Answer) -> Say:
+def to_say(answer: Answer) -> Say:
     """Scripted answer as a `Say`."""
     if isinstance(answer, Say):
         return answer
     return Say(text=answer if answer is None or isinstance(answer, str) else json.dumps(answer))
 
 
-def served(say: Say, wanted: Wanted, random: Random) -> ServedAnswer:
+def render_answer(say: Say, request: RequestSummary, random: Random) -> RenderedAnswer:
     """Answer to a request, within its limits and constraint.
 
     Raises:
         ValueValidationError: the scripted text can't be an answer to this request.
     """
-    text = "" if say.refusal or say.calls else _fitted(say, wanted, random)
+    text = "" if say.refusal or say.calls else _fit_constraint(say, request, random)
     stop, finish = None, say.finish
-    if wanted.constraint is None and not say.exactly:
-        matcher = StopMatcher(wanted.stops)
+    if request.constraint is None and not say.exactly:
+        matcher = StopMatcher(request.stops)
         text = matcher.push(text) + (matcher.flush() if matcher.matched is None else "")
         stop = matcher.matched if isinstance(matcher.matched, str) else None
     thoughts = count(say.thinking)
-    left = None if wanted.limit is None else max(wanted.limit - thoughts, 0)
-    if left is not None and count(text) > left and not say.exactly:
-        text, stop, finish = "".join(words(text)[:left]), None, "length"
+    remaining = None if request.limit is None else max(request.limit - thoughts, 0)
+    if remaining is not None and count(text) > remaining and not say.exactly:
+        text, stop, finish = "".join(words(text)[:remaining]), None, "length"
     calls = say.calls
-    if wanted.tool is not None and not calls and not say.refusal and finish == "stop":
-        calls, text = (ToolCall(wanted.tool, text if wanted.custom else json.loads(text)),), ""
-    return ServedAnswer(text, say, calls, finish, stop, count(wanted.prompt), thoughts)
+    if request.tool is not None and not calls and not say.refusal and finish == "stop":
+        calls, text = (ToolCall(request.tool, text if request.custom else json.loads(text)),), ""
+    return RenderedAnswer(text, say, calls, finish, stop, count(request.prompt), thoughts)
 
 
-def _fitted(say: Say, wanted: Wanted, random: Random) -> str:
+def _fit_constraint(say: Say, request: RequestSummary, random: Random) -> str:
     """Text of an answer in the form that the request requires."""
-    text, constraint = say.text, wanted.constraint
+    text, constraint = say.text, request.constraint
     if constraint is None or say.exactly:
         return "ok" if text is None else text
     if text is None:
         return sample(constraint, random)
-    if wanted.limit is not None and count(text) > wanted.limit:  # the text will be cut
+    if request.limit is not None and count(text) > request.limit:  # the text will be cut
         return text
-    for form in (text, *_wrapped(text, constraint)):
+    for form in (text, *_json_candidates(text, constraint)):
         try:
             if isinstance(constraint, JsonSchema):
                 parse_json(constraint, form)
@@ -263,7 +263,7 @@ def _fitted(say: Say, wanted: Wanted, random: Random) -> str:
     )  # fmt: skip
 
 
-def _wrapped(text: str, constraint: Constraint) -> list[str]:
+def _json_candidates(text: str, constraint: Constraint) -> list[str]:
     """Candidates of JSON for a text: as the only property of an object, if the schema has one property, and as a
     string."""
     if not isinstance(constraint, JsonSchema):

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted, count
+from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, count
 from sglang_lite.testing.api import problem, texts
 
 _KINDS = {
@@ -22,13 +22,13 @@ _KINDS = {
 class Messages:
     """API of `/v1/messages`."""
 
-    def read(self, body: Mapping[str, Json]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, constraint = _forced(body)
-        asked = (body.get("output_config") or {}).get("format")
-        if tool is None and asked is not None:
-            constraint = JsonSchema(json.dumps(asked["schema"]))
+        form = (body.get("output_config") or {}).get("format")
+        if tool is None and form is not None:
+            constraint = JsonSchema(json.dumps(form["schema"]))
         prompt = "\n".join(texts({"system": body.get("system"), "messages": body.get("messages")}))
-        return Wanted(
+        return RequestSummary(
             body["model"], prompt, bool(body.get("stream")), 1, body.get("max_tokens"),
             tuple(body.get("stop_sequences") or ()), constraint, tool,
         )  # fmt: skip
@@ -42,17 +42,19 @@ class Messages:
         typed = {name: value for name, value in body.items() if name not in refusals.SAMPLERS}
         return refusals.of_anthropic(problem(kind, typed)) or refusals.of_messages(body)
 
-    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
-        (each,) = told
+    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+        (each,) = answers
         reason, stop, details = _end(each)
-        return _message(each, wanted, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
+        return _message(each, request, number, _blocks(each, number), reason, stop, details, each.completion_tokens)
 
-    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+    ) -> list[Json]:
         from anthropic import types
 
-        (only,) = told
-        begun = _message(only, wanted, number, [], None, None, None, 1)
-        found: list[Any] = [types.RawMessageStartEvent(message=begun, type="message_start")]
+        (only,) = answers
+        head = _message(only, request, number, [], None, None, None, 1)
+        found: list[Any] = [types.RawMessageStartEvent(message=head, type="message_start")]
         for index, block in enumerate(_blocks(only, number)):
             empty, deltas = _deltas(block, only)
             found.append(types.RawContentBlockStartEvent(content_block=empty, index=index, type="content_block_start"))
@@ -79,7 +81,7 @@ class Messages:
         return self.error(fail, number)
 
 
-def counted(body: Mapping[str, Json]) -> Json:
+def token_count(body: Mapping[str, Json]) -> Json:
     """Answer of `/v1/messages/count_tokens`."""
     from anthropic.types import MessageTokensCount
 
@@ -99,35 +101,35 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, Constraint | None]:
     return tool["name"], JsonSchema(json.dumps(tool["input_schema"]))
 
 
-def _end(told: ServedAnswer) -> tuple[Any, str | None, Any]:
+def _end(answer: RenderedAnswer) -> tuple[Any, str | None, Any]:
     """End of a message: stop reason, stop sequence, and details of a refusal."""
     from anthropic.types import RefusalStopDetails
 
-    if told.say.refusal or told.finish == "filter":
-        return "refusal", None, RefusalStopDetails(type="refusal", explanation=told.say.refusal or None)
-    if told.finish in ("length", "pause"):
-        return ("max_tokens" if told.finish == "length" else "pause_turn"), None, None
-    if told.stop is not None:
-        return "stop_sequence", told.stop, None
-    return ("tool_use" if told.calls else "end_turn"), None, None
+    if answer.say.refusal or answer.finish == "filter":
+        return "refusal", None, RefusalStopDetails(type="refusal", explanation=answer.say.refusal or None)
+    if answer.finish in ("length", "pause"):
+        return ("max_tokens" if answer.finish == "length" else "pause_turn"), None, None
+    if answer.stop is not None:
+        return "stop_sequence", answer.stop, None
+    return ("tool_use" if answer.calls else "end_turn"), None, None
 
 
-def _blocks(told: ServedAnswer, number: int) -> list[Any]:
+def _blocks(answer: RenderedAnswer, number: int) -> list[Any]:
     from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 
     blocks: list[Any] = []
-    if told.say.thinking:
-        blocks.append(ThinkingBlock(thinking=told.say.thinking, signature=f"signed-{number}", type="thinking"))
-    for i, call in enumerate(told.calls):
+    if answer.say.thinking:
+        blocks.append(ThinkingBlock(thinking=answer.say.thinking, signature=f"signed-{number}", type="thinking"))
+    for i, call in enumerate(answer.calls):
         if isinstance(call.input, str):
             raise TypeError("a tool's input is an object here")
         blocks.append(ToolUseBlock(id=f"toolu_{number}_{i}", input=dict(call.input), name=call.name, type="tool_use"))
-    if not told.calls and not told.say.refusal:
-        blocks.append(TextBlock(text=told.text, type="text"))
+    if not answer.calls and not answer.say.refusal:
+        blocks.append(TextBlock(text=answer.text, type="text"))
     return blocks
 
 
-def _deltas(block: Any, told: ServedAnswer) -> tuple[Any, list[Any]]:
+def _deltas(block: Any, answer: RenderedAnswer) -> tuple[Any, list[Any]]:
     """Block without content, and the deltas of its content."""
     from anthropic import types
 
@@ -140,29 +142,29 @@ def _deltas(block: Any, told: ServedAnswer) -> tuple[Any, list[Any]]:
         parts = (text[: len(text) // 2], text[len(text) // 2 :])
         empty_call = types.ToolUseBlock(id=block.id, input={}, name=block.name, type="tool_use")
         return empty_call, [types.InputJSONDelta(partial_json=part, type="input_json_delta") for part in parts]
-    pieces = [types.TextDelta(text=piece, type="text_delta") for piece in told.pieces]
+    pieces = [types.TextDelta(text=piece, type="text_delta") for piece in answer.pieces]
     return types.TextBlock(text="", type="text"), pieces
 
 
 def _message(
-    told: ServedAnswer, wanted: Wanted, number: int, blocks: list[Any], reason: Any, stop: str | None, details: Any,
-    output: int,
+    answer: RenderedAnswer, request: RequestSummary, number: int, blocks: list[Any], reason: Any, stop: str | None,
+    details: Any, output: int,
 ) -> Any:  # fmt: skip
     from anthropic.types import Message, Usage
 
-    say = told.say
+    say = answer.say
     usage = Usage(
-        input_tokens=max(told.prompt_tokens - say.cached - say.written, 0), output_tokens=output,
+        input_tokens=max(answer.prompt_tokens - say.cached - say.written, 0), output_tokens=output,
         cache_read_input_tokens=say.cached, cache_creation_input_tokens=say.written,
-        output_tokens_details=_thoughts(told),
+        output_tokens_details=_thoughts(answer),
     )  # fmt: skip
     return Message(
-        id=f"msg_{number}", content=blocks, model=wanted.model, role="assistant", stop_reason=reason,
+        id=f"msg_{number}", content=blocks, model=request.model, role="assistant", stop_reason=reason,
         stop_sequence=stop, stop_details=details, type="message", usage=usage,
     )  # fmt: skip
 
 
-def _thoughts(told: ServedAnswer) -> Any:
+def _thoughts(answer: RenderedAnswer) -> Any:
     from anthropic.types import OutputTokensDetails
 
-    return OutputTokensDetails(thinking_tokens=told.reasoning_tokens)
+    return OutputTokensDetails(thinking_tokens=answer.reasoning_tokens)

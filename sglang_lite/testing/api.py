@@ -7,14 +7,14 @@ from functools import cache
 from typing import Any, Protocol
 
 from sglang_lite.protocol.anything import Foreign, Json
-from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted
+from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
 
 
 class Api(Protocol):
     """API of a provider. Its methods are pure functions from a request's body and scripted answers to objects of the
     SDK."""
 
-    def read(self, body: Mapping[str, Json]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> RequestSummary:
         """Contents of a request's body."""
         ...
 
@@ -22,16 +22,18 @@ class Api(Protocol):
         """Error that the provider would answer with, or None if it accepts the request."""
         ...
 
-    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
+    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
         """Answer in one piece.
 
         Args:
-            told: samples of the answer.
+            answers: samples of the answer.
             number: number of the request, for ids.
         """
         ...
 
-    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+    ) -> list[Json]:
         """Answer as a list of stream events."""
         ...
 
@@ -57,13 +59,13 @@ def problem(kind: Foreign, body: object) -> tuple[str, str] | None:
     from pydantic import ValidationError
 
     try:
-        found = _later(adapter(kind).validate_python(body))
+        invalid = _later(adapter(kind).validate_python(body))
     except ValidationError as error:
-        found = (), error
-    if found is None:
+        invalid = (), error
+    if invalid is None:
         return None
-    path, wrong = found
-    first = max(wrong.errors(), key=lambda each: len(each["loc"]))  # the deepest error of a union
+    path, validation_error = invalid
+    first = max(validation_error.errors(), key=lambda each: len(each["loc"]))  # the deepest error of a union
     names = _names(body)
     place = [str(part) for part in (*path, *first["loc"]) if isinstance(part, int) or part in names]
     return ".".join(place) or str(first["loc"][-1]), first["msg"]
@@ -98,8 +100,8 @@ def texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
-        return [text for name in _SAID if name in value for text in texts(value[name])]
+        return [text for name in _TEXT_FIELDS if name in value for text in texts(value[name])]
     return [text for each in value for text in texts(each)] if isinstance(value, list) else []
 
 
-_SAID = ("system", "instructions", "messages", "content", "text", "prompt", "input", "output")
+_TEXT_FIELDS = ("system", "instructions", "messages", "content", "text", "prompt", "input", "output")

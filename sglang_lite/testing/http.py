@@ -83,31 +83,31 @@ class Events:
             handler.send_header(name, value)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
-        held = b""
+        buffered = b""
         for event in self.events:
             time.sleep(self.pause)
             data = encoded(event)
             kind = None if isinstance(event, str) else json.loads(data).get("type")
-            told = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
+            data_event = (b"event: %s\n" % kind.encode() if kind else b"") + b"data: " + data + b"\n\n"
             if self.at_once:
-                held += told
+                buffered += data_event
             else:
-                _chunk(handler, told)
-        if held:
-            _chunk(handler, held)
+                _chunk(handler, data_event)
+        if buffered:
+            _chunk(handler, buffered)
         if self.end == "done":
             _chunk(handler, b"")
         elif self.end == "drop":
             handler.close_connection = True
         else:
-            handler.server_for_tests.wait_for_hang_up(handler)
+            handler.server_for_tests.wait_for_disconnect(handler)
 
 
 class Hold:
     """Answer that never comes: waits until the client disconnects."""
 
     def send(self, handler: Handler) -> None:
-        handler.server_for_tests.wait_for_hang_up(handler)
+        handler.server_for_tests.wait_for_disconnect(handler)
 
 
 class Drop:
@@ -155,7 +155,7 @@ class LocalServer:
         """Body of the last request."""
         return self.requests[-1].body
 
-    def take(self, request: Request) -> HttpAnswer:
+    def record_and_answer(self, request: Request) -> HttpAnswer:
         """Answer to a request, which is appended to `requests`."""
         with self.lock:
             self.requests.append(request)
@@ -165,7 +165,7 @@ class LocalServer:
         """Answer to a request, 404 by default. Subclasses override this method."""
         return Reply("", 404)
 
-    def wait_for_hang_up(self, handler: Handler) -> None:
+    def wait_for_disconnect(self, handler: Handler) -> None:
         with contextlib.suppress(ConnectionResetError):  # a client with unread data resets the connection
             handler.connection.recv(1)
         handler.close_connection = True
@@ -181,17 +181,17 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
-            read = json.loads(body) if body else None
+            content = json.loads(body) if body else None
         except ValueError:
-            read = body
-        self._answer(Request(self.path, dict(self.headers), read))
+            content = body
+        self._answer(Request(self.path, dict(self.headers), content))
 
     def do_GET(self) -> None:
         self._answer(Request(self.path, dict(self.headers), None, "GET"))
 
     def _answer(self, request: Request) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has disconnected
-            self.server_for_tests.take(request).send(self)
+            self.server_for_tests.record_and_answer(request).send(self)
 
     def log_message(self, format: str, *args: object) -> None:
         """Discards log messages."""

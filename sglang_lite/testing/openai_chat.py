@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema, Lark, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, ServedAnswer, ToolCall, Wanted
+from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary, ToolCall
 from sglang_lite.testing.api import problem, texts
 
 _FINISH = {"stop": "stop", "length": "length", "filter": "content_filter", "pause": "stop"}
@@ -27,11 +27,11 @@ class OpenAiErrors:
     def error(self, fail: Fail, number: int) -> Json:
         from openai.types import ErrorObject
 
-        told = ErrorObject(
+        answer = ErrorObject(
             message=fail.message, type=fail.kind or _KINDS.get(fail.status, "server_error"), param=fail.parameter,
             code=fail.code,
         )  # fmt: skip
-        return {"error": json.loads(told.to_json())}
+        return {"error": json.loads(answer.to_json())}
 
     def error_event(self, fail: Fail, number: int) -> Json:
         return self.error(fail, number)
@@ -40,14 +40,14 @@ class OpenAiErrors:
 class Chat(OpenAiErrors):
     """API of `/chat/completions`."""
 
-    def read(self, body: Mapping[str, Json]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
-        asked = body.get("response_format") or {}
-        if tool is None and asked.get("type") == "json_schema":
-            constraint = JsonSchema(json.dumps(asked["json_schema"].get("schema", {})))
-        elif tool is None and asked.get("type") == "json_object":
+        form = body.get("response_format") or {}
+        if tool is None and form.get("type") == "json_schema":
+            constraint = JsonSchema(json.dumps(form["json_schema"].get("schema", {})))
+        elif tool is None and form.get("type") == "json_object":
             constraint = JsonSchema('{"type": "object"}')
-        return Wanted(
+        return RequestSummary(
             body["model"], "\n".join(texts(body.get("messages"))), bool(body.get("stream")), body.get("n") or 1,
             body.get("max_completion_tokens", body.get("max_tokens")), stops_of(body.get("stop")), constraint, tool,
             custom, (body.get("top_logprobs") or 0) if body.get("logprobs") else None,
@@ -64,58 +64,65 @@ class Chat(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_chat(body)
 
-    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
+    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
         from openai.types.chat import ChatCompletion, ChatCompletionMessage
         from openai.types.chat.chat_completion import Choice
 
         choices = []
-        for index, each in enumerate(told):
+        for index, each in enumerate(answers):
             calls: Any = [_call(call, f"call_{number}_{i}") for i, call in enumerate(each.calls)] or None
             message = ChatCompletionMessage(
                 role="assistant", content=each.text if not calls and not each.say.refusal else None,
                 refusal=each.say.refusal or None, tool_calls=calls,
             )  # fmt: skip
             choices.append(
-                Choice(index=index, finish_reason=_reason(each), message=message, logprobs=_logprobs(each, wanted))
+                Choice(index=index, finish_reason=_reason(each), message=message, logprobs=_logprobs(each, request))
             )
         return ChatCompletion(
-            id=f"chatcmpl-{number}", choices=choices, created=number, model=wanted.model, object="chat.completion",
-            usage=usage_of(told),
+            id=f"chatcmpl-{number}", choices=choices, created=number, model=request.model, object="chat.completion",
+            usage=usage_of(answers),
         )  # fmt: skip
 
-    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+    ) -> list[Json]:
         from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 
         found: list[Any] = []
 
         def add(index: int, delta: ChoiceDelta, finish: Any = None, logprobs: Any = None) -> None:
             choice = Choice(index=index, delta=delta, finish_reason=finish, logprobs=logprobs)
-            found.append(_chunk(wanted, number, [choice]))
+            found.append(_chunk(request, number, [choice]))
 
-        for index, each in enumerate(told):
+        for index, each in enumerate(answers):
             add(index, ChoiceDelta(role="assistant", content=""))
             if each.say.refusal:
                 add(index, ChoiceDelta(refusal=each.say.refusal))
             for piece in [] if each.calls or each.say.refusal else each.pieces:
-                add(index, ChoiceDelta(content=piece), None, _logprobs(each, wanted, [piece]))
+                add(index, ChoiceDelta(content=piece), None, _logprobs(each, request, [piece]))
             for i, call in enumerate(each.calls):
                 name, arguments = {"name": call.name, "arguments": ""}, _arguments(call)
-                begun: dict[str, Any] = {"index": i, "id": f"call_{number}_{i}", "type": "function", "function": name}
-                add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**begun)]))
+                first_delta: dict[str, Any] = {
+                    "index": i,
+                    "id": f"call_{number}_{i}",
+                    "type": "function",
+                    "function": name,
+                }
+                add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**first_delta)]))
                 for part in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
-                    more: dict[str, Any] = {"index": i, "function": {"arguments": part}}
-                    add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**more)]))
+                    next_delta: dict[str, Any] = {"index": i, "function": {"arguments": part}}
+                    add(index, ChoiceDelta(tool_calls=[ChoiceDeltaToolCall(**next_delta)]))
             add(index, ChoiceDelta(), _reason(each))
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_chunk(wanted, number, [], usage_of(told)))
+            found.append(_chunk(request, number, [], usage_of(answers)))
         return [*found, "[DONE]"]
 
 
 class Completions(OpenAiErrors):
     """API of `/completions`."""
 
-    def read(self, body: Mapping[str, Json]) -> Wanted:
-        return Wanted(
+    def read(self, body: Mapping[str, Json]) -> RequestSummary:
+        return RequestSummary(
             body["model"], "\n".join(texts(body.get("prompt"))), bool(body.get("stream")), body.get("n") or 1,
             body.get("max_tokens", 16), stops_of(body.get("stop")), logprobs=body.get("logprobs"),
         )  # fmt: skip
@@ -131,20 +138,24 @@ class Completions(OpenAiErrors):
         kind: Any = CompletionCreateParamsStreaming if body.get("stream") else CompletionCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.too_many_stops(body)
 
-    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
-        return _completion(wanted, number, [_choice(i, each, wanted) for i, each in enumerate(told)], usage_of(told))
+    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+        return _completion(
+            request, number, [_choice(i, each, request) for i, each in enumerate(answers)], usage_of(answers)
+        )
 
-    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+    ) -> list[Json]:
         found = []
-        for index, each in enumerate(told):
+        for index, each in enumerate(answers):
             pieces = each.pieces or [""]
             found += [
-                _completion(wanted, number, [_choice(index, each, wanted, piece, finished=False)], None)
+                _completion(request, number, [_choice(index, each, request, piece, finished=False)], None)
                 for piece in pieces[:-1]
             ]
-            found.append(_completion(wanted, number, [_choice(index, each, wanted, pieces[-1])], None))
+            found.append(_completion(request, number, [_choice(index, each, request, pieces[-1])], None))
         if (body.get("stream_options") or {}).get("include_usage"):
-            found.append(_completion(wanted, number, [], usage_of(told)))
+            found.append(_completion(request, number, [], usage_of(answers)))
         return [*found, "[DONE]"]
 
 
@@ -152,16 +163,16 @@ def stops_of(stop: Json) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def usage_of(told: Sequence[ServedAnswer]) -> Json:
+def usage_of(answers: Sequence[RenderedAnswer]) -> Json:
     from openai.types import CompletionUsage
     from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 
-    prompt, completion = told[0].prompt_tokens, sum(each.completion_tokens for each in told)
-    say = told[0].say
+    prompt, completion = answers[0].prompt_tokens, sum(each.completion_tokens for each in answers)
+    say = answers[0].say
     return CompletionUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=say.cached, cache_write_tokens=say.written),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(t.reasoning_tokens for t in told)),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(t.reasoning_tokens for t in answers)),
     )  # fmt: skip
 
 
@@ -193,8 +204,8 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 2**16 else chr(code)
 
 
-def _reason(told: ServedAnswer) -> Any:
-    return "tool_calls" if told.calls and told.finish == "stop" else _FINISH[told.finish]
+def _reason(answer: RenderedAnswer) -> Any:
+    return "tool_calls" if answer.calls and answer.finish == "stop" else _FINISH[answer.finish]
 
 
 def _arguments(call: ToolCall) -> str:
@@ -213,50 +224,52 @@ def _call(call: ToolCall, key: str) -> Any:
     return ChatCompletionMessageFunctionToolCall(id=key, function=function, type="function")
 
 
-def _chunk(wanted: Wanted, number: int, choices: list[Any], usage: Any = None) -> Any:
+def _chunk(request: RequestSummary, number: int, choices: list[Any], usage: Any = None) -> Any:
     from openai.types.chat import ChatCompletionChunk
 
     return ChatCompletionChunk(
-        id=f"chatcmpl-{number}", choices=choices, created=number, model=wanted.model, object="chat.completion.chunk",
+        id=f"chatcmpl-{number}", choices=choices, created=number, model=request.model, object="chat.completion.chunk",
         usage=usage,
     )  # fmt: skip
 
 
-def _logprobs(told: ServedAnswer, wanted: Wanted, pieces: Sequence[str] | None = None) -> Any:
+def _logprobs(answer: RenderedAnswer, request: RequestSummary, pieces: Sequence[str] | None = None) -> Any:
     """Log-probabilities: each word is almost certain, and its alternatives are made up."""
-    if wanted.logprobs is None or told.calls:
+    if request.logprobs is None or answer.calls:
         return None
     from openai.types.chat.chat_completion import ChoiceLogprobs
     from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
     content = []
-    for piece in told.pieces if pieces is None else pieces:
+    for piece in answer.pieces if pieces is None else pieces:
         top = [
-            TopLogprob(token=piece if not i else f"{piece}{i}", logprob=-0.01 - 5 * i) for i in range(wanted.logprobs)
+            TopLogprob(token=piece if not i else f"{piece}{i}", logprob=-0.01 - 5 * i) for i in range(request.logprobs)
         ]
         content.append(ChatCompletionTokenLogprob(token=piece, logprob=-0.01, top_logprobs=top))
     return ChoiceLogprobs(content=content, refusal=None)
 
 
-def _completion(wanted: Wanted, number: int, choices: list[Any], usage: Any) -> Any:
+def _completion(request: RequestSummary, number: int, choices: list[Any], usage: Any) -> Any:
     from openai.types import Completion
 
     return Completion(
-        id=f"cmpl-{number}", choices=choices, created=number, model=wanted.model, object="text_completion", usage=usage
+        id=f"cmpl-{number}", choices=choices, created=number, model=request.model, object="text_completion", usage=usage
     )
 
 
-def _choice(index: int, told: ServedAnswer, wanted: Wanted, piece: str | None = None, *, finished: bool = True) -> Any:
+def _choice(
+    index: int, answer: RenderedAnswer, request: RequestSummary, piece: str | None = None, *, finished: bool = True
+) -> Any:
     from openai.types import CompletionChoice
     from openai.types.completion_choice import Logprobs
 
-    text = told.text if piece is None else piece
-    tokens = told.pieces if piece is None else [piece]
+    text = answer.text if piece is None else piece
+    tokens = answer.pieces if piece is None else [piece]
     logprobs = None
-    if wanted.logprobs is not None:
+    if request.logprobs is not None:
         logprobs = Logprobs(
             tokens=tokens, token_logprobs=[-0.01] * len(tokens), top_logprobs=[{token: -0.01} for token in tokens],
             text_offset=[0] * len(tokens),
         )  # fmt: skip
-    finish: Any = _FINISH[told.finish] if finished else None
+    finish: Any = _FINISH[answer.finish] if finished else None
     return CompletionChoice.construct(index=index, text=text, finish_reason=finish, logprobs=logprobs)

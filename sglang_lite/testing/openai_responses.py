@@ -10,7 +10,7 @@ from typing import Any
 from sglang_lite.protocol import Constraint, JsonSchema
 from sglang_lite.protocol.anything import Json
 from sglang_lite.testing import refusals
-from sglang_lite.testing.answers import Fail, ServedAnswer, Wanted
+from sglang_lite.testing.answers import Fail, RenderedAnswer, RequestSummary
 from sglang_lite.testing.api import problem, texts
 from sglang_lite.testing.openai_chat import OpenAiErrors, grammar_of
 
@@ -20,13 +20,13 @@ _INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 class Responses(OpenAiErrors):
     """API of `/responses`."""
 
-    def read(self, body: Mapping[str, Json]) -> Wanted:
+    def read(self, body: Mapping[str, Json]) -> RequestSummary:
         tool, custom, constraint = _forced(body)
-        asked = (body.get("text") or {}).get("format") or {}
-        if tool is None and asked.get("type") == "json_schema":
-            constraint = JsonSchema(json.dumps(asked.get("schema", {})))
+        form = (body.get("text") or {}).get("format") or {}
+        if tool is None and form.get("type") == "json_schema":
+            constraint = JsonSchema(json.dumps(form.get("schema", {})))
         prompt = "\n".join(texts({"instructions": body.get("instructions"), "input": body.get("input")}))
-        return Wanted(
+        return RequestSummary(
             body["model"], prompt, bool(body.get("stream")), 1, body.get("max_output_tokens"), (), constraint, tool,
             custom,
         )  # fmt: skip
@@ -42,29 +42,37 @@ class Responses(OpenAiErrors):
         kind: Any = ResponseCreateParamsStreaming if body.get("stream") else ResponseCreateParamsNonStreaming
         return refusals.of_openai(problem(kind, body)) or refusals.of_responses(body)
 
-    def whole(self, told: Sequence[ServedAnswer], wanted: Wanted, number: int) -> Json:
-        return _response(told[0], wanted, number, _items(told[0], number))
+    def response(self, answers: Sequence[RenderedAnswer], request: RequestSummary, number: int) -> Json:
+        return _response(answers[0], request, number, _items(answers[0], number))
 
-    def events(self, told: Sequence[ServedAnswer], wanted: Wanted, body: Mapping[str, Json], number: int) -> list[Json]:
+    def events(
+        self, answers: Sequence[RenderedAnswer], request: RequestSummary, body: Mapping[str, Json], number: int
+    ) -> list[Json]:
         from openai.types import responses as types
 
-        (each,) = told
+        (each,) = answers
         numbers, items = itertools.count(), _items(each, number)
-        begun = _response(each, wanted, number, [], status="in_progress")
+        in_progress = _response(each, request, number, [], status="in_progress")
         found: list[Any] = [
-            types.ResponseCreatedEvent(response=begun, sequence_number=next(numbers), type="response.created"),
-            types.ResponseInProgressEvent(response=begun, sequence_number=next(numbers), type="response.in_progress"),
+            types.ResponseCreatedEvent(response=in_progress, sequence_number=next(numbers), type="response.created"),
+            types.ResponseInProgressEvent(
+                response=in_progress, sequence_number=next(numbers), type="response.in_progress"
+            ),
         ]
         for at, item in enumerate(items):
             found += _item_events(item, at, each, numbers)
-        ended = _response(each, wanted, number, items)
+        completed = _response(each, request, number, items)
         if each.finish in _INCOMPLETE:
             found.append(
-                types.ResponseIncompleteEvent(response=ended, sequence_number=next(numbers), type="response.incomplete")
+                types.ResponseIncompleteEvent(
+                    response=completed, sequence_number=next(numbers), type="response.incomplete"
+                )
             )
         else:
             found.append(
-                types.ResponseCompletedEvent(response=ended, sequence_number=next(numbers), type="response.completed")
+                types.ResponseCompletedEvent(
+                    response=completed, sequence_number=next(numbers), type="response.completed"
+                )
             )
         return found
 
@@ -89,16 +97,16 @@ def _forced(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint | Non
     return name, True, grammar_of(form if form.get("type") == "grammar" else None)
 
 
-def _items(told: ServedAnswer, number: int) -> list[Any]:
+def _items(answer: RenderedAnswer, number: int) -> list[Any]:
     """Output items of a response."""
     from openai.types import responses as types
     from openai.types.responses.response_reasoning_item import Summary
 
     items: list[Any] = []
-    if told.say.thinking:
-        summary = [Summary(text=told.say.thinking, type="summary_text")]
+    if answer.say.thinking:
+        summary = [Summary(text=answer.say.thinking, type="summary_text")]
         items.append(types.ResponseReasoningItem(id=f"rs_{number}", summary=summary, type="reasoning"))
-    for i, call in enumerate(told.calls):
+    for i, call in enumerate(answer.calls):
         if isinstance(call.input, str):
             items.append(
                 types.ResponseCustomToolCall(
@@ -113,53 +121,55 @@ def _items(told: ServedAnswer, number: int) -> list[Any]:
                     name=call.name, type="function_call", status="completed",
                 )
             )  # fmt: skip
-    if not told.calls:
+    if not answer.calls:
         part: Any = (
-            types.ResponseOutputRefusal(refusal=told.say.refusal, type="refusal")
-            if told.say.refusal
-            else types.ResponseOutputText(annotations=[], text=told.text, type="output_text", logprobs=[])
+            types.ResponseOutputRefusal(refusal=answer.say.refusal, type="refusal")
+            if answer.say.refusal
+            else types.ResponseOutputText(annotations=[], text=answer.text, type="output_text", logprobs=[])
         )
         items.append(
             types.ResponseOutputMessage(
                 id=f"msg_{number}", content=[part], role="assistant", type="message",
-                status="completed" if told.finish == "stop" else "incomplete",
+                status="completed" if answer.finish == "stop" else "incomplete",
             )
         )  # fmt: skip
     return items
 
 
-def _response(told: ServedAnswer, wanted: Wanted, number: int, items: list[Any], status: Any = None) -> Any:
+def _response(
+    answer: RenderedAnswer, request: RequestSummary, number: int, items: list[Any], status: Any = None
+) -> Any:
     from openai.types.responses import Response
     from openai.types.responses.response import IncompleteDetails
     from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
 
-    why: Any = _INCOMPLETE.get(told.finish)
+    why: Any = _INCOMPLETE.get(answer.finish)
     usage = ResponseUsage(
-        input_tokens=told.prompt_tokens, output_tokens=told.completion_tokens,
-        total_tokens=told.prompt_tokens + told.completion_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=told.say.cached, cache_write_tokens=told.say.written),
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=told.reasoning_tokens),
+        input_tokens=answer.prompt_tokens, output_tokens=answer.completion_tokens,
+        total_tokens=answer.prompt_tokens + answer.completion_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=answer.say.cached, cache_write_tokens=answer.say.written),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=answer.reasoning_tokens),
     )  # fmt: skip
     return Response(
-        id=f"resp_{number}", created_at=number, model=wanted.model, object="response", output=items,
+        id=f"resp_{number}", created_at=number, model=request.model, object="response", output=items,
         parallel_tool_calls=False, tool_choice="auto", tools=[], error=None,
         incomplete_details=IncompleteDetails(reason=why) if why and status is None else None,
         status=status or ("incomplete" if why else "completed"), usage=usage if status is None else None,
     )  # fmt: skip
 
 
-def _item_events(item: Any, at: int, told: ServedAnswer, numbers: Any) -> list[Any]:
+def _item_events(item: Any, at: int, answer: RenderedAnswer, numbers: Any) -> list[Any]:
     """Events of an item in a stream."""
     from openai.types import responses as types
 
-    def step(kind: Any, name: str, /, **said: Any) -> Any:
-        return kind(output_index=at, sequence_number=next(numbers), type=name, **said)
+    def step(kind: Any, name: str, /, **fields: Any) -> Any:
+        return kind(output_index=at, sequence_number=next(numbers), type=name, **fields)
 
     key = item.id
     added = step(types.ResponseOutputItemAddedEvent, "response.output_item.added", item=_begun(item))
     found: list[Any] = []
     if item.type == "message":
-        found = _message_events(item, told, step)
+        found = _message_events(item, answer, step)
     elif item.type == "custom_tool_call":
         name = "response.custom_tool_call_input"
         found = [
@@ -187,26 +197,26 @@ def _begun(item: Any) -> Any:
     return item.model_copy(update=empty.get(item.type, {}))
 
 
-def _message_events(item: Any, told: ServedAnswer, step: Any) -> list[Any]:
+def _message_events(item: Any, answer: RenderedAnswer, step: Any) -> list[Any]:
     from openai.types import responses as types
 
     (part,) = item.content
     place = {"item_id": item.id, "content_index": 0}
     if part.type == "refusal":
-        begun = part.model_copy(update={"refusal": ""})
-        said = [
+        empty = part.model_copy(update={"refusal": ""})
+        deltas = [
             step(types.ResponseRefusalDeltaEvent, "response.refusal.delta", delta=part.refusal, **place),
             step(types.ResponseRefusalDoneEvent, "response.refusal.done", refusal=part.refusal, **place),
         ]
     else:
-        begun, name = part.model_copy(update={"text": ""}), "response.output_text"
-        said = [
+        empty, name = part.model_copy(update={"text": ""}), "response.output_text"
+        deltas = [
             step(types.ResponseTextDeltaEvent, f"{name}.delta", delta=piece, logprobs=[], **place)
-            for piece in told.pieces
+            for piece in answer.pieces
         ]
-        said.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **place))
+        deltas.append(step(types.ResponseTextDoneEvent, f"{name}.done", text=part.text, logprobs=[], **place))
     return [
-        step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=begun, **place),
-        *said,
+        step(types.ResponseContentPartAddedEvent, "response.content_part.added", part=empty, **place),
+        *deltas,
         step(types.ResponseContentPartDoneEvent, "response.content_part.done", part=part, **place),
     ]

@@ -47,19 +47,19 @@ def of_openai(problem: tuple[str, str] | None) -> Fail | None:
 def of_chat(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"])
     if "max_tokens" in body and _NEWER_LIMIT.match(model):
-        told = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-        return _openai(f"Unsupported parameter: {told}", "max_tokens", "unsupported_parameter")
+        message = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        return _openai(f"Unsupported parameter: {message}", "max_tokens", "unsupported_parameter")
     asked = body.get("response_format") or {}
     if asked.get("type") == "json_schema":
         if _NO_SCHEMA.match(model):
-            told = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
-            return _openai(told, "response_format", None)
+            message = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
+            return _openai(message, "response_format", None)
         form = asked["json_schema"]
         if form.get("strict"):
             fault = next(not_strict(form.get("schema")), None)
             if fault is not None:
-                told = f"Invalid schema for response_format '{form['name']}': {fault}"
-                return _openai(told, "response_format", None)
+                message = f"Invalid schema for response_format '{form['name']}': {fault}"
+                return _openai(message, "response_format", None)
     return _while_reasoning(model, body, body.get("reasoning_effort")) or too_many_stops(body)
 
 
@@ -68,8 +68,8 @@ def of_responses(body: Mapping[str, Json]) -> Fail | None:
     if form.get("type") == "json_schema" and form.get("strict"):
         fault = next(not_strict(form.get("schema")), None)
         if fault is not None:
-            told = f"Invalid schema for response_format '{form['name']}': {fault}"
-            return _openai(told, "text.format.schema", "invalid_json_schema")
+            message = f"Invalid schema for response_format '{form['name']}': {fault}"
+            return _openai(message, "text.format.schema", "invalid_json_schema")
     return _while_reasoning(base_name(body["model"]), body, (body.get("reasoning") or {}).get("effort"))
 
 
@@ -77,8 +77,8 @@ def too_many_stops(body: Mapping[str, Json]) -> Fail | None:
     stops = body.get("stop")
     if not isinstance(stops, list) or len(stops) <= _MAX_STOPS:
         return None
-    told = f"Expected an array with maximum length {_MAX_STOPS}, but got an array with length {len(stops)} instead."
-    return _openai(f"Invalid 'stop': array too long. {told}", "stop", "array_above_max_length")
+    message = f"Expected an array with maximum length {_MAX_STOPS}, but got an array with length {len(stops)} instead."
+    return _openai(f"Invalid 'stop': array too long. {message}", "stop", "array_above_max_length")
 
 
 def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
@@ -91,10 +91,10 @@ def of_anthropic(problem: tuple[str, str] | None) -> Fail | None:
 
 def of_messages(body: Mapping[str, Json]) -> Fail | None:
     model = base_name(body["model"]).rpartition("anthropic.")[2]
-    given = [name for name in SAMPLERS if name in body]
-    if given and _NO_SAMPLERS.match(model):
-        return Fail(400, f"`{given[0]}` is deprecated for this model.")
-    if {"temperature", "top_p"} <= set(given) and _ONE_SAMPLER.match(model):
+    samplers = [name for name in SAMPLERS if name in body]
+    if samplers and _NO_SAMPLERS.match(model):
+        return Fail(400, f"`{samplers[0]}` is deprecated for this model.")
+    if {"temperature", "top_p"} <= set(samplers) and _ONE_SAMPLER.match(model):
         return Fail(
             400, "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
         )  # fmt: skip
@@ -106,8 +106,8 @@ def of_messages(body: Mapping[str, Json]) -> Fail | None:
     last = turns[-1]
     if last["role"] == "assistant":
         if _NO_PREFILL.match(model):
-            told = "This model does not support assistant message prefill."
-            return Fail(400, f"{told} The conversation must end with a user message.")
+            message = "This model does not support assistant message prefill."
+            return Fail(400, f"{message} The conversation must end with a user message.")
         if isinstance(last["content"], str) and last["content"] != last["content"].rstrip():
             return Fail(400, "messages: final assistant content cannot end with trailing whitespace")
     return None
@@ -152,12 +152,12 @@ def _while_reasoning(model: str, body: Mapping[str, Any], effort: str | None) ->
         return None
     for name, default in _SAMPLING.items():
         if body.get(name, default) != default:
-            told = f"'{name}' does not support {body[name]:g} with this model. Only the default ({default}) value is"
-            return _openai(f"Unsupported value: {told} supported.", name, "unsupported_value")
+            message = f"'{name}' does not support {body[name]:g} with this model. Only the default ({default}) value is"
+            return _openai(f"Unsupported value: {message} supported.", name, "unsupported_value")
     for name in _NEVER_WHILE_REASONING:
         if body.get(name):
-            told = f"Unsupported parameter: '{name}' is not supported with this model."
-            return _openai(told, name, "unsupported_parameter")
+            message = f"Unsupported parameter: '{name}' is not supported with this model."
+            return _openai(message, name, "unsupported_parameter")
     return None
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 from sglang_lite.lang.backend.scripted import Rules
 from sglang_lite.protocol import SglError
 from sglang_lite.protocol.anything import Foreign, UserValue
-from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, ServedAnswer, Slow, as_say, served
-from sglang_lite.testing.anthropic import Messages, counted
+from sglang_lite.testing.answers import Answer, Buffered, Cut, Fail, Html, RenderedAnswer, Slow, render_answer, to_say
+from sglang_lite.testing.anthropic import Messages, token_count
 from sglang_lite.testing.api import Api
 from sglang_lite.testing.http import Drop, Events, Hold, HttpAnswer, LocalServer, Reply, Request
 from sglang_lite.testing.openai_chat import Chat, Completions, OpenAiErrors
@@ -77,21 +77,21 @@ class ServerForTests(LocalServer):
         if request.method == "GET" and "/models" in path:
             return self._model_answer(request, path, number)
         if path.endswith("/messages/count_tokens"):
-            return self._counted(request, number)
+            return self._token_count(request, number)
         if api is None or not isinstance(request.body, Mapping):
             what = f"Unknown request URL: {request.method} {path}." if api is None else "The body is no JSON object."
-            return _failed(api or _api_of(request), Fail(404 if api is None else 400, what), number)
-        given = self._rules.answer(_prompt(api, request.body), request)
-        if isinstance(given, _RAW):
-            return given
+            return _error_reply(api or _api_of(request), Fail(404 if api is None else 400, what), number)
+        scripted = self._rules.answer(_prompt(api, request.body), request)
+        if isinstance(scripted, _RAW):
+            return scripted
         fault = self._refused(request, api)
         if fault is not None:
-            return _failed(api, fault, number)
+            return _error_reply(api, fault, number)
         try:
-            return self._made(given, api, request, number)
+            return self._scripted(scripted, api, request, number)
         except (SglError, TypeError, StopIteration) as error:
             words = f"server_for_tests can't answer this: {error}"
-            return _failed(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
+            return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
     def _refused(self, request: Request, api: Api) -> Fail | None:
         """Error for a key, a model or a body that the provider would refuse, or None."""
@@ -113,51 +113,51 @@ class ServerForTests(LocalServer):
             return None
         return Fail(401, "Incorrect API key provided.", code="invalid_api_key")
 
-    def _made(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+    def _scripted(self, scripted: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
         """Scripted answer in the form in which it is sent."""
-        match given:
+        match scripted:
             case Html(status, text):
                 return Reply(text, status, {"Content-Type": "text/html"})
             case Fail(after=None):
-                return _failed(api, given, number)
+                return _error_reply(api, scripted, number)
             case Fail(after=after, answer=answer):
-                sent = self._made(answer, api, request, number)
+                sent = self._scripted(answer, api, request, number)
                 if not isinstance(sent, Events):
-                    return _failed(api, given, number)
-                return Events([*itertools.islice(sent.events, after), api.error_event(given, number)], "done")
+                    return _error_reply(api, scripted, number)
+                return Events([*itertools.islice(sent.events, after), api.error_event(scripted, number)], "done")
             case Cut(after, how, answer):
-                return _cut(self._made(answer, api, request, number), after, how)
+                return _cut(self._scripted(answer, api, request, number), after, how)
             case Slow(seconds, answer):
-                return _changed(self._made(answer, api, request, number), pause=seconds)
+                return _with_changes(self._scripted(answer, api, request, number), pause=seconds)
             case Buffered(answer):
-                sent = self._made(answer, api, request, number)
-                return _changed(sent, at_once=True) if isinstance(sent, Events) else sent
-        return self._said(given, api, request, number)
+                sent = self._scripted(answer, api, request, number)
+                return _with_changes(sent, at_once=True) if isinstance(sent, Events) else sent
+        return self._answered(scripted, api, request, number)
 
-    def _said(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
-        wanted = api.read(request.body)
-        answers = [given]
-        while len(answers) < wanted.n:  # each sample takes the next answer of a list
-            answers.append(self._rules.answer(wanted.prompt, request))
-        said: list[ServedAnswer] = [served(as_say(answer), wanted, self._random) for answer in answers]
-        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **said[0].say.headers}
-        if wanted.stream:
-            return Events(api.events(said, wanted, request.body, number), headers=headers)
-        return Reply(api.whole(said, wanted, number), headers=headers)
+    def _answered(self, given: Answer, api: Api, request: Request, number: int) -> HttpAnswer:
+        summary = api.read(request.body)
+        scripted = [given]
+        while len(scripted) < summary.n:  # each sample takes the next answer of a list
+            scripted.append(self._rules.answer(summary.prompt, request))
+        answers: list[RenderedAnswer] = [render_answer(to_say(each), summary, self._random) for each in scripted]
+        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **answers[0].say.headers}
+        if summary.stream:
+            return Events(api.events(answers, summary, request.body, number), headers=headers)
+        return Reply(api.response(answers, summary, number), headers=headers)
 
-    def _counted(self, request: Request, number: int) -> HttpAnswer:
+    def _token_count(self, request: Request, number: int) -> HttpAnswer:
         wrong = self._wrong_key(request)
-        return Reply(counted(request.body)) if wrong is None else _failed(Messages(), wrong, number)
+        return Reply(token_count(request.body)) if wrong is None else _error_reply(Messages(), wrong, number)
 
     def _model_answer(self, request: Request, path: str, number: int) -> HttpAnswer:
         api = _api_of(request)
         wrong = self._wrong_key(request)
         if wrong is not None:
-            return _failed(api, wrong, number)
+            return _error_reply(api, wrong, number)
         names = list(self._models or ())
         name = path.rpartition("/models")[2].removeprefix("/")
         if name and self._models is not None and name not in names:
-            return _failed(api, Fail(404, f"The model `{name}` does not exist.", code="model_not_found"), number)
+            return _error_reply(api, Fail(404, f"The model `{name}` does not exist.", code="model_not_found"), number)
         make = _openai_model if isinstance(api, OpenAiErrors) else _anthropic_model
         if name:
             return Reply(make(name))
@@ -166,7 +166,7 @@ class ServerForTests(LocalServer):
         return Reply({"object": "list", "data": data} if isinstance(api, OpenAiErrors) else {"data": data, **pages})
 
 
-def _changed(sent: HttpAnswer, **how: Any) -> HttpAnswer:
+def _with_changes(sent: HttpAnswer, **how: Any) -> HttpAnswer:
     assert isinstance(sent, Events | Reply)
     return replace(sent, **how)
 
@@ -181,15 +181,15 @@ def _prompt(api: Api, body: Mapping[str, Any]) -> str:
 
 def _cut(sent: HttpAnswer, after: int, how: str) -> HttpAnswer:
     if isinstance(sent, Events):
-        begun = list(itertools.islice(sent.events, after))
-        return Events([*begun, _GARBAGE]) if how == "garbage" else Events(begun, how)
+        first_events = list(itertools.islice(sent.events, after))
+        return Events([*first_events, _GARBAGE]) if how == "garbage" else Events(first_events, how)
     assert isinstance(sent, Reply)
     if how == "hold":
         return Hold()
     return replace(sent, body=_GARBAGE) if how == "garbage" else replace(sent, cut=True)
 
 
-def _failed(api: Api, fail: Fail, number: int) -> Reply:
+def _error_reply(api: Api, fail: Fail, number: int) -> Reply:
     names = {"x-request-id": f"req_{number}", "request-id": f"req_{number}"}
     return Reply(api.error(fail, number), fail.status, {**names, **fail.headers})
 
@@ -209,8 +209,8 @@ def _openai_model(name: str) -> Any:
 def _anthropic_model(name: str) -> Any:
     from anthropic.types import ModelInfo
 
-    made = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    return ModelInfo(id=name, created_at=made, display_name=name, type="model", lifecycle="active")
+    created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    return ModelInfo(id=name, created_at=created, display_name=name, type="model", lifecycle="active")
 
 
 def server_for_tests(

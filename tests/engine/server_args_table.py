@@ -37,17 +37,17 @@ def table():
     args = server_args().values()
     lines = ["| honoured | here | default |", "|---|---|---|"]
     for arg in args:
-        if arg.here in ("engine", "server"):
-            of = "" if arg.here == "engine" else " (of `sglang-lite serve`)"
+        if arg.support in ("engine", "server"):
+            of = "" if arg.support == "engine" else " (of `sglang-lite serve`)"
             default = "" if arg.required else f"`{arg.default!r}`"
-            lines.append(f"| `{arg.name}` | `{arg.setting}`{of} | {default} |")
+            lines.append(f"| `{arg.name}` | `{arg.meaning}`{of} | {default} |")
     lines += ["", "| always so | why |", "|---|---|"]
-    lines += [f"| `{arg.name}` | {arg.setting} |" for arg in args if arg.here == "always"]
+    lines += [f"| `{arg.name}` | {arg.meaning} |" for arg in args if arg.support == "always"]
     lines += ["", "| neutral at the default, else refused | instead |", "|---|---|"]
     groups: dict[str, list[str]] = {}
     for arg in args:
-        if arg.here == "neutral":
-            groups.setdefault(arg.setting, []).append(f"`{arg.name}={arg.default!r}`")
+        if arg.support == "neutral":
+            groups.setdefault(arg.meaning, []).append(f"`{arg.name}={arg.default!r}`")
     lines += [f"| {', '.join(names)} | {use} |" for use, names in groups.items()]
     return "\n".join(lines)
 

@@ -93,7 +93,7 @@ def test_what_holds_itself_is_refused():
 
 def test_a_message_larger_than_a_frame_is_refused(monkeypatch):
     monkeypatch.setattr(frames, "MOST_BYTES", 1000)
-    with pytest.raises(ParameterError, match="1,000 may cross"):
+    with pytest.raises(ParameterError, match=r"at most 1,000 fit .* Send fewer texts or nodes"):
         frames.frame([Score(4, "a" * 1000, ("b",), True, "x")])
 
 
@@ -105,7 +105,18 @@ def test_a_message_of_wrong_types_fails_alone():
     assert (first, last) == (Open(1, True, ""), Abort(3))
     assert isinstance(bad, Unreadable)
     assert bad.id == 2
-    assert "Expected `str`, got `int`" in str(bad.error)
+    assert str(bad.error).startswith("choices[0]: expected `str`, got `int`.")
+
+
+def test_a_wrong_type_is_named_by_its_place_in_the_request():
+    for message, parameter in (
+        (["extend", 1, [], [{"kind": "Gen", "name": 3}]], "nodes[0].name"),
+        (["open", 1, "yes", ""], "stream"),
+        (["open", 1], "request"),
+    ):
+        (bad,) = frames.commands(memoryview(msgspec.msgpack.encode([message])))
+        assert isinstance(bad, Unreadable)
+        assert bad.error.parameter == parameter, bad.error
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x93\x01", b"\x01", b"\x91\x01", b"\x91\x90", b"\x91\x91\xa1x"])

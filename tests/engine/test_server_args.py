@@ -15,7 +15,7 @@ from sglang_lite.server import flags
 from tests.engine.server_args_table import listed, read_package, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "compatibility.md"
-NEUTRAL = [name for name, arg in server_args().items() if arg.here == "neutral"]
+NEUTRAL = [name for name, arg in server_args().items() if arg.support == "neutral"]
 
 
 def test_the_table_has_the_fields_and_defaults_of_the_wheel():
@@ -34,12 +34,14 @@ def test_every_setting_that_is_named_exists():
     settings = {field.name for field in dataclasses.fields(sgl.EngineConfig)}
     of_a_server = {field.name for field in dataclasses.fields(flags.ServerSettings)}
     for arg in server_args().values():
-        if arg.here in ("engine", "server"):
-            known = settings | {"is_embedding"} if arg.here == "engine" else of_a_server  # which Engine has by itself
-            assert arg.setting.removeprefix("not ") in known, arg.name
-        elif arg.here == "neutral":
+        if arg.support in ("engine", "server"):
+            known = (
+                settings | {"is_embedding"} if arg.support == "engine" else of_a_server
+            )  # which Engine has by itself
+            assert arg.meaning.removeprefix("not ") in known, arg.name
+        elif arg.support == "neutral":
             assert arg.name not in settings | of_a_server, arg.name
-            assert arg.setting.endswith("."), arg.name
+            assert arg.meaning.endswith("."), arg.name
 
 
 def test_the_docs_have_the_table():
@@ -53,7 +55,7 @@ def test_a_default_changes_nothing_and_another_value_is_refused():
         other = {"bool": not arg.default, "int": 12345, "float": 0.125, "str": "other", "list": ["other"]}
         with pytest.raises(sgl.ParameterError, match=f"^{name}: .* is not supported") as refused:
             engine_settings({name: other.get(arg.kind, {"other": 1})})
-        assert refused.value.hint == arg.setting
+        assert refused.value.hint == arg.meaning
 
 
 @pytest.mark.parametrize(

@@ -96,21 +96,30 @@ def test_without_labels_the_items_are_scored(here):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(label_token_ids=[]), "label_token_ids: has none"),
+        (dict(label_token_ids=[]), "label_token_ids: is empty"),
         (dict(label_token_ids=[[1], [2]]), "2 lists for 1 items"),
         (dict(label_token_ids=[1], items=[[1]]), "items: query and items"),
-        (dict(label_token_ids=[1], temperature=0.5), "temperature: needs apply_softmax"),
+        (dict(label_token_ids=[1], temperature=0.5), "temperature: has an effect only with apply_softmax=True"),
         (dict(label_token_ids=[1], temperature=0, apply_softmax=True), "temperature: 0 is no number above 0"),
         (dict(label_token_ids=[1], score_extraction_token_id=3), "score_extraction_token_id: is not supported"),
         (dict(label_token_ids=[1], nothing=3), "nothing: score has no such parameter"),
-        (dict(apply_softmax=True), "apply_softmax: is for labels"),
-        (dict(query=[1]), "label_token_ids: are needed"),
+        (dict(apply_softmax=True), "apply_softmax: has an effect only with label_token_ids"),
+        (dict(query=[1]), "label_token_ids: is missing"),
         (dict(label_token_ids=[10**6]), "label_token_ids: 1000000 is no token id"),
     ],
 )
 def test_what_can_not_be_scored_is_refused(here, given, message):
     with pytest.raises(sgl.ParameterError, match=message):
         here.score(**{"query": "ab", "items": ["c"], **given})
+
+
+@pytest.mark.parametrize("wait", [lambda found: found, asyncio.run])
+def test_a_temperature_is_checked_before_anything_is_computed(here, wait):
+    before = here.stats()["requests_submitted"]
+    score = here.async_score if wait is asyncio.run else here.score
+    with pytest.raises(sgl.ParameterError, match="temperature"):
+        wait(score("ab", ["c"], [5], True, temperature=0))
+    assert here.stats()["requests_submitted"] == before
 
 
 def test_reranking_needs_a_cross_encoder(here):

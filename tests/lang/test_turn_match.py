@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sglang_lite.lang.execution.turn_match import Hole, OverrunAnswer, Value, read
+from sglang_lite.lang.execution.turn_match import TurnHole, TurnValue, UnstoppedAnswer, read
 
 WRITTEN = json.loads((Path(__file__).parent / "turns" / "written.json").read_text())
-LINE = Hole(("\n",))
+LINE = TurnHole(("\n",))
 FIELDS = ("Name:", LINE, "\nYear:", LINE, "\nCity:", LINE)
 
 
 def answer(text, *, ended=True, count=None, tokens=()):
-    return OverrunAnswer(text, ended, len(text.split()) if count is None else count, tokens)
+    return UnstoppedAnswer(text, ended, len(text.split()) if count is None else count, tokens)
 
 
 def texts(text, parts=FIELDS, **told):
@@ -49,8 +49,11 @@ def test_constants_and_stops_are_matched_against_an_answer(text, found):
 
 
 def test_a_generation_without_a_stop_goes_to_the_end():
-    assert texts("Name: Ann\nBio: a cook\nof Rome", ("Name:", LINE, "\nBio:", Hole())) == [" Ann", " a cook\nof Rome"]
-    assert texts("Name: Ann\nBio: a cook\nof", ("Name:", LINE, "\nBio:", Hole()), ended=False) == [" Ann"]
+    assert texts("Name: Ann\nBio: a cook\nof Rome", ("Name:", LINE, "\nBio:", TurnHole())) == [
+        " Ann",
+        " a cook\nof Rome",
+    ]
+    assert texts("Name: Ann\nBio: a cook\nof", ("Name:", LINE, "\nBio:", TurnHole()), ended=False) == [" Ann"]
 
 
 def test_what_a_limit_has_cut_is_no_value():
@@ -59,14 +62,14 @@ def test_what_a_limit_has_cut_is_no_value():
 
 
 def test_the_first_of_several_stops_ends_a_value():
-    reading = read(answer("a, b; c"), (Hole((";", ",")), " ", Hole((";",)), Hole()))
-    assert reading.values[0] == Value("a", ",")
+    reading = read(answer("a, b; c"), (TurnHole((";", ",")), " ", TurnHole((";",)), TurnHole()))
+    assert reading.values[0] == TurnValue("a", ",")
     assert [value.text for value in reading.values] == ["a", "b", "; c"]
 
 
 def test_the_stop_may_stand_in_the_constant_behind_it_or_not():
-    assert texts("One. Two", (Hole((".",)), ". ", Hole())) == ["One", "Two"]
-    assert texts("One. Two", (Hole((".",)), " ", Hole())) == ["One", "Two"]
+    assert texts("One. Two", (TurnHole((".",)), ". ", TurnHole())) == ["One", "Two"]
+    assert texts("One. Two", (TurnHole((".",)), " ", TurnHole())) == ["One", "Two"]
 
 
 def test_line_ends_of_a_constant_are_counted():
@@ -78,30 +81,30 @@ def test_line_ends_of_a_constant_are_counted():
 
 
 def test_a_limit_counts_tokens_and_not_characters():
-    limited = ("Name:", Hole(("\n",), 2), "\nYear:", LINE)
+    limited = ("Name:", TurnHole(("\n",), 2), "\nYear:", LINE)
     said = "Name: Annabella\nYear: 1910"
     tokens = ("Name", ":", " Anna", "bella", "\n", "Year", ":", " 1910")
     assert texts(said, limited, count=8, tokens=tokens) == [" Annabella", " 1910"]
     assert texts(said, limited, count=8) == []  # nobody knows how many they are
     assert texts(said, limited, count=2) == [" Annabella", " 1910"]  # no more than in all of it
     assert texts("Name: x\nYear: 1910", limited, count=8) == [" x", " 1910"]  # no more than bytes
-    cut = read(answer(said, count=8, tokens=tokens), ("Name:", Hole(("\n",), 1), "\nYear:", LINE))
-    assert cut.values == (Value(" Anna", cut=True),)
+    cut = read(answer(said, count=8, tokens=tokens), ("Name:", TurnHole(("\n",), 1), "\nYear:", LINE))
+    assert cut.values == (TurnValue(" Anna", cut=True),)
 
 
 def test_a_constraint_ends_a_value_before_the_next_constant():
-    year = Hole(fits=lambda text: re.fullmatch(r"[0-9]{4}", text) is not None)
-    assert texts("In 1910, in Rome.", ("In ", year, ", in ", Hole((".",)))) == ["1910", "Rome"]
-    assert texts("In May 1910, in Rome.", ("In ", year, ", in ", Hole((".",)))) == []
+    year = TurnHole(fits=lambda text: re.fullmatch(r"[0-9]{4}", text) is not None)
+    assert texts("In 1910, in Rome.", ("In ", year, ", in ", TurnHole((".",)))) == ["1910", "Rome"]
+    assert texts("In May 1910, in Rome.", ("In ", year, ", in ", TurnHole((".",)))) == []
     assert texts("Year: 1910\n", ("Year:", year)) == ["1910"]  # a value by itself has no blanks around it
-    pair = Hole(fits=lambda text: re.fullmatch(r"\w+, \w+", text) is not None)
-    assert texts("(a, b, c)", ("(", pair, ", ", Hole((")",)))) == ["a, b", "c"]
+    pair = TurnHole(fits=lambda text: re.fullmatch(r"\w+, \w+", text) is not None)
+    assert texts("(a, b, c)", ("(", pair, ", ", TurnHole((")",)))) == ["a, b", "c"]
 
 
 def test_tokens_that_are_not_used_are_counted():
-    assert read(answer("Name: Ann\nYear: 1910", count=10), ("Name:", LINE, "\nYear:", LINE)).thrown == 0
-    assert read(answer("0123456789" * 2, count=10), (Hole(("5",)), "x", Hole())).thrown == 8
-    assert read(answer("nothing of it", count=7), FIELDS).thrown == 7
+    assert read(answer("Name: Ann\nYear: 1910", count=10), ("Name:", LINE, "\nYear:", LINE)).unused_tokens == 0
+    assert read(answer("0123456789" * 2, count=10), (TurnHole(("5",)), "x", TurnHole())).unused_tokens == 8
+    assert read(answer("nothing of it", count=7), FIELDS).unused_tokens == 7
 
 
 @pytest.mark.parametrize("case", WRITTEN["answers"], ids=lambda case: f"{case['level']}-{case['text']}")

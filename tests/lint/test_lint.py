@@ -245,7 +245,7 @@ def test_what_makes_no_sense_is_told_with_file_and_line(tmp_path, lint):
         ([two, "--data", rows], "has 2 programs. Name one: "),
         ([fine, "--data", tmp_path / "none.jsonl"], "none.jsonl: "),
         ([fine, "--data", file("a.jsonl", '{"x": 1}\n{"x"\n')], "a.jsonl:2: "),
-        ([fine, "--data", file("b.jsonl", "[1]\n")], "b.jsonl:1: no object"),
+        ([fine, "--data", file("b.jsonl", "[1]\n")], "b.jsonl:1: [1] is not an object"),
         ([fine, "--data", file("c.jsonl", "\n")], "c.jsonl has no rows"),
         ([fine, "--data", file("d.jsonl", '{"y": 1}\n')], "d.jsonl: row 1: f: "),
         ([fine, "--fail-under", "5"], "Give --data rows.jsonl"),

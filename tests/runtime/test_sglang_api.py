@@ -122,7 +122,7 @@ def test_input_logprobs_begin_with_a_null_where_nothing_is_before_them():
             return_logprob=True, logprob_start_len=start, top_logprobs_num=1, return_text_in_logprobs=True
         )
         answer = SampleAnswer(GenerateRequest("", params, rid="r"), [3, 4, 5, 5], None, lambda ids: f"<{ids[0]}>")
-        meta = answer.take(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
+        meta = answer.add_event(Generation("", prompt_logprobs=(entry,) * reported))["meta_info"]
         nothing = [(None, 3, "<3>")] if start == 0 else []
         assert meta["input_token_logprobs"] == nothing + [(-1.0, 5, "e")] * reported
         assert meta["input_top_logprobs"] == [None] * len(nothing) + [[(-0.5, 6, "f")]] * reported

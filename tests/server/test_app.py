@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from sglang_lite.server.app import ROUTES, application
 from sglang_lite.server.service import Service
-from sglang_lite.server.settings import ServerSettings, warn_of_strangers
+from sglang_lite.server.settings import ServerSettings, warn_if_exposed
 
 NO_ENGINE: Any = None  # nothing here asks it
 FIXED = [(method, route) for route in ROUTES if "{" not in route.path for method in route.methods]
@@ -142,6 +142,6 @@ def test_the_lifespan_is_starlettes(monkeypatch):
     ],
 )  # fmt: skip
 def test_a_server_that_strangers_can_use_warns(caplog, settings, warned):
-    warn_of_strangers(ServerSettings(**settings))
+    warn_if_exposed(ServerSettings(**settings))
     assert ("Set --api-key" in caplog.text) == warned
     assert "secret" not in caplog.text

@@ -8,13 +8,17 @@ import pytest
 from sglang_lite.engine.engine import Engine
 from sglang_lite.protocol import Delta, OverloadedError, SamplingParams
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import AsyncEngine, begun
+from sglang_lite.server.async_engine import AsyncEngine, with_first_event
 
 
 class Failing:
     """Engine whose request says two words and fails, all before the loop looks."""
 
-    def submit(self, *_, sink, flush, **__):
+    def __init__(self):
+        self.requests = []
+
+    def submit(self, *prompt, sink, flush, **fields):
+        self.requests.append(GenerateRequest(*prompt, **fields))
         for event in (Delta("a "), Delta("b"), OverloadedError("no room")):
             sink(event)
         flush()
@@ -35,6 +39,21 @@ def test_text_that_comes_with_an_error_comes_before_it():
         return taken
 
     assert [event.text for event in asyncio.run(main())] == ["a b"]
+
+
+def test_a_request_is_submitted_with_all_its_fields():
+    engine = Failing()
+    request = GenerateRequest(
+        "x", SamplingParams(), None, True, "a namespace", 2, lambda ids, logits: logits, "rid", output_ids=(5, 6)
+    )
+
+    async def main():
+        with pytest.raises(OverloadedError):
+            async for _ in AsyncEngine(cast(Engine, engine)).generate(request):
+                pass
+
+    asyncio.run(main())
+    assert engine.requests == [request]
 
 
 class Opening:
@@ -58,7 +77,7 @@ def test_the_time_of_a_program_that_grows_begins_before_anybody_reads(monkeypatc
             return Timer()
 
         monkeypatch.setattr(asyncio.get_running_loop(), "call_later", later)
-        events = AsyncEngine(cast(Engine, engine)).grow(lambda program: None, timeout_s=60)
+        events = AsyncEngine(cast(Engine, engine)).open_program(lambda program: None, timeout_s=60)
         assert await anext(events) == []
         ((seconds, end),) = timers
         assert (seconds, engine.aborted) == (60, False)
@@ -87,9 +106,9 @@ def test_a_stream_that_has_begun_is_closed_though_nobody_has_read():
             closed.append(True)
 
     async def main():
-        events = await begun(numbers())
+        events = await with_first_event(numbers())
         await events.aclose()
         assert closed
-        assert [each async for each in await begun(numbers())] == [1, 2]
+        assert [each async for each in await with_first_event(numbers())] == [1, 2]
 
     asyncio.run(main())

@@ -26,7 +26,7 @@ def test_a_lookup_that_is_cancelled_as_it_ends_is_cancelled(engine, monkeypatch)
             post(settle_and_cancel, *call)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", posted)
-        task = asyncio.ensure_future(Service(engine, ServerSettings()).ask(lambda: 1))
+        task = asyncio.ensure_future(Service(engine, ServerSettings()).call_engine(lambda: 1))
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -40,11 +40,11 @@ def test_a_server_is_healthy_from_its_start_on_as_long_as_the_engine_may_give_no
         service = Service(engine, ServerSettings())
         signs = asyncio.Event()
 
-        async def ask(call, **_):
+        async def call_engine(call, **_):
             await signs.wait()
 
-        monkeypatch.setattr(service, "ask", ask)
-        monkeypatch.setattr(service.running, "results", lambda _: signs.wait())
+        monkeypatch.setattr(service, "call_engine", call_engine)
+        monkeypatch.setattr(service.async_engine, "results", lambda _: signs.wait())
         await service.start()
         service.check_health()
         await service.stop()

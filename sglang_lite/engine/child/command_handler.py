@@ -203,18 +203,18 @@ class _Submission:
 
     Args:
         number: the handle's number of the submission, in all its events.
-        last: number of last events: one, or one for each sample.
+        expected_ends: number of last events: one, or one for each sample.
 
     Attributes:
         ticket: ticket since the submission was accepted; None while it waits for room.
-        again: callback that submits again when the engine has room.
+        retry: callback that submits again when the engine has room.
         aborted: True if the handle has aborted the submission.
     """
 
-    def __init__(self, number: int, last: int = 1) -> None:
-        self.number, self.last = number, last
+    def __init__(self, number: int, expected_ends: int = 1) -> None:
+        self.number, self.expected_ends = number, expected_ends
         self.ticket: Ticket | None = None
-        self.again: Callable[[], object]
+        self.retry: Callable[[], object]
         self.aborted = False
 
     @property
@@ -248,24 +248,26 @@ class CommandHandler:
             self._ready.wait()
             assert self._core is not None
             try:
-                self._carry_out(message, self._core)
+                self._execute(message, self._core)
             except Exception as error:  # any error: only the caller of the command is affected
                 self._fail(message.id, error)
 
-    def _carry_out(self, message: Any, core: EngineCore) -> None:  # any Command
+    def _execute(self, message: Any, core: EngineCore) -> None:  # any Command
         program = self._programs.get(message.id)
         match message:
             case Submit():
-                asked = _request(message)
-                self._admit(core, _Submission(message.id, asked.samples), partial(core.submit, asked))
+                request = _request(message)
+                self._admit(core, _Submission(message.id, request.samples), partial(core.submit, request))
             case Score():
-                scored = SelectRequest(message.prompt, message.choices, message.unconditional, message.namespace)
-                self._admit(core, _Submission(message.id), partial(core.submit_select, scored))
+                select_request = SelectRequest(
+                    message.prompt, message.choices, message.unconditional, message.namespace
+                )
+                self._admit(core, _Submission(message.id), partial(core.submit_select, select_request))
             case Play():
-                whole = ProgramRequest(
+                program_request = ProgramRequest(
                     message.prompt, message.program, message.stream, message.namespace, message.priority
                 )
-                self._admit(core, _Submission(message.id), partial(core.run_program, whole))
+                self._admit(core, _Submission(message.id), partial(core.run_program, program_request))
             case Encode():
                 texts: Future[NDArray[np.float32]] = core.encode(
                     EncodeRequest(*(np.frombuffer(a, np.int32) for a in (message.ids, message.types, message.lengths)))
@@ -301,21 +303,21 @@ class CommandHandler:
     ) -> None:
         """Submits when the engine has room. The handle counts its own submissions, but programs take room only here."""
         self._open[submission.number] = submission
-        submission.again = partial(self._admit_again, core, submission, submit)
-        self._try(core, submission, submit, first=False)
+        submission.retry = partial(self._retry, core, submission, submit)
+        self._submit_or_wait(core, submission, submit, first=False)
 
-    def _admit_again(
+    def _retry(
         self, core: EngineCore, submission: _Submission, submit: Callable[[Callable[[Any], None]], Ticket]
     ) -> None:
         if submission.aborted:
-            core.cancel_wait(submission.again)
+            core.cancel_wait(submission.retry)
             return
         try:
-            self._try(core, submission, submit, first=True)
+            self._submit_or_wait(core, submission, submit, first=True)
         except SglError as error:
             self._fail(submission.number, error)
 
-    def _try(
+    def _submit_or_wait(
         self,
         core: EngineCore,
         submission: _Submission,
@@ -329,33 +331,33 @@ class CommandHandler:
         try:
             submission.ticket = submit(self._sink(core, submission))
         except OverloadedError:
-            core.wait_for_room(submission.again, submission.last, first=first)
+            core.wait_for_room(submission.retry, submission.expected_ends, first=first)
             if submission.aborted:
-                core.cancel_wait(submission.again)
+                core.cancel_wait(submission.retry)
             return
         if submission.aborted:
             submission.ticket.abort()
 
     def _abort(self, core: EngineCore, submission: _Submission) -> None:
-        submission.aborted = True  # before reading the ticket: see `_try`
+        submission.aborted = True  # before reading the ticket: see `_submit_or_wait`
         if submission.ticket is not None:
             submission.ticket.abort()
         else:  # the submission waits for room
             self._fail(submission.number, RequestAbortedError("the request was aborted."))
-            core.cancel_wait(submission.again)
+            core.cancel_wait(submission.retry)
 
     def _sink(self, core: EngineCore, submission: _Submission) -> Callable[[Any], None]:
-        return core.with_flush(partial(self._tell, submission), self._outgoing.flush)
+        return core.with_flush(partial(self._deliver, submission), self._outgoing.flush)
 
-    def _tell(
+    def _deliver(
         self, submission: _Submission, event: Delta | Generation | Selection | Played | ProgramResult | SglError
     ) -> None:
         path = name = None
         if isinstance(event, Played):
             path, name, event = event.path, event.name, event.event
         elif not isinstance(event, Delta):
-            submission.last -= 1
-            if not submission.last:
+            submission.expected_ends -= 1
+            if not submission.expected_ends:
                 self._open.pop(submission.number, None)
                 self._programs.pop(submission.number, None)
         self._outgoing.put(RequestEvent(submission.number, _as_data(event), submission.cached_tokens, path, name))
@@ -428,9 +430,9 @@ def _request(message: Submit) -> GenerateRequest:
 
 def _named(processor: str) -> LogitProcessor:
     module, _, name = processor.partition(":")
-    found: Any = import_module(module)
+    value: Any = import_module(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        value = getattr(value, part, None)
+    if not callable(value):
         raise ParameterError("logit_processor", f"{processor!r} is nothing that can be called.")
-    return found  # type: ignore[no-any-return]  # any callable; its results are checked at each call
+    return value  # type: ignore[no-any-return]  # any callable; its results are checked at each call

@@ -246,7 +246,7 @@ def _constraint(given: Mapping[str, Any]) -> Constraint | None:
 
 
 class SampleAnswer:
-    """Answer of one sample as a dictionary of the protocol; after every event, `take` returns everything so far.
+    """Answer of one sample as a dictionary of the protocol; after every event, `add_event` returns everything so far.
 
     Args:
         call: request of the sample.
@@ -277,7 +277,7 @@ class SampleAnswer:
         self._logprobs: list[TokenLogprob] = []
         self.outcome: dict[str, Any] | SglError | None = None
 
-    def take(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
+    def add_event(self, event: Delta | Generation | SglError, cached_tokens: int = 0) -> dict[str, Json]:
         """Dictionary of the answer after an event.
 
         Args:

@@ -22,13 +22,13 @@ from sglang_lite.runtime.output_builder import Event
 Post: TypeAlias = Callable[[tuple[int, Event] | None], object]
 
 
-class Running:
+class NativeRequest:
     """Native request under way: its events, and the answers that are made from them.
 
     Args:
         engine: core that runs the request.
         post: function called on the engine's thread with each event, and with None when there is room for more; its
-            argument is to be passed to `take`, on a thread of the caller's choice.
+            argument is to be passed to `add_event`, on a thread of the caller's choice.
         calls: requests, one for each prompt.
         is_list: whether the answer is a list.
         stream: whether to receive deltas.
@@ -100,7 +100,7 @@ class Running:
         """True while events are still to come."""
         return self._open > 0
 
-    def take(self, item: tuple[int, Event] | None) -> list[dict[str, Json]]:
+    def add_event(self, item: tuple[int, Event] | None) -> list[dict[str, Json]]:
         """Answers that an event has changed, in their present state.
 
         Args:
@@ -119,7 +119,7 @@ class Running:
             ticket.abort()
             changed = [answer for answer, t in zip(self._answers, self._tickets) if t is ticket]
         changed = [answer for answer in changed if answer.outcome is None]
-        dictionaries = [answer.take(event, ticket.cached_tokens) for answer in changed]
+        dictionaries = [answer.add_event(event, ticket.cached_tokens) for answer in changed]
         self._open -= sum(answer.outcome is not None for answer in changed)
         if not isinstance(event, Delta):
             self._running -= 1
@@ -163,7 +163,7 @@ class Running:
 class Stream(Iterator[dict[str, Any]]):
     """Iterator of answers. Closing or dropping it aborts the requests, even before the first answer was taken."""
 
-    def __init__(self, running: Running, answers: Generator[dict[str, Json], None, None]) -> None:
+    def __init__(self, running: NativeRequest, answers: Generator[dict[str, Json], None, None]) -> None:
         self._running, self._answers = running, answers
 
     def __next__(self) -> dict[str, Json]:
@@ -181,7 +181,7 @@ class Stream(Iterator[dict[str, Any]]):
 class AsyncStream(AsyncIterator[dict[str, Any]]):
     """Asynchronous form of `Stream`."""
 
-    def __init__(self, running: Running, answers: AsyncGenerator[dict[str, Json], None]) -> None:
+    def __init__(self, running: NativeRequest, answers: AsyncGenerator[dict[str, Json], None]) -> None:
         self._running, self._answers = running, answers
 
     async def __anext__(self) -> dict[str, Json]:
@@ -204,15 +204,15 @@ def _post(post: Post, first: int, event: Event) -> None:
 
 def generate(
     engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-) -> Any:  # as `Running.results`, or a Stream
+) -> Any:  # as `NativeRequest.results`, or a Stream
     """Executes the requests of `Engine.generate`."""
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
-    running = Running(engine, events.put, calls, is_list=is_list, stream=stream)
+    running = NativeRequest(engine, events.put, calls, is_list=is_list, stream=stream)
 
     def answers() -> Generator[dict[str, Any], None, None]:
         try:
             while running.open:
-                yield from running.take(events.get())
+                yield from running.add_event(events.get())
         finally:
             running.abort()
 
@@ -224,7 +224,7 @@ def generate(
 
 async def async_generate(
     engine: Core, calls: Sequence[GenerateRequest], *, is_list: bool, stream: bool
-) -> Any:  # as `Running.results`, or a Stream
+) -> Any:  # as `NativeRequest.results`, or a Stream
     """Executes the requests of `Engine.async_generate`."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -233,12 +233,12 @@ async def async_generate(
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
             loop.call_soon_threadsafe(events.put_nowait, item)
 
-    running = Running(engine, post, calls, is_list=is_list, stream=stream)
+    running = NativeRequest(engine, post, calls, is_list=is_list, stream=stream)
 
     async def answers() -> AsyncGenerator[dict[str, Any], None]:
         try:
             while running.open:
-                for answer in running.take(await events.get()):
+                for answer in running.add_event(await events.get()):
                     yield answer
         finally:
             running.abort()

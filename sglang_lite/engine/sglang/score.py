@@ -79,9 +79,10 @@ def score(
     if label_token_ids is None:
         _check_labels_only(apply_softmax, item_first, temperature, return_token_logprobs, unsupported)
         if not isinstance(query, Prompt | str) or not all(isinstance(text, str) for text in texts):
-            raise ParameterError("label_token_ids", "are needed where the items are token ids.")
+            raise ParameterError("label_token_ids", "is missing. A query or items of token ids need it.")
         return self.select(query, [text for text in texts if isinstance(text, str)]).scores
     _check_others(unsupported)
+    _check_temperature(temperature, apply_softmax=apply_softmax)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine.sglang import offline  # imports tokenizers
 
@@ -110,6 +111,7 @@ async def async_score(
     self.core.check_open()
     texts = [items] if isinstance(items, str) else list(items)
     _check_others(unsupported)
+    _check_temperature(temperature, apply_softmax=apply_softmax)
     calls = label_calls(query, texts, label_token_ids, self.vocab_size, item_first=item_first)
     from sglang_lite.engine.sglang import offline  # imports tokenizers
 
@@ -141,7 +143,7 @@ def _check_labels_only(
     given = {"apply_softmax": apply_softmax, "item_first": item_first, "return_token_logprobs": with_logprobs}
     name = next((name for name, value in given.items() if value), "temperature" if temperature != 1.0 else None)
     if name is not None:
-        raise ParameterError(name, "is for labels.", hint="Give label_token_ids.")
+        raise ParameterError(name, "has an effect only with label_token_ids.", hint="Give them, or leave it out.")
     _check_others(others)
 
 
@@ -151,6 +153,13 @@ def _check_others(others: Mapping[str, object]) -> None:
             raise ParameterError(name, "score has no such parameter.")
         if value not in _NOT_SET[name]:
             raise ParameterError(name, "is not supported by this engine.")
+
+
+def _check_temperature(temperature: object, *, apply_softmax: bool) -> None:
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
+        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0. Use 1.0 for plain shares.")
+    if temperature != 1 and not apply_softmax:
+        raise ParameterError("temperature", "has an effect only with apply_softmax=True. Set both, or neither.")
 
 
 def label_calls(
@@ -172,9 +181,9 @@ def label_calls(
     query, texts, labels = plain_ids(query), plain_ids(texts), plain_ids(labels)
     kind: Any = str if isinstance(query, str) else list  # arrays and tuples count as lists
     if not isinstance(query, str | list | tuple) or not all(isinstance(each, str) == (kind is str) for each in texts):
-        raise ParameterError("items", "query and items are not both text, or both token ids.")
+        raise ParameterError("items", "query and items must both be text, or both be token ids.")
     if not labels:
-        raise ParameterError("label_token_ids", "has none.")
+        raise ParameterError("label_token_ids", "is empty. Give at least one token id.")
     several = isinstance(labels[0], list | tuple)
     if several and len(labels) != len(texts):
         raise ParameterError("label_token_ids", f"{len(labels)} lists for {len(texts)} items.")
@@ -183,12 +192,12 @@ def label_calls(
     where = {"prompt": prompts} if kind is str else {"input_ids": prompts}
     if not prompts:
         return []
-    wanted: list[Any] = list(labels) if several else [labels] * len(prompts)
-    for label in itertools.chain(*wanted) if several else labels:
+    labels_by_item: list[Any] = list(labels) if several else [labels] * len(prompts)
+    for label in itertools.chain(*labels_by_item) if several else labels:
         if type(label) is not int or not 0 <= label < vocab_size:
             raise ParameterError("label_token_ids", f"{shown(label)} is no token id (0 to {vocab_size - 1:,}).")
-    asked: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
-    return read_request(**asked, token_ids_logprob=wanted)[0]
+    fields: Any = {**where, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    return read_request(**fields, token_ids_logprob=labels_by_item)[0]
 
 
 def _result(
@@ -199,26 +208,22 @@ def _result(
     *,
     with_logprobs: bool,
 ) -> ScoreResult:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-        raise ParameterError("temperature", f"{temperature!r:.60} is no number above 0.")
-    if temperature != 1 and not apply_softmax:
-        raise ParameterError("temperature", "needs apply_softmax=True.")
-    told = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
-    rows = list(map(label_logprobs, calls, told))
+    label_entries = [answer["meta_info"]["output_token_ids_logprobs"][0] for answer in answers]
+    rows = list(map(label_logprobs, calls, label_entries))
     scores = [label_scores(row, apply_softmax=apply_softmax, temperature=temperature) for row in rows]
     tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
     return ScoreResult(scores, tokens, rows if with_logprobs else None)
 
 
-def label_logprobs(call: GenerateRequest, told: Iterable[tuple[float, int, str | None]]) -> list[float]:
+def label_logprobs(call: GenerateRequest, label_entries: Iterable[tuple[float, int, str | None]]) -> list[float]:
     """Log-probabilities of a request's labels, in the order of the labels.
 
     Args:
-        told: log-probability, id and text of each label, in any order.
+        label_entries: log-probability, id and text of each label, in any order.
     """
-    known = {token: logprob for logprob, token, _ in told}
+    logprob_by_id = {token: logprob for logprob, token, _ in label_entries}
     labels = call.params.token_ids_logprob
-    return [known[label] for label in labels] if not isinstance(labels, Unset) else []
+    return [logprob_by_id[label] for label in labels] if not isinstance(labels, Unset) else []
 
 
 def label_scores(logprobs: Sequence[float], *, apply_softmax: bool, temperature: float = 1.0) -> list[float]:

@@ -29,9 +29,9 @@ class ServerArg:
         name: SGLang's name of the field.
         kind: type of its values, as "int"; "object" for any other type.
         default: SGLang's default.
-        here: "engine" or "server": a setting of the engine or the server; "always": any value is accepted and ignored,
-            because this engine always behaves so; "neutral": only the default is accepted.
-        setting: name of the setting, "not …" if its values are inverted; otherwise the reason why it is always so, or
+        support: "engine" or "server": a setting of the engine or the server; "always": any value is accepted and
+            ignored, because this engine always behaves so; "neutral": only the default is accepted.
+        meaning: name of the setting, "not …" if its values are inverted; otherwise the reason why it is always so, or
             advice on what to use instead.
         required: True if the field has no default.
     """
@@ -39,14 +39,16 @@ class ServerArg:
     name: str
     kind: str
     default: Any
-    here: Literal["engine", "server", "always", "neutral"]
-    setting: str
+    support: Literal["engine", "server", "always", "neutral"]
+    meaning: str
     required: bool = False
 
     @property
     def reversed(self) -> str | None:
         """Name of the setting that the field turns off, or None if the field isn't the inverse of a setting."""
-        return self.setting.removeprefix("not ") if self.here == "engine" and self.setting.startswith("not ") else None
+        return (
+            self.meaning.removeprefix("not ") if self.support == "engine" and self.meaning.startswith("not ") else None
+        )
 
     def allows(self, value: object) -> bool:
         """True if a value has no effect: it equals the default, or, if the default is None, is False or empty."""
@@ -57,7 +59,7 @@ class ServerArg:
 
     def refusal(self) -> str:
         """Advice on what to use instead of a value that isn't supported."""
-        return "It is a setting of `sglang-lite serve`." if self.here == "server" else self.setting
+        return "It is a setting of `sglang-lite serve`." if self.support == "server" else self.meaning
 
 
 FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {  # of argparse, for the kinds that a command line can express
@@ -75,23 +77,23 @@ def server_args() -> Mapping[str, ServerArg]:
     table = json.loads(Path(__file__).with_name("server_args.json").read_text())
     found: dict[str, ServerArg] = {}
 
-    def add(name: str, here: Any, setting: str, kind: str, *default: Any) -> None:
-        found[name] = ServerArg(name, kind, default[0] if default else None, here, setting, not default)
+    def add(name: str, support: Any, setting: str, kind: str, *default: Any) -> None:
+        found[name] = ServerArg(name, kind, default[0] if default else None, support, setting, not default)
 
-    for here in ("engine", "server"):
-        for name, (setting, kind, *default) in table[here].items():
-            add(name, here, setting, kind, *default)
-    for here in ("always", "neutral"):
-        for group in table[here]:
+    for support in ("engine", "server"):
+        for name, (setting, kind, *default) in table[support].items():
+            add(name, support, setting, kind, *default)
+    for support in ("always", "neutral"):
+        for group in table[support]:
             for name, (kind, *default) in group["fields"].items():
-                add(name, here, group["use"], kind, *default)
+                add(name, support, group["use"], kind, *default)
     return MappingProxyType(found)
 
 
 def names_of(setting: str) -> list[str]:
     """Names of the ServerArgs that stand for a setting of an engine and have another name than the setting."""
     return [each.name for each in server_args().values()
-            if each.here == "engine" and each.setting == setting and each.name != setting]  # fmt: skip
+            if each.support == "engine" and each.meaning == setting and each.name != setting]  # fmt: skip
 
 
 def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
@@ -106,18 +108,18 @@ def engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserValue]:
         arg = server_args().get(name)
         if arg is None:
             ours = name
-        elif arg.here == "engine":
+        elif arg.support == "engine":
             if value is None and arg.default is None:
                 continue
-            ours = arg.reversed or arg.setting
+            ours = arg.reversed or arg.meaning
             theirs, renamed = _RENAMED_VALUES.get(name, (None, None))
             value = renamed if theirs is not None and value == theirs else value
             value = not value if arg.reversed else value
-        elif arg.here == "always" or arg.allows(value):
+        elif arg.support == "always" or arg.allows(value):
             continue
         else:
-            told = f"{value!r:.60} is not supported, only {arg.default!r}."
-            raise ParameterError(name, told, hint=arg.refusal())
+            message = f"{value!r:.60} is not supported, only {arg.default!r}."
+            raise ParameterError(name, message, hint=arg.refusal())
         if ours in settings:
             raise ParameterError(name, f"{ours} is given, too.", hint="They are one setting under two names.")
         settings[ours] = value
@@ -132,7 +134,7 @@ class _CommandLine:
             options = FLAG_OPTIONS.get(arg.kind)
             if options is not None:
                 flag = f"--{arg.name.replace('_', '-')}"
-                text = arg.setting.replace("%", "%%")
+                text = arg.meaning.replace("%", "%%")
                 parser.add_argument(flag, default=arg.default, required=arg.required, help=text, **options)
 
     @classmethod
@@ -151,8 +153,8 @@ def _fields() -> list[tuple[str, Any, Any]]:
     return found
 
 
-_DOC = """SGLang's settings: `sgl.Engine(**dataclasses.asdict(ServerArgs("model")))`. docs/compatibility.md says of each
-what it means here."""
+_DOC = """SGLang's settings: `sgl.Engine(**dataclasses.asdict(ServerArgs("model")))`. docs/compatibility.md lists the
+meaning of each for this engine."""
 
 
 def record_type(module: str) -> Any:  # a class whose fields no type checker can know

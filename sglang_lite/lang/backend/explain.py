@@ -46,7 +46,7 @@ from sglang_lite.protocol.sampling import given
 
 if TYPE_CHECKING:
     from sglang_lite.lang.backend.remote import RemoteBackend
-    from sglang_lite.lang.execution.equal_branches import EqualBranches
+    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.symbolic.symbols import Entry
 
@@ -219,7 +219,7 @@ class _Reader:
         self._places: dict[Path, _BranchState] = {(): _BranchState()}
         self._forks: dict[int, _BranchState] = {}
         self._marks: dict[Path, list[_BranchState]] = {}
-        self._shared: set[EqualBranches] = set()  # groups whose shared call was counted
+        self._shared: set[SharedCall] = set()  # shared calls that were counted
 
     def read(self, i: int, node: GraphNode, entry: Entry) -> ExplainedNode | None:
         """Applies the next node to the state of its branch. Returns its explanation if the backend is involved, else
@@ -261,7 +261,11 @@ class _Reader:
     def _explained(self, request: Gen | Select, node: GraphNode, here: _BranchState, entry: Entry) -> ExplainedNode:
         kind: Literal["gen", "select"] = "gen" if isinstance(request, Gen) else "select"
         plain = ExplainedNode(kind, node.name, node.where, "refused", prompt_tokens=self._count(here.text))
-        if isinstance(entry.own, SglGen) and entry.own.options is not None and entry.own.options.backend is not None:
+        if (
+            isinstance(entry.expression, SglGen)
+            and entry.expression.options is not None
+            and entry.expression.options.backend is not None
+        ):
             warning = "another backend answers this node: explain the program with that one"
             return replace(plain, mode="native", rung="another backend", warnings=(warning,))
         if any(use.into == "constraint" for use in node.uses):
@@ -289,11 +293,11 @@ class _Reader:
         if turn is not None:
             explained = self._in_turn(explained, turn, place, here)
         best, worst = explained.calls
-        if entry.equal is not None:
-            best = 0 if entry.equal in self._shared else best
-            self._shared.add(entry.equal)
+        if entry.shared_call is not None:
+            best = 0 if entry.shared_call in self._shared else best
+            self._shared.add(entry.shared_call)
         tries = self._tries(entry)
-        if turn is not None and turn.by in ("object", "text") and place:
+        if turn is not None and turn.strategy in ("object", "text") and place:
             return replace(explained, calls=(0, worst * tries))  # the turn's first node brings its first answer
         return replace(explained, calls=(best, worst * (1 + tries)))
 
@@ -302,7 +306,7 @@ class _Reader:
         if turn is not None and turn.refusal is not None:
             _, feature, instead = turn.refusal
             return f"{feature}. {instead}"
-        shown_whole = turn is None or turn.by == "ahead"
+        shown_whole = turn is None or turn.strategy == "ahead"
         try:
             self._backend.check_prompt(here.prompt if shown_whole else from_start(here.prompt))
         except CapabilityError as error:
@@ -311,28 +315,28 @@ class _Reader:
 
     def _tries(self, entry: Entry) -> int:
         """Number of retries of a node."""
-        options = entry.own.options if isinstance(entry.own, SglGen) else None
+        options = entry.expression.options if isinstance(entry.expression, SglGen) else None
         return self._retries if options is None or options.retries is None else options.retries
 
     def _in_turn(self, node: ExplainedNode, turn: TurnPlan, place: int, here: _BranchState) -> ExplainedNode:
         """Explanation of a node that shares its turn with others, or follows text in it (docs/backends.md, "Several
         generations in a turn")."""
         own = node.calls[1]
-        if turn.by in ("object", "text"):
-            whole = whole_turn("text" if turn.by == "text" else "object", (here.partial, *turn.fields))
-            rung = self._backend.rung(Demands("gen", turn.drawn or SamplingParams(), whole))
+        if turn.strategy in ("object", "text"):
+            whole = whole_turn("text" if turn.strategy == "text" else "object", (here.partial, *turn.fields))
+            rung = self._backend.rung(Demands("gen", turn.common_params or SamplingParams(), whole))
             worst = rung.calls[1] if isinstance(rung, Rung) else own
             return replace(node, rung="turn", calls=(int(not place), worst))
         if not place and not turn.ahead and not here.partial.strip():
             return node  # the first node of the turn, whose call brings nothing else
-        more = (turn.asked + turn.ahead + (not place)) if turn.ahead else 1
-        mode = "emulated" if turn.asked else node.mode
+        more = (turn.asks_to_continue + turn.ahead + (not place)) if turn.ahead else 1
+        mode = "emulated" if turn.asks_to_continue else node.mode
         return replace(node, rung="turn", mode=mode, otherwise=node.rung, calls=(int(not place), own + more))
 
     def _demands(self, request: Gen | Select, entry: Entry) -> Demands:
         """Demands that the language would make of the backend for a node."""
         if isinstance(request, Select):
-            multi = entry.own.multi if isinstance(entry.own, SglSelect) else None
+            multi = entry.expression.multi if isinstance(entry.expression, SglSelect) else None
             scores = bool(request.temperature) or request.method != "token_length_normalized" or multi is not None
             return self._backend.selection(shown_choices(request.choices or ("a", "b"), multi), scores=scores)
         params, constraint = msgspec.structs.replace(self._params, **given(request.params)), request.constraint

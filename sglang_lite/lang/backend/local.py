@@ -55,7 +55,7 @@ class LocalBackend(BaseBackend):
         mailbox = running_mailbox()
 
         count = params.samples
-        sink = partial(mailbox.put, events.put_nowait)
+        sink = partial(mailbox.enqueue, events.put_nowait)
         submit = partial(self.engine.submit, prompt, params, constraint, sink=sink, flush=mailbox.wake, stream=stream)
         ticket = await self.engine.submit_when_room(submit, count)
         try:
@@ -78,7 +78,7 @@ class LocalBackend(BaseBackend):
             if not future.done():
                 future.set_result(outcome)
 
-        sink = partial(mailbox.put, settle)
+        sink = partial(mailbox.enqueue, settle)
         submit = partial(
             self.engine.submit_select, prompt, choices, sink=sink, flush=mailbox.wake, unconditional=unconditional
         )
@@ -94,7 +94,7 @@ class LocalBackend(BaseBackend):
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         mailbox = executor()
         return self.engine.open_program(
-            sink=partial(mailbox.put, sink), flush=mailbox.wake, stream=stream, priority=priority
+            sink=partial(mailbox.enqueue, sink), flush=mailbox.wake, stream=stream, priority=priority
         )
 
     def play_program(

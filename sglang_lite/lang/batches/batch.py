@@ -53,7 +53,7 @@ class BatchPlan:
         settings: settings of each run.
         window: maximum number of runs under way.
         file: checkpoint file that stores outcomes, or None.
-        known: outcomes from the checkpoint file, by index of the item.
+        saved_outcomes: outcomes from the checkpoint file, by index of the item.
         progress: progress bar, or None.
         cluster: cluster that runs the items, or None to run them in this process.
         on_error, ordered: arguments of `run_batch`.
@@ -64,7 +64,7 @@ class BatchPlan:
     settings: RunSettings
     window: int
     file: BatchFile | None
-    known: Mapping[int, Outcome]
+    saved_outcomes: Mapping[int, Outcome]
     progress: Progress | None
     cluster: Cluster | None
     on_error: OnError
@@ -76,8 +76,8 @@ class BatchPlan:
         return bool(self.options["generator_style"]) or not self.ordered
 
     @property
-    def left(self) -> list[tuple[int, Item]]:
-        return [(i, item) for i, item in enumerate(self.items) if i not in self.known]
+    def pending(self) -> list[tuple[int, Item]]:
+        return [(i, item) for i, item in enumerate(self.items) if i not in self.saved_outcomes]
 
     def __enter__(self) -> None:
         """Enters the batch; leaving it, however it ends, closes the progress bar and releases the checkpoint file."""
@@ -135,10 +135,19 @@ def plan_of(
         raise ParameterError(
             "skip_damaged" if version is None else "version", "needs a checkpoint.", where=user_location()
         )
-    known = dict(file.states) if file is not None else {}
-    progress = Progress(len(items), len(known)) if options["progress_bar"] else None
+    saved_outcomes = dict(file.states) if file is not None else {}
+    progress = Progress(len(items), len(saved_outcomes)) if options["progress_bar"] else None
     return BatchPlan(
-        items, options, settings, window, file, known, progress, cluster, options["on_error"], options["ordered"]
+        items,
+        options,
+        settings,
+        window,
+        file,
+        saved_outcomes,
+        progress,
+        cluster,
+        options["on_error"],
+        options["ordered"],
     )
 
 
@@ -164,10 +173,10 @@ def iterate(make_pool: Callable[[Report], Pool], plan: BatchPlan) -> Generator[t
     try:
         if order.awaited:
             workers.start()
-        while order.left:
+        while order.remaining:
             for index, outcome in order.ready():
                 yield index, outcome
-                if plan.iterates and index not in plan.known:
+                if plan.iterates and index not in plan.saved_outcomes:
                     workers.release()
             if order.awaited:
                 order.add(*finished.get())
@@ -185,10 +194,10 @@ async def aiterate(
     running.add_done_callback(lambda _: finished.put_nowait(None))
     order = _Order(plan)
     try:
-        while order.left:
+        while order.remaining:
             for index, outcome in order.ready():
                 yield index, outcome
-                if index not in plan.known:
+                if index not in plan.saved_outcomes:
                     workers.release()
             if order.awaited:
                 reported = await finished.get()
@@ -205,27 +214,27 @@ class _Order:
     """Reorders outcomes: collects those that have come, and yields those whose turn it is."""
 
     def __init__(self, plan: BatchPlan) -> None:
-        self._come, self._progress = dict(plan.known), plan.progress
-        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `settle`
+        self._ready, self._progress = dict(plan.saved_outcomes), plan.progress
+        self._ordered = plan.ordered and plan.iterates  # a list is ordered at the end by `results_of`
         self._next = 0
-        self.left = len(plan.items)
-        self.awaited = self.left - len(plan.known)
+        self.remaining = len(plan.items)
+        self.awaited = self.remaining - len(plan.saved_outcomes)
 
     def add(self, index: int, outcome: Outcome) -> None:
-        self._come[index] = outcome
+        self._ready[index] = outcome
         self.awaited -= 1
         if self._progress is not None:
             self._progress(index, outcome)
 
     def ready(self) -> Iterator[tuple[int, Outcome]]:
-        while self._come and (not self._ordered or self._next in self._come):
-            index = self._next if self._ordered else next(iter(self._come))
+        while self._ready and (not self._ordered or self._next in self._ready):
+            index = self._next if self._ordered else next(iter(self._ready))
             self._next += 1
-            self.left -= 1
-            yield index, self._come.pop(index)
+            self.remaining -= 1
+            yield index, self._ready.pop(index)
 
 
-def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
+def results_of(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
     """Results of a batch in the order of its items; failures are returned, skipped or raised as the plan's `on_error`
     specifies.
 
@@ -239,12 +248,12 @@ def settle(plan: BatchPlan, outcomes: Mapping[int, Outcome]) -> list[UserValue]:
     if plan.on_error == "skip":
         return [result for result in results if not isinstance(result, Exception)]
     first = results[failed[0]]
-    told = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
+    message = f"{len(failed)} of {len(results)} programs failed, the first is item {failed[0]}: "
     if isinstance(first, SglError):  # the text of an SglError ends with its location
-        where, told = first.where, told + str(first).removesuffix(f" [{first.where}]")
+        where, message = first.where, message + str(first).removesuffix(f" [{first.where}]")
     else:
-        where, told = raised_at(first), f"{told}{type(first).__name__}: {first}"
-    raise BatchError(told, results, where=where or user_location()) from first
+        where, message = raised_at(first), f"{message}{type(first).__name__}: {first}"
+    raise BatchError(message, results, where=where or user_location()) from first
 
 
 class Progress:
@@ -313,14 +322,16 @@ def _wanted(outcome: Outcome, on_error: OnError) -> bool:
     return on_error != "skip" or not isinstance(outcome, Exception)
 
 
-def passed(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
+def yield_results(plan: BatchPlan, outcomes: Generator[tuple[int, Outcome], None, None]) -> Iterator[UserValue]:
     with plan, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if _wanted(outcome, plan.on_error):
                 yield outcome if plan.ordered else (index, outcome)
 
 
-async def apassed(plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]) -> AsyncIterator[UserValue]:
+async def ayield_results(
+    plan: BatchPlan, outcomes: AsyncGenerator[tuple[int, Outcome], None]
+) -> AsyncIterator[UserValue]:
     with plan:
         async with contextlib.aclosing(outcomes):
             async for index, outcome in outcomes:

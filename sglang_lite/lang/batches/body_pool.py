@@ -92,7 +92,7 @@ class BodyPool:
         self._bell = threading.Condition()
         self._room = window  # runs that may still be started
         self._threads = self._waiting = self._idle = 0  # total; waiting for values; waiting for room
-        self._taken = 0
+        self._items_taken = 0
         self._watched = False
         self._over = False
 
@@ -110,12 +110,12 @@ class BodyPool:
         for state in states:
             state.branch.stop(_stopped())
 
-    def blocks(self) -> None:
+    def blocked(self) -> None:
         with self._bell:
             self._waiting += 1
             self._staff()
 
-    def goes_on(self) -> None:
+    def unblocked(self) -> None:
         with self._bell:
             self._waiting -= 1
 
@@ -138,26 +138,26 @@ class BodyPool:
         """Starts the timer that grows the pool, if it is not running. Called with the lock held."""
         if not self._watched:
             self._watched = True
-            executor().post(self._watch_on, self._taken)
+            executor().post(self._watch_on, self._items_taken)
 
-    def _watch(self, taken: int) -> None:
-        """Grows the pool if no item has been taken since the count `taken`, and restarts the timer while runs may be
-        started. Runs on the executor loop."""
+    def _watch(self, items_taken: int) -> None:
+        """Grows the pool if no item has been taken since the count `items_taken`, and restarts the timer while runs may
+        be started. Runs on the executor loop."""
         with self._bell:
             self._watched = bool(self._room) and not self._over
             if not self._watched:
                 return
-            if not self._idle and taken == self._taken:
+            if not self._idle and items_taken == self._items_taken:
                 for _ in range(max(self._threads, 1)):
                     self._grow()
-            taken = self._taken
-        self._watch_on(taken)
+            items_taken = self._items_taken
+        self._watch_on(items_taken)
 
-    def _watch_on(self, taken: int) -> None:
-        executor().loop.call_later(_STALL, self._watch, taken)
+    def _watch_on(self, items_taken: int) -> None:
+        executor().loop.call_later(_STALL, self._watch, items_taken)
 
     def _work(self) -> None:
-        watched.by = self
+        watched.pool = self
         while (job := self._next()) is not None:
             self._run(*job)
             del job  # an idle thread must keep no item alive
@@ -175,7 +175,7 @@ class BodyPool:
                 self._bell.notify_all()
             else:
                 self._room -= 1
-                self._taken += 1
+                self._items_taken += 1
             return job
 
     def _run(self, index: int, item: Any) -> None:
@@ -328,5 +328,5 @@ def _as_outcome(error: BaseException) -> Exception:
 
 def outcome_of(state: ProgramState) -> Outcome:
     player = state.branch.player
-    player.see_failure()  # the batch reports the failure
+    player.mark_failure_reported()  # the batch reports the failure
     return state if player.failure is None else player.failure

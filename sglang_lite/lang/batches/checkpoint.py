@@ -24,7 +24,7 @@ from sglang_lite import wire
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.execution.run import RunSettings
 from sglang_lite.lang.saved.fingerprint import Fingerprint, UnreadableError, digest
-from sglang_lite.lang.saved.kept_values import named
+from sglang_lite.lang.saved.kept_values import import_by_name
 from sglang_lite.lang.saved.runs import saved_run
 from sglang_lite.lang.state import ProgramState, user_location
 from sglang_lite.protocol import ParameterError, ProgramError
@@ -227,7 +227,7 @@ class BatchFile:
 
 def state_of(saved: SavedRun) -> ProgramState:
     """State of a saved run, with nothing left to play."""
-    return ProgramState.made(saved, BaseBackend(), named, None)
+    return ProgramState.made(saved, BaseBackend(), import_by_name, None)
 
 
 def _item_digest(index: int, item: Any) -> str:

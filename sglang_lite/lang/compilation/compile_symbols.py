@@ -12,7 +12,7 @@ import msgspec
 
 from sglang_lite.lang.state import user_location
 from sglang_lite.lang.symbolic.symbols import MARK, Symbol, TraceLog, recording
-from sglang_lite.program.control_flow import answer
+from sglang_lite.program.control_flow import evaluate
 from sglang_lite.program.nodes import Condition, Expressions, Fill, Path, Scalar, Sign, Text
 from sglang_lite.protocol import CompileError, Location, TraceError
 from sglang_lite.protocol.anything import UserValue
@@ -32,7 +32,7 @@ class Deciding(TraceLog):
         ways: outcomes of the first decisions (0: the condition holds, 1: it does not); later decisions have outcome 0.
         cut: called with the condition and the paths of each decision when it is made.
         hold: returns the Fill that stands in the program for a value that only the caller's Python can compute.
-        hand_over: records a call that the caller's Python makes in a run, and returns the symbol of its result.
+        record_call: records a call that the caller's Python makes in a run, and returns the symbol of its result.
             Arguments: name for errors, number of the branch whose state has the method (None for a function), function
             or name of the method, positional and keyword arguments.
         taken: outcome of each decision.
@@ -42,7 +42,7 @@ class Deciding(TraceLog):
     ways: tuple[int, ...] = ()
     cut: Callable[[Condition | None, tuple[Path, ...]], None] = lambda condition, after: None
     hold: Callable[[CompileSymbolSource], Fill] = lambda origin: Fill(hold=0)
-    hand_over: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
+    record_call: Callable[[str, int | None, Any, Sequence[Any], Mapping[str, Any]], Any] = lambda *call: None
     taken: list[int] = field(default_factory=list)
     open: list[bool] = field(default_factory=list)
     _answers: dict[Condition, bool] = field(default_factory=dict)
@@ -59,20 +59,20 @@ class Deciding(TraceLog):
         right, constant = condition.right, not isinstance(condition.right, Fill)
         possible = self._possible.get(condition.left, values)
         if possible and constant:
-            answers = {answer(condition, value, right) for value in possible}
+            answers = {evaluate(condition, value, right) for value in possible}
             if len(answers) == 1:
                 return answers.pop()
         if condition not in self._answers:
             found = self._answers[condition] = self._next(condition, ()) == 0
             if possible and constant:
-                self._possible[condition.left] = tuple([v for v in possible if answer(condition, v, right) is found])
+                self._possible[condition.left] = tuple([v for v in possible if evaluate(condition, v, right) is found])
             elif found and condition.sign == "==" and constant:
                 self._possible[condition.left] = (cast(Scalar, right),)
         return self._answers[condition]
 
     def step(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+        self.remaining_steps -= 1
+        if self.remaining_steps < 0:
             raise CompileError(
                 "the body makes decisions without an end.", hint=f"Bound its loops. {OR_RUN_IT}", where=user_location()
             )
@@ -228,7 +228,7 @@ class CompileSymbol(Symbol):
         record = recording.get()
         if self.__comes_from__.argument or not isinstance(record, Deciding):
             self.__refuse__("call it")
-        return record.hand_over(self._name, None, self, args, kwargs)
+        return record.record_call(self._name, None, self, args, kwargs)
 
     # Questions, which become decisions of the compiled program.
 
@@ -284,7 +284,7 @@ def later(function: Callable[..., UserValue], *args: UserValue) -> UserValue:
     instead, and returns the symbol of its result."""
     record = recording.get()
     if isinstance(record, Deciding) and any(isinstance(each, CompileSymbol) for each in args):
-        return record.hand_over(getattr(function, "__name__", "a function"), None, function, args, {})
+        return record.record_call(getattr(function, "__name__", "a function"), None, function, args, {})
     return function(*args)
 
 

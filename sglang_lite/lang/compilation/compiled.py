@@ -117,7 +117,7 @@ class Compiled:
         specialized = self.playable(backend, plan.settings)
         if specialized is None:
             return None
-        rows = {i: self.row(args, kwargs, specialized, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.left}
+        rows = {i: self.row(args, kwargs, specialized, f"batch_kwargs[{i}]") for i, (args, kwargs) in plan.pending}
         settings, timeout = plan.settings, plan.settings.timeout
         if rows:
             with contextlib.suppress(ParameterError):  # becomes the outcome of that row

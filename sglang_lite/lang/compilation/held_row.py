@@ -50,7 +50,7 @@ class HeldRow:
         self.state = ProgramState(Branch(Player(run, run.pushed())))
         run.state = weakref.ref(self.state)
         if outer is not None:
-            outer.contain(self.state.branch)
+            outer.register_inner(self.state.branch)
         self._script_run = ScriptRun(arguments, {0: self.state}, self._asks)
         self._part = -1
         self._steps = self._perform()

@@ -77,7 +77,7 @@ class Recorder:
     def __init__(self, decisions: Deciding, *, unrolled: bool) -> None:
         self.script = Script()
         self.decisions, self.unrolled = decisions, unrolled
-        decisions.cut, decisions.hold, decisions.hand_over = self._cut, self._hold, self.hand_over
+        decisions.cut, decisions.hold, decisions.record_call = self._cut, self._hold, self.record_call
         self.branches: list[RecordingBranch] = []
         self.holes: list[Hole] = []
         self.seeds: list[Seed] = []
@@ -124,7 +124,7 @@ class Recorder:
             self.script.holds.append(origin)
         return Fill(hold=known.index((origin.source, origin.steps)))
 
-    def hand_over(
+    def record_call(
         self,
         name: str,
         branch: int | None,

@@ -22,7 +22,6 @@ from sglang_lite.lang.compilation.recorder import Recorder
 from sglang_lite.lang.compilation.script import Adopted, Assigned, Forked, Joined, Marked, Read, RolledBack, Submitted
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
-from sglang_lite.lang.execution.equal_branches import EqualBranches
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     ForkOp,
@@ -38,6 +37,7 @@ from sglang_lite.lang.execution.operations import (
 from sglang_lite.lang.execution.player import Player
 from sglang_lite.lang.execution.reading import check_name, nothing
 from sglang_lite.lang.execution.run import Run, RunSettings
+from sglang_lite.lang.execution.shared_call import SharedCall
 from sglang_lite.lang.expressions import BaseProgram, GenOptions, SglCall, SglSeparateReasoning
 from sglang_lite.lang.scopes import CopyScope
 from sglang_lite.lang.state import ProgramState, ProgramStateGroup, user_location
@@ -81,13 +81,13 @@ class RecordingRun(Run):
         super().__init__(backend, settings, is_async=program.is_async, new_state=_state_of)
         self.main = RecordingBranch(Player(self), "", recorder, ()).state
 
-    def contain(self, inner: object) -> None:
+    def register_inner(self, inner: object) -> None:
         raise run_inside()
 
-    def hand_over(
+    def record_call(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
-        return self.main.branch.recorder.hand_over(name, None, call, args, kwargs)
+        return self.main.branch.recorder.record_call(name, None, call, args, kwargs)
 
 
 def run_inside() -> CompileError:
@@ -102,7 +102,7 @@ _READERS: dict[Any, Reader] = {int: "int", float: "float", bool: "bool"}  # read
 def _retried(op: GenOp) -> bool:
     """True if a generation is held only for its retries, and these don't depend on Python: its value has a built-in
     reader, and it has no other options."""
-    options, kind, params = op.own.options, op.own.value_type, op.node.params
+    options, kind, params = op.expression.options, op.expression.value_type, op.node.params
     if options is None or not options.retries or kind is None or kind.annotation not in _READERS:
         return False
     plain = options == GenOptions(retries=options.retries)
@@ -143,7 +143,7 @@ class RecordingBranch(Branch):
         self.state = _State(self)
         recorder.branches.append(self)
 
-    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
         """Records what is added. `equal` is not used: it matters only to backends that are requested node by node."""
         if isinstance(expr, str):
             for part in unmarked(str.__str__(expr)):
@@ -170,7 +170,7 @@ class RecordingBranch(Branch):
         if isinstance(expr, CompileSymbol):
             for part in origin_of(expr).fills(where, special=self._role is None):
                 self._record(Text(part, None, self._role is None, where=where) if isinstance(part, str) else part)
-            self._ahead = None
+            self._matcher = None
             path = None
         else:
             super().submit(expr, where)
@@ -204,7 +204,7 @@ class RecordingBranch(Branch):
         path = (*self.at, len(self.nodes))
         node = self._record(node)
         if isinstance(node, GrammarBegin) and len(self.recorder.holes) > holes:
-            self._ahead = None  # the grammar depends on an argument
+            self._matcher = None  # the grammar depends on an argument
         if isinstance(op, GenOp | SelectOp):
             self._asked(op, node, path, number)
         elif isinstance(op, ScopeOp) and isinstance(node, ScopeBegin):
@@ -216,7 +216,7 @@ class RecordingBranch(Branch):
     def _try(self, op: GenOp, number: int) -> None:
         """Records the attempts at a typed value as nodes: if the value of an attempt can't be read, it is rolled back
         and the next one follows."""
-        own, params, seed = op.own, op.node.params, self._seed
+        own, params, seed = op.expression, op.node.params, self._seed
         assert own.options is not None
         assert own.value_type is not None
         greedy = params.temperature == 0 or params.top_k == 1  # a retry would repeat the answer
@@ -255,12 +255,14 @@ class RecordingBranch(Branch):
         why, fill, values = "", Fill(node=path), tuple[Any, ...]()
         if isinstance(op, SelectOp):
             held = node.method is None
-            if op.own.multi is None and not any(h.path == path and h.field[0] == "choices" for h in recorder.holes):
+            if op.expression.multi is None and not any(
+                h.path == path and h.field[0] == "choices" for h in recorder.holes
+            ):
                 values = node.choices
         else:
-            options = op.own.options
+            options = op.expression.options
             held = node.held or (options is not None and options.timeout is not None)
-            kind = op.own.value_type
+            kind = op.expression.value_type
             if options is not None and options.reasoning is not None:
                 why = "it is a value that Python makes of the text"
             elif kind is not None and (reader := _READERS.get(kind.annotation)) is not None:
@@ -269,7 +271,9 @@ class RecordingBranch(Branch):
                 why = "it is a value that Python makes of the text"
             elif isinstance(node.constraint, Choices):
                 values = node.constraint.options
-            recorder.script.reads |= kind is not None or bool(why) or isinstance(op.own.node.constraint, JsonSchema)
+            recorder.script.reads |= (
+                kind is not None or bool(why) or isinstance(op.expression.node.constraint, JsonSchema)
+            )
             if op.thoughts is not None:
                 thoughts = f"{name}_reasoning_content"
                 source = CompileSymbolSource(f"s[{thoughts!r}]", None, (number, thoughts), "Python splits it off")
@@ -284,7 +288,7 @@ class RecordingBranch(Branch):
     @staticmethod
     def _refuse_reasoned(op: GenOp | SelectOp, name: str | None) -> None:
         """Raises CompileError if a generation has `reasoning`, whose constraint can't be combined with an argument."""
-        options = op.own.options if isinstance(op, GenOp) else None
+        options = op.expression.options if isinstance(op, GenOp) else None
         if options is not None and options.reasoning is not None:
             told = f"the constraint of {name!r} has an argument in it, which can't be combined with reasoning= here."
             raise CompileError(told, hint=RUN_IT, where=op.node.where)
@@ -317,7 +321,7 @@ class RecordingBranch(Branch):
             )
             for i in range(size)
         ]
-        self.hand_down(children)
+        self.copy_state_to(children)
         self.children[place] = children
         numbers = tuple(child.index for child in children)
         self.recorder.act(Forked(self.index, numbers, where))
@@ -329,7 +333,7 @@ class RecordingBranch(Branch):
         if len(own) < len(children) or len(places) != 1 or len(own) != len(self.children[min(places)]):
             raise CompileError("join() needs all branches of one fork.", hint=RUN_IT, where=where)
         ends = tuple(len(child.nodes) for child in own) if mode == "concate_and_append" else ()
-        self._ahead = None
+        self._matcher = None
         self._record(Join(min(places), ends, mode, where=where))
         numbers = tuple(child.index for child in own)
         self.recorder.act(Joined(self.index, numbers, mode))
@@ -349,7 +353,7 @@ class RecordingBranch(Branch):
         del self._live[live + 1 :]
         self.recorder.act(RolledBack(self.index, marked, where))
 
-    def stop(self, error: SglError, *, told: bool = True) -> None:
+    def stop(self, error: SglError, *, reported: bool = True) -> None:
         raise CompileError("a cancellation can't be compiled.", hint=RUN_IT, where=error.where)
 
     def restore(self, *_: UserValue) -> None:
@@ -426,7 +430,7 @@ class _State(ProgramState):
     # Methods that the caller's Python calls in a run.
 
     def _handed(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self.branch.recorder.hand_over(f"s.{method}", self.branch.index, method, args, kwargs)
+        return self.branch.recorder.record_call(f"s.{method}", self.branch.index, method, args, kwargs)
 
     def call(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(program, BaseProgram):

@@ -55,7 +55,7 @@ class RowPool:
         self._error: SglError | None = None  # outcome of the remaining rows after `stop`
         self._flush = self._ring  # one object for all rows, so that a backend calls it once a step
         if self._outer is not None:
-            self._outer.contain(self)
+            self._outer.register_inner(self)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="sglang_lite-rows", daemon=True).start()
@@ -183,7 +183,7 @@ class RemoteRowPool:
         self._read = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         if self._outer is not None:
-            self._outer.contain(self)
+            self._outer.register_inner(self)
 
     def start(self) -> None:
         executor().post(self._start)

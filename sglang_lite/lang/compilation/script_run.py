@@ -84,7 +84,7 @@ class ScriptRun:
                 found = branch.read(nothing, where) if name is None else branch.names.variables[name]
                 yield found
                 if name is not None and found.error() is not None:
-                    branch.player.see_failure()
+                    branch.player.mark_failure_reported()
                 found.result()
             case Called():
                 yield (made := self._call(number, action))

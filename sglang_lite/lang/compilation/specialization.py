@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.compilation.compiling import check_seen_through, compile_program
-from sglang_lite.lang.execution.run import Calling, RunSettings
+from sglang_lite.lang.execution.run import BoundCall, RunSettings
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.program.compiled import Filler
 from sglang_lite.program.control_flow import all_nodes
@@ -54,10 +54,10 @@ class Specialization:
             check_seen_through(self._program, self.backend, self.settings, row, filled)
             self._checked = True
 
-    def called(self, row: Mapping[str, UserValue]) -> Calling:
+    def called(self, row: Mapping[str, UserValue]) -> BoundCall:
         """Call of the program with the arguments of a row."""
         arguments = inspect.BoundArguments(self._program.signature, {**self._program.bind_arguments, **row})
-        return Calling(self._program, arguments.args, arguments.kwargs)
+        return BoundCall(self._program, arguments.args, arguments.kwargs)
 
     def fits(self, backend: BaseBackend, settings: RunSettings) -> bool:
         same = self.backend is backend and self.settings.params == settings.params

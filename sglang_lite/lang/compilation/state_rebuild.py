@@ -13,7 +13,7 @@ from sglang_lite.lang.compilation.script import Script, Submitted
 from sglang_lite.lang.compilation.script_run import ScriptRun
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.run import Calling, Run, RunSettings
+from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.state import ProgramState
 from sglang_lite.program.choosing import METHODS, decide
@@ -132,7 +132,7 @@ class PlayedAnswers(DelegatingBackend):
 
 def rebuilt_state(
     script: Script, nodes: Sequence[Node], row: Mapping[str, UserValue], result: RowResult, backend: BaseBackend,
-    settings: RunSettings, called: Calling,
+    settings: RunSettings, called: BoundCall,
 ) -> tuple[ProgramState, SglError | None]:  # fmt: skip
     """State of a run, and the error that the script raises, or None.
 

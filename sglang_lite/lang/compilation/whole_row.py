@@ -22,7 +22,7 @@ from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.run import RunSettings, current_run, deadline_of, too_long
 from sglang_lite.lang.results import usages_of
 from sglang_lite.lang.state import ProgramState, user_location
-from sglang_lite.program.control_flow import node_at, outcomes, way
+from sglang_lite.program.control_flow import node_at, outcomes, played_nodes
 from sglang_lite.program.nodes import Fill, Node
 from sglang_lite.protocol import ProgramEvent, RequestAbortedError, Selection, SglError, Usage
 from sglang_lite.protocol.anything import UserValue
@@ -74,7 +74,7 @@ class WholeRow:
         """Nodes of the way that the row took, and the script of that way. Valid after the end of the row."""
         if self._way is None:
             compiled, brought = self.specialized.compiled, self.result.brought
-            nodes = way(self.program, lambda path, node: text_of(brought[path], node))
+            nodes = played_nodes(self.program, lambda path, node: text_of(brought[path], node))
 
             def value(fill: Fill) -> Any:
                 if fill.node is None:
@@ -177,7 +177,7 @@ class CompiledState(ProgramState):
         if self.row.result.failed or self.row.specialized.reads:
             raised = self.build() or self.branch.player.failure
             if raised is not None:
-                self.branch.player.see_failure()  # the batch reports it
+                self.branch.player.mark_failure_reported()  # the batch reports it
                 return raised
         return self
 
@@ -235,7 +235,7 @@ class CompiledCall:
         outer = current_run.get()
         self._deadline, self._timeout = deadline_of(settings.timeout, outer)
         if outer is not None:
-            outer.contain(self._row)
+            outer.register_inner(self._row)
 
     def run(self) -> ProgramState:
         """Plays the program, and returns when its body would have returned. Raises the body's error, if any."""

@@ -25,35 +25,35 @@ class Mailbox:
         self.loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
-        self._told = False  # a delivery is scheduled on the loop; guarded by the lock
+        self._scheduled = False  # a delivery is scheduled on the loop; guarded by the lock
 
     def post(self, callback: Callable[..., object], *args: object) -> None:
         """Schedules `callback(*args)` on the loop, and wakes the loop."""
         with self._lock:
             self._calls.append((callback, args))
-            told, self._told = self._told, True
-        if not told:
+            scheduled, self._scheduled = self._scheduled, True
+        if not scheduled:
             self.loop.call_soon_threadsafe(self._deliver)
 
-    def put(self, callback: Callable[..., object], *args: object) -> None:
+    def enqueue(self, callback: Callable[..., object], *args: object) -> None:
         """Queues `callback(*args)` without waking the loop: of many calls only the last one has to be followed by
         `wake`."""
         with self._lock:
             self._calls.append((callback, args))
 
     def wake(self) -> None:
-        """Makes the loop deliver the calls that were queued by `put`."""
+        """Makes the loop deliver the calls that were queued by `enqueue`."""
         with self._lock:
-            if self._told or not self._calls:
+            if self._scheduled or not self._calls:
                 return
-            self._told = True
+            self._scheduled = True
         self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         while True:
             with self._lock:
                 if not self._calls:
-                    self._told = False
+                    self._scheduled = False
                     return
                 callback, args = self._calls.popleft()
             try:

@@ -38,13 +38,13 @@ def located(error: BaseException, where: Location | None) -> SglError:
 class Blocking(Protocol):
     """Watcher of threads that wait for values, so that a pool of bodies can run another thread meanwhile."""
 
-    def blocks(self) -> None: ...
+    def blocked(self) -> None: ...
 
-    def goes_on(self) -> None: ...
+    def unblocked(self) -> None: ...
 
 
 class _Watched(threading.local):
-    by: Blocking | None = None
+    pool: Blocking | None = None
 
 
 watched = _Watched()  # set by a pool of bodies on its own threads
@@ -61,18 +61,18 @@ class Variable:
         where: line of the user's code that made the variable.
         record: the backend's result for the node (a list for several samples); None for values set by hand.
         kind: Python type of the value, if one was requested.
-        behind: position in the branch's transcript directly after the node; None if no node of the branch made the
+        end_place: position in the branch's transcript directly after the node; None if no node of the branch made the
             variable.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "behind", "kind", "record", "where")
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_made", "_value", "end_place", "kind", "record", "where")
 
     def __init__(self, where: Location | None = None, made: int | None = None) -> None:
         self.where = where
         self._made = forks() if made is None else made
         self.record: Any = None
         self.kind: Any = None
-        self.behind: Any = None
+        self.end_place: Any = None
         self._lock = threading.Lock()
         self._done = False
         self._value: Any = None
@@ -132,16 +132,16 @@ class Variable:
             ProgramError: the code that sets the variable runs in another process, or on this thread.
         """
         if not self._done:
-            _refuse_in_vain(self._made, self.where)
+            _check_can_wait(self._made, self.where)
             settled = threading.Lock()
             settled.acquire()
             self.when_done(settled.release)
-            if watched.by is not None:
-                watched.by.blocks()
-            came = settled.acquire(timeout=-1 if timeout is None else timeout)
-            if watched.by is not None:
-                watched.by.goes_on()
-            if not came:
+            if watched.pool is not None:
+                watched.pool.blocked()
+            settled_in_time = settled.acquire(timeout=-1 if timeout is None else timeout)
+            if watched.pool is not None:
+                watched.pool.unblocked()
+            if not settled_in_time:
                 raise RequestTimeoutError(f"no value within {timeout:g} s.", where=self.where)
         return self.result()
 
@@ -154,7 +154,7 @@ class Variable:
         return self.result()
 
 
-def _refuse_in_vain(made: int, where: Location | None = None) -> None:
+def _check_can_wait(made: int, where: Location | None = None) -> None:
     if made != forks():
         raise ProgramError(
             "the program runs in the process that this one was forked from, so its values never arrive here.",
@@ -174,10 +174,10 @@ def _refuse_in_vain(made: int, where: Location | None = None) -> None:
 
 def when_all_done(variables: Sequence[Variable], callback: Callable[[], object]) -> None:
     """Calls `callback` once, when the last of the variables (at least one) is settled."""
-    left = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
+    remaining = itertools.count(len(variables) - 1, -1)  # counts down atomically: variables settle on several threads
 
     def one_more() -> None:
-        if not next(left):
+        if not next(remaining):
             callback()
 
     for variable in variables:
@@ -252,7 +252,7 @@ class TextLog:
             if ended:
                 break
             if not pieces:
-                _refuse_in_vain(self._made)
+                _check_can_wait(self._made)
                 ready.acquire()
         self._raise()
 

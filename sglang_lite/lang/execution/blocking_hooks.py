@@ -25,16 +25,16 @@ def generate(
     Args:
         show: called with the text and metadata of each piece of a stream; None if nothing is to be shown.
     """
-    given = SglSamplingParams.of(op.node.params, op.node.constraint)
-    if player.log is None or given.n > 1:
-        text, meta = backend.generate(StreamExecutor(player), given)
+    params = SglSamplingParams.of(op.node.params, op.node.constraint)
+    if player.log is None or params.n > 1:
+        text, meta = backend.generate(StreamExecutor(player), params)
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
     pieces: list[str] = []
     meta = {}
     # The last piece's metadata is kept for the node.
-    for piece, meta in backend.generate_stream(StreamExecutor(player), given):
+    for piece, meta in backend.generate_stream(StreamExecutor(player), params):
         pieces.append(piece)
         if show is not None:
             show(piece, meta or {})
@@ -57,11 +57,11 @@ def _generation(text: Any, meta: dict[str, Any] | None, index: int) -> Generatio
 
 def select(player: Player, op: SelectOp) -> ChoicesDecision:
     node = op.node
-    if op.own.multi is not None:
+    if op.expression.multi is not None:
         raise CapabilityError(
             f"select(multi=…) is not possible on {type(player.backend).__name__}: it picks without scores."
         )
     decision = player.backend.select(
-        StreamExecutor(player), list(node.choices), node.temperature, op.own.choices_method
+        StreamExecutor(player), list(node.choices), node.temperature, op.expression.choices_method
     )
     return checked(decision, node.choices)

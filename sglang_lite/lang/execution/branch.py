@@ -13,7 +13,6 @@ import msgspec
 from sglang_lite.constraints.free_numbers import TERMINATORS
 from sglang_lite.lang.backend.base_backend import EVERYTHING, BaseBackend
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
-from sglang_lite.lang.execution.equal_branches import EqualBranches, first_shared, may_share
 from sglang_lite.lang.execution.operations import (
     BranchMark,
     BranchSnapshot,
@@ -31,10 +30,11 @@ from sglang_lite.lang.execution.push_down import PushedBranch
 from sglang_lite.lang.execution.reading import added, when_finished
 from sglang_lite.lang.execution.repair_prompt import check_repair
 from sglang_lite.lang.execution.run import NO_PARAMS, merge
+from sglang_lite.lang.execution.shared_call import SharedCall, first_shared, may_share
 from sglang_lite.lang.execution.stream_executor import StreamExecutor
 from sglang_lite.lang.execution.transcript import Piece
 from sglang_lite.lang.execution.turn_ahead import Turn, turns_of
-from sglang_lite.lang.execution.turn_plan import Setting
+from sglang_lite.lang.execution.turn_plan import TurnContext
 from sglang_lite.lang.expressions import (
     NUMBER_STOPS,
     SglCall,
@@ -104,7 +104,7 @@ class Branch:
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_grammar", "_role", "_turns", "backend", "names", "node_count", "path", "player",
+        "__weakref__", "_grammar", "_matcher", "_role", "_turns", "backend", "names", "node_count", "path", "player",
         "run",
     )  # fmt: skip
 
@@ -114,10 +114,10 @@ class Branch:
         self._turns: list[str] = []
         self._role: tuple[str, str] | None = None  # role and suffix of the open turn
         self._grammar: Constraint | None = None  # open grammar
-        self._ahead: ByteMatcher | None = None  # its matcher, as long as all text in it is known
+        self._matcher: ByteMatcher | None = None  # its matcher, as long as all text in it is known
         self.node_count = node_count
 
-    def submit(self, expr: Expression | str, where: Location | None = None, equal: EqualBranches | None = None) -> None:
+    def submit(self, expr: Expression | str, where: Location | None = None, equal: SharedCall | None = None) -> None:
         """Queues the operations of an expression. Raises the errors of misuse that can be detected without playing it.
 
         Args:
@@ -126,7 +126,7 @@ class Branch:
         """
         if isinstance(expr, str) and "<coroutine object " in expr:
             check_awaited("+=", expr, where)
-        if type(expr) is str and self._ahead is None:  # fast path of _put_text, where programs spend most of their time
+        if type(expr) is str and self._matcher is None:  # fast path of _put_text, where most time is spent
             self._put(Text(expr, None, self._role is None, where=where))
         elif isinstance(expr, str):
             self._put_text(expr, where)
@@ -140,11 +140,11 @@ class Branch:
         else:
             self._submit_part(expr, where)
 
-    def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: EqualBranches | None) -> None:
+    def _submit_turns(self, parts: Sequence[Expression], where: Location | None, equal: SharedCall | None) -> None:
         """Queues a statement after planning its turns as a whole."""
         role = None if self._role is None else self._role[0]
         run = self.run
-        setting = Setting(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
+        setting = TurnContext(self.backend, role, run.settings.params, run.speculation, run.speculates, where)
         turns = turns_of(parts, setting)
         shared = None if equal is None or run.budgets else first_shared(parts)
         for i, part in enumerate(parts):
@@ -156,7 +156,7 @@ class Branch:
         part: Expression,
         where: Location | None,
         turn: tuple[Turn, int] | None = None,
-        equal: EqualBranches | None = None,
+        equal: SharedCall | None = None,
     ) -> None:
         match part:
             case Text():
@@ -165,7 +165,7 @@ class Branch:
                 op = self._gen(part, where)
                 op.turn = turn
                 if equal is not None and may_share(part, op.node.params, op.node.constraint, self.backend, equal.size):
-                    op.equal = equal
+                    op.shared_call = equal
                 self._put(op)
             case SglSelect():
                 choice = self._select(part, where)
@@ -208,8 +208,8 @@ class Branch:
             if not isinstance(text, str):
                 raise not_addable("+=", text, where)
             text = str.__str__(text)  # a subclass of str is not plain data
-        if self._ahead is not None:  # raises at the user's line
-            self._ahead.push(text)
+        if self._matcher is not None:  # raises at the user's line
+            self._matcher.push(text)
         self._put(Text(text, ids, special and self._role is None, where=where))
 
     def _begin_grammar(self, node: GrammarBegin, where: Location | None) -> None:
@@ -221,14 +221,14 @@ class Branch:
             raise self.backend.refusal(
                 node, "a grammar over several nodes", "Write all of it with one gen(constraint=…).", where
             )
-        self._ahead = ByteMatcher(node.constraint)
+        self._matcher = ByteMatcher(node.constraint)
         self._grammar = node.constraint
         self._put(GrammarBegin(node.constraint, where=where))
 
     def _end_grammar(self, where: Location | None) -> None:
         if self._grammar is None:  # a rollback has removed the grammar's beginning
             return
-        ahead, self._grammar, self._ahead = self._ahead, None, None
+        ahead, self._grammar, self._matcher = self._matcher, None, None
         self._put(GrammarEnd(where=where))
         if ahead is not None:
             ahead.end()
@@ -240,7 +240,7 @@ class Branch:
         self.backend.check_selection(
             own, shown_choices(own.choices, own.multi), scores=not only_picks(own), where=where
         )
-        self._ahead = None
+        self._matcher = None
         variable, log = self._declare(node.name, where)
         held = own.multi is not None or self.run.settings.retries or self.backend.has_saved_answers
         node = msgspec.structs.replace(
@@ -253,18 +253,18 @@ class Branch:
         backend = self.backend if options is None or options.backend is None else options.backend
         if own.tools is not None and (family := backend.tool_family()) is not None:
             spelled = own.tools.value_type(family)
-            asked = msgspec.structs.replace(own.node, constraint=spelled.constraint)
-            own = replace(own, node=asked, value_type=spelled)
+            typed_node = msgspec.structs.replace(own.node, constraint=spelled.constraint)
+            own = replace(own, node=typed_node, value_type=spelled)
         constraint = own.node.constraint
         reasoning = None if options is None else options.reasoning
-        known = backend.capabilities.constraints
+        kinds = backend.capabilities.constraints
         stops: tuple[str, ...] = ()
-        if isinstance(constraint, Number) and (Number not in known or (reasoning is not None and InOrder in known)):
+        if isinstance(constraint, Number) and (Number not in kinds or (reasoning is not None and InOrder in kinds)):
             if reasoning is None:
                 constraint, stops = number_as_regex(constraint), NUMBER_STOPS
             else:  # a stop would end the reasoning
                 constraint = number_as_regex(constraint, TERMINATORS)
-        if reasoning is not None and constraint is not None and InOrder in known:
+        if reasoning is not None and constraint is not None and InOrder in kinds:
             constraint = with_reasoning(reasoning, constraint)
         params = self._params(own.node, stops)
         whole = constraint if self._grammar is None else Continuation(self._grammar, part=constraint)
@@ -280,7 +280,7 @@ class Branch:
         variable, log = self._declare(own.node.name, where, kind)
         node = Gen(own.node.name, params, constraint, self._held(own), where=where)
         op = GenOp(node, own, variable, log, path=self.path, number=self.node_count)
-        self._ahead = None
+        self._matcher = None
         if reasoning is not None:
             name = f"{own.node.name}_reasoning_content" if own.node.name is not None else None
             op.thoughts, op.thoughts_log = self._declare(name, where)
@@ -320,7 +320,7 @@ class Branch:
         token = getattr(self.run.template, "image_token", "")
         for image in images:
             self._put(ImagePart(image, token, where=where))
-        self.tell("fill_image")
+        self.call_hook("fill_image")
 
     def _declare(self, name: str | None, where: Location | None, kind: Any = None) -> tuple[Variable, TextLog | None]:
         variable = Variable(where, self.run.made)
@@ -373,27 +373,27 @@ class Branch:
         """Makes `size` branches that continue from here independently."""
         self.node_count += 1
         children = [Branch(self._forked(), f"{self.path}/{self.node_count}.{i}") for i in range(size)]
-        self.hand_down(children)
+        self.copy_state_to(children)
         players = [child.player for child in children]
         self.player.children += players
         if size > 1:
-            self.tell("commit_lazy_operations")
+            self.call_hook("commit_lazy_operations")
         self._put(ForkOp(Fork(((),) * size, where=where), players))
         if "fork_program" in self.backend.hooks:
-            self.tell("fork_program", [StreamExecutor(player) for player in players], None)
+            self.call_hook("fork_program", [StreamExecutor(player) for player in players], None)
         return children
 
     def _forked(self) -> Player:
         pushed = self.player.pushed
         return Player(self.run, None if pushed is None else PushedBranch(pushed.program, pushed), forked=True)
 
-    def hand_down(self, children: Iterable[Branch]) -> None:
+    def copy_state_to(self, children: Iterable[Branch]) -> None:
         """Copies the submitting side's state (variables, turns, open grammar) to branches forked from this one."""
         for child in children:
             child.names.variables = dict(self.names.variables)
-            child.begin(self._turns, self._role, self._grammar, self._ahead and self._ahead.copy())
+            child.init_state(self._turns, self._role, self._grammar, self._matcher and self._matcher.copy())
 
-    def begin(
+    def init_state(
         self, turns: Iterable[str], role: tuple[str, str] | None, grammar: Constraint | None, ahead: ByteMatcher | None
     ) -> None:
         """Initialises the branch with the state of another one.
@@ -404,7 +404,7 @@ class Branch:
             grammar: open grammar, or None.
             ahead: matcher of that grammar, at the end of the text; None if some of the text is not known yet.
         """
-        self._turns, self._role, self._grammar, self._ahead = list(turns), role, grammar, ahead
+        self._turns, self._role, self._grammar, self._matcher = list(turns), role, grammar, ahead
 
     def restore(
         self, pieces: Sequence[Piece], messages: Sequence[Message], turn: tuple[str, int] | None = None
@@ -421,7 +421,7 @@ class Branch:
         self.backend = backend
         self.player.continue_on(backend)
 
-    def tell(self, hook: str, *args: object) -> None:
+    def call_hook(self, hook: str, *args: object) -> None:
         """Calls a hook of the backend, if it defines the hook, after everything queued before has been played."""
         if hook in self.backend.hooks:
             self._put(HookOp(hook, (StreamExecutor(self.player), *args)))
@@ -435,14 +435,14 @@ class Branch:
         if self.player.pushed is not None:
             node = self.player.pushed.join(node, [player.pushed for player in players])
         if mode == "concate_and_append":
-            self._ahead = None
+            self._matcher = None
         self._put(JoinOp(node, players, appended))
 
     def mark(self) -> BranchSnapshot:
         """Sets a mark, and returns a snapshot for `roll_back`."""
         place = BranchSnapshot(
             BranchMark(), dict(self.names.variables), list(self._turns), self._role, dict(self.names.scopes),
-            self._grammar, self._ahead and self._ahead.copy(),
+            self._grammar, self._matcher and self._matcher.copy(),
         )  # fmt: skip
         self._put(MarkOp(place.mark, back=False))
         return place
@@ -452,7 +452,7 @@ class Branch:
         self._go_back(to.mark, where)
         self.names.variables = dict(to.variables)
         self._turns, self._role, self.names.scopes = list(to.turns), to.role, dict(to.scopes)
-        self._grammar, self._ahead = to.grammar, to.ahead and to.ahead.copy()
+        self._grammar, self._matcher = to.grammar, to.matcher and to.matcher.copy()
 
     def _go_back(self, mark: BranchMark, where: Location | None) -> None:
         self.player.go_back(mark, where)
@@ -465,7 +465,7 @@ class Branch:
         if self.names.awaited or self.player.children or self.player.log is not None:
             for player in self.player.tree():
                 player.declare_no_more()
-        self.tell("end_program")
+        self.call_hook("end_program")
 
     def abandon(self, error: BaseException) -> None:
         """Stops all branches because the body has raised `error`. The body's caller receives the error, except in a
@@ -474,16 +474,16 @@ class Branch:
             error.where = raised_at(error)
         if not isinstance(error, Exception):
             error = RequestAbortedError(f"the program was interrupted by {type(error).__name__}.")
-        self.stop(located(error, raised_at(error)), told=not self.run.settings.stream)
+        self.stop(located(error, raised_at(error)), reported=not self.run.settings.stream)
 
-    def stop(self, error: SglError, *, told: bool = True) -> None:
+    def stop(self, error: SglError, *, reported: bool = True) -> None:
         """Fails the branch and the branches forked from it, and cancels the work of their backends. The main branch
         also stops the programs that its body runs by itself.
 
         Args:
-            told: whether the caller already knows of the error, so that it need not be logged.
+            reported: whether the caller already knows of the error, so that it need not be logged.
         """
-        self.player.stop(error, told=told)
+        self.player.stop(error, reported=reported)
         if not self.path:
             self.run.stop_inside(error, final=self.player.stopped)
 

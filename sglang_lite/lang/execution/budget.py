@@ -64,11 +64,11 @@ class Budget:
             )  # fmt: skip
 
     @contextlib.contextmanager
-    def call(self, backend: BaseBackend, most: Usage) -> Iterator[list[Usage]]:
+    def call(self, backend: BaseBackend, limit: Usage) -> Iterator[list[Usage]]:
         """Reserves the usage of a call, which is made in the `with` block.
 
         Args:
-            most: maximum usage of the call.
+            limit: maximum usage of the call.
 
         Yields:
             List to which the caller adds the call's usage. An `SglError` carries its usage itself. If anything else
@@ -79,33 +79,33 @@ class Budget:
             ParameterError: a cost limit is set, and the price of the backend's model is not known.
         """
         self.check(backend)
-        cost = self._cost_of(backend, most, 0.0)
-        self._book(cost, most.prompt_tokens + most.completion_tokens)
+        cost = self._cost_of(backend, limit, 0.0)
+        self._reserve(cost, limit.prompt_tokens + limit.completion_tokens)
         used: list[Usage] = []
         try:
             yield used
         except SglError as error:
-            self._settle(backend, most, cost, [] if error.usage is None else [error.usage])
+            self._settle(backend, limit, cost, [] if error.usage is None else [error.usage])
             raise
-        self._settle(backend, most, cost, used)
+        self._settle(backend, limit, cost, used)
 
-    def _book(self, cost: float, tokens: int) -> None:
+    def _reserve(self, cost: float, tokens: int) -> None:
         with self._lock:
             if self.max_total_tokens is not None and self._tokens + tokens > self.max_total_tokens:
-                told = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or reserved"
-                raise _over("max_total_tokens", f"{told}, and this call may use {tokens:,}.")
+                usage = f"{self._tokens:,} of {self.max_total_tokens:,} tokens are used or reserved"
+                raise _over("max_total_tokens", f"{usage}, and this call may use {tokens:,}.")
             if self.max_cost is not None and self._cost + cost > self.max_cost:
-                told = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or reserved"
-                raise _over("max_cost", f"{told}, and this call may cost ${cost:.6g}.")
+                usage = f"${self._cost:.6g} of ${self.max_cost:.6g} are used or reserved"
+                raise _over("max_cost", f"{usage}, and this call may cost ${cost:.6g}.")
             self._cost += cost
             self._tokens += tokens
 
-    def _settle(self, backend: BaseBackend, booked: Usage, cost: float, used: list[Usage]) -> None:
+    def _settle(self, backend: BaseBackend, reserved: Usage, cost: float, used: list[Usage]) -> None:
         total = total_usage(used)
         with self._lock:
             self._cost += (self._cost_of(backend, total, cost) if used else 0.0) - cost
             self._tokens += total.prompt_tokens + total.completion_tokens
-            self._tokens -= booked.prompt_tokens + booked.completion_tokens
+            self._tokens -= reserved.prompt_tokens + reserved.completion_tokens
 
     def _cost_of(self, backend: BaseBackend, usage: Usage, otherwise: float) -> float:
         """Cost of a usage in dollars. If the price of cached tokens is not known, cached tokens are priced as uncached;
@@ -124,7 +124,7 @@ def _over(limit: str, problem: str) -> BudgetError:
     )
 
 
-def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> Usage:
+def max_generation_usage(backend: BaseBackend, prompt: Prompt, params: SamplingParams) -> Usage:
     """Upper estimate of a generation's usage.
 
     Raises:
@@ -140,7 +140,7 @@ def most_of_generation(backend: BaseBackend, prompt: Prompt, params: SamplingPar
     return Usage(estimated_tokens(prompt), 0, longest * samples)
 
 
-def most_of_selection(prompt: Prompt, choices: Sequence[str]) -> Usage:
+def max_selection_usage(prompt: Prompt, choices: Sequence[str]) -> Usage:
     """Upper estimate of a selection's usage."""
     longest = max((len(choice.encode("utf-8", "replace")) for choice in choices), default=0)
     return Usage(estimated_tokens(prompt), 0, longest // _BYTES_A_TOKEN + _AROUND_A_CHOICE)

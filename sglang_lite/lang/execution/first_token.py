@@ -8,21 +8,21 @@ import asyncio
 LEAST_BRANCHES = 4
 
 
-class FirstToken:
+class FirstTokenGate:
     """Gate before the first generations of a fork's branches. The first branch passes at once, and opens the gate for
     the other branches."""
 
-    __slots__ = ("_led", "_opened")
+    __slots__ = ("_has_leader", "_opened")
 
     def __init__(self) -> None:
-        self._led = False
+        self._has_leader = False
         self._opened = asyncio.Event()
 
     async def enter(self) -> bool:
         """Waits until the gate is open. Returns True at once for the first caller, which must open it. Runs on the
         executor loop."""
-        if not self._led:
-            self._led = True
+        if not self._has_leader:
+            self._has_leader = True
             return True
         await self._opened.wait()
         return False

@@ -17,8 +17,8 @@ from sglang_lite.lang.backend.rendering import rerender
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
 from sglang_lite.lang.execution.answer_streams import AnswerStream
-from sglang_lite.lang.execution.budget import most_of_generation
-from sglang_lite.lang.execution.operations import AskedOp, GenOp, JoinOp, Op
+from sglang_lite.lang.execution.budget import max_generation_usage
+from sglang_lite.lang.execution.operations import AnswerOp, GenOp, JoinOp, Op
 from sglang_lite.lang.execution.repair_prompt import repaired, shows
 from sglang_lite.lang.execution.retries import attempts, check_value, limit
 from sglang_lite.lang.execution.transcript import Reasoned
@@ -41,7 +41,7 @@ from sglang_lite.protocol import (
 from sglang_lite.text.reasoning import ReasoningParser
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.first_token import FirstToken
+    from sglang_lite.lang.execution.first_token import FirstTokenGate
     from sglang_lite.lang.execution.player import Player
 
 _NO_OPTIONS = GenOptions()
@@ -54,7 +54,7 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
     backend = player.backend
     if not backend.answers_now or player.log is not None or not player.run.plain:
         return False
-    if op.own.options is not None and _decides(op.own.options):
+    if op.expression.options is not None and _decides(op.expression.options):
         return False
     if op.turn is not None:  # turns are planned and asked for as a whole
         return False
@@ -63,12 +63,12 @@ def generate_immediately(player: Player, op: GenOp) -> bool:
     if generations is None:
         return False
     if not backend.enforces and op.node.constraint is not None:
-        _hold(player, op, generations)
+        _validate_unenforced(player, op, generations)
     _accept(player, op, generations, _checked(player, op, generations))
     return True
 
 
-def set_asked_node(player: Player, op: AskedOp) -> None:
+def set_asked_node(player: Player, op: AnswerOp) -> None:
     """Sets the context variable from which a backend learns which node asks."""
     called = player.run.called
     current_node_var.set(("" if called is None else called.program.name, op.path, op.number, op.node.name))
@@ -84,9 +84,9 @@ def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
     the caller decides: it needs no task to be played."""
     return (
         type(op) is GenOp
-        and op.asked is not None
-        and op.own.options is None
-        and op.own.value_type is None
+        and op.pushed_node is not None
+        and op.expression.options is None
+        and op.expression.value_type is None
         and player.log is None
         and player.run.plain
         and op.node.params.samples == 1
@@ -96,16 +96,16 @@ def is_only_answered(op: Op, player: Player) -> TypeGuard[GenOp]:
 def take_answer(player: Player, op: GenOp) -> bool:
     """Plays a generation for which `is_only_answered` is true, if its answer has come. Returns False if not. Runs on
     the executor loop."""
-    assert op.asked is not None
-    pushed, place = op.asked
-    pushed.reach(op, player.transcript.pieces)
+    assert op.pushed_node is not None
+    pushed, place = op.pushed_node
+    pushed.note_start(op, player.transcript.pieces)
     answer = pushed.answer(place)
     if answer is None:
         return False
     if isinstance(answer, SglError):
         raise answer
     if not player.backend.enforces and op.node.constraint is not None:
-        _hold(player, op, [answer])
+        _validate_unenforced(player, op, [answer])
     _accept(player, op, [answer], _checked(player, op, [answer]))
     return True
 
@@ -116,7 +116,7 @@ def agenerate(player: Player, op: GenOp) -> Awaitable[None]:
     return _generate(player, op, None) if gate is None else _generate_behind(gate, player, op)
 
 
-async def _generate_behind(gate: FirstToken, player: Player, op: GenOp) -> None:
+async def _generate_behind(gate: FirstTokenGate, player: Player, op: GenOp) -> None:
     leads = await gate.enter()
     try:
         await _generate(player, op, gate.open if leads else None)
@@ -125,25 +125,25 @@ async def _generate_behind(gate: FirstToken, player: Player, op: GenOp) -> None:
             gate.open()
 
 
-def _generate(player: Player, op: GenOp, came: Callable[[], None] | None) -> Awaitable[None]:
+def _generate(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> Awaitable[None]:
     """Asks the backend until an answer is accepted, and appends it.
 
     Args:
-        came: called when an event of an answer has come.
+        on_event: called when an event of an answer has come.
     """
     if player.pushed is not None:
-        player.pushed.reach(op, player.transcript.pieces)
-    once = op.own.options is None and player.run.plain
-    return _generate_once(player, op, came) if once else _generate_in_attempts(player, op, came)
+        player.pushed.note_start(op, player.transcript.pieces)
+    once = op.expression.options is None and player.run.plain
+    return _generate_once(player, op, on_event) if once else _generate_in_attempts(player, op, on_event)
 
 
-async def _generate_once(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
-    generations = await _call(player, op, _NO_OPTIONS, 0, came, live=True)
+async def _generate_once(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
+    generations = await _call(player, op, _NO_OPTIONS, 0, on_event, live=True)
     _accept(player, op, generations, _checked(player, op, generations))
 
 
-async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], None] | None) -> None:
-    run, options = player.run, op.own.options or _NO_OPTIONS
+async def _generate_in_attempts(player: Player, op: GenOp, on_event: Callable[[], None] | None) -> None:
+    run, options = player.run, op.expression.options or _NO_OPTIONS
     retries = run.settings.retries if options.retries is None else options.retries
     live = not retries and options.check is None  # text that may be refused is not streamed
 
@@ -157,15 +157,15 @@ async def _generate_in_attempts(player: Player, op: GenOp, came: Callable[[], No
         try:
             async with limit(options.timeout, "no answer within the node's timeout of"):
                 ask_once = _ask if run.budgets else _call
-                answers = await ask_once(player, op, options, attempt, came, live=live)
+                answers = await ask_once(player, op, options, attempt, on_event, live=live)
             values = _values(op, answers)
             if options.check is not None:
-                left = None if options.timeout is None else began + options.timeout - time.monotonic()
-                async with limit(left, "the check did not end within the node's timeout of", options.timeout):
+                remaining = None if options.timeout is None else began + options.timeout - time.monotonic()
+                async with limit(remaining, "the check did not end within the node's timeout of", options.timeout):
                     for value, answer in zip(values, answers):
                         await check_value(options.check, value, answer.text)
         except Exception as error:  # recorded, and raised again
-            _refuse(player, op, answers, error)
+            _record_failure(player, op, answers, error)
             raise
         return answers, values
 
@@ -183,7 +183,7 @@ def generate(player: Player, op: GenOp) -> None:
     nothing else."""
     show = AnswerStream(player, op, None) if player.log is not None else None
     generations = blocking_hooks.generate(player.backend, player, op, None if show is None else show.piece)
-    _hold(player, op, generations)
+    _validate_unenforced(player, op, generations)
     if show is not None:
         show.end(generations[0])
     _accept(player, op, generations, _checked(player, op, generations))
@@ -193,35 +193,35 @@ def needs_loop(player: Player, op: Op) -> bool:
     """Returns True if an operation of a backend with blocking hooks has to be played on the executor loop: if it waits
     for other branches (a waiting thread could be the one that they need), has attempts or a time limit, or asks another
     backend."""
-    if isinstance(op, AskedOp):
-        return not player.run.plain or (isinstance(op, GenOp) and op.own.options is not None)
+    if isinstance(op, AnswerOp):
+        return not player.run.plain or (isinstance(op, GenOp) and op.expression.options is not None)
     return isinstance(op, JoinOp)
 
 
 async def _ask(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Makes one attempt, within the budgets. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     prompt = _prompt(player, op, options, attempt)
-    with player.run.within_budget(backend, partial(most_of_generation, backend, prompt, op.node.params)) as used:
-        answers = await _call(player, op, options, attempt, came, live=live)
+    with player.run.within_budget(backend, partial(max_generation_usage, backend, prompt, op.node.params)) as used:
+        answers = await _call(player, op, options, attempt, on_event, live=live)
         used += [answer.usage for answer in answers]
     return answers
 
 
 async def _call(
-    player: Player, op: GenOp, options: GenOptions, attempt: int, came: Callable[[], None] | None, *, live: bool
+    player: Player, op: GenOp, options: GenOptions, attempt: int, on_event: Callable[[], None] | None, *, live: bool
 ) -> list[Generation]:
     """Asks the backend once. Returns the samples, in order."""
     backend = player.backend if options.backend is None else options.backend
     show = AnswerStream(player, op, options.reasoning) if live and player.log is not None else None
-    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or came is not None)
+    events = _events(backend, player, op, options, attempt, show, stream=player.log is not None or on_event is not None)
     done: list[Generation] = []
     try:
         async for event in events:  # to its end: only the generator itself, or cancellation, ends it earlier
-            if came is not None:
-                came()
+            if on_event is not None:
+                on_event()
             if isinstance(event, Generation):
                 done.append(event)
             elif show is not None and not event.index:
@@ -232,10 +232,12 @@ async def _call(
     if len(done) > 1:
         done.sort(key=_index)
     if not done:
-        raise ProgramError(f"{type(backend).__name__} ended without an answer.")
+        raise ProgramError(
+            f"{type(backend).__name__} ended without an answer.", hint="Its `agenerate` must yield a Generation."
+        )
     if not backend.enforces and op.node.constraint is not None:
         try:
-            _hold(player, op, done)
+            _validate_unenforced(player, op, done)
         except SglError as error:
             error.usage = total_usage(answer.usage for answer in done)
             player.run.account.failed([error.usage])
@@ -262,12 +264,12 @@ def _events(
         params = msgspec.structs.replace(params, seed=reseeded(params.seed, attempt))
     prompt, constraint = partial(_prompt, player, op, options, attempt), partial(_constraint, player, op)
     if backend.has_saved_answers and player.pushed is not None:
-        known = backend.saved_answers(prompt(), params, constraint())
-        if known is not None:
-            return _each(known)
+        remembered = backend.saved_answers(prompt(), params, constraint())
+        if remembered is not None:
+            return _replayed(remembered)
     repairs = bool(attempt) and shows(options, op)
     if player.pushed is not None and options.backend is None and not repairs:
-        first = op.asked if not attempt else None
+        first = op.pushed_node if not attempt else None
         pushed, place = first or (player.pushed, player.pushed.gen(op, params, player.transcript.pieces))
         return pushed.answers(place, params.samples)
     if backend.blocking:
@@ -278,8 +280,8 @@ def _events(
         return turn.answers(place, backend, prompt(), params, constraint(), attempt, stream=stream)
     if op.turn is not None:
         op.turn[0].forget()
-    if op.equal is not None and not attempt:
-        return op.equal.answers(backend, prompt(), params, constraint(), stream=stream)
+    if op.shared_call is not None and not attempt:
+        return op.shared_call.answers(backend, prompt(), params, constraint(), stream=stream)
     return backend.agenerate(prompt(), params, constraint(), stream=stream)
 
 
@@ -295,14 +297,14 @@ def _prompt(player: Player, op: GenOp, options: GenOptions, attempt: int) -> Pro
     return prompt
 
 
-async def _each(known: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
-    for each in known:
+async def _replayed(generations: Sequence[Generation]) -> AsyncGenerator[Generation, None]:
+    for each in generations:
         yield each
 
 
 def _constraint(player: Player, op: GenOp) -> Constraint | None:
     """Constraint of a generation; within an open grammar, the continuation of that grammar."""
-    walk = player.transcript.walk
+    walk = player.transcript.matcher
     return op.node.constraint if walk is None else Continuation(walk.constraint, walk.text, op.node.constraint)
 
 
@@ -311,12 +313,12 @@ def _checked(player: Player, op: GenOp, generations: Sequence[Generation]) -> li
     try:
         return _values(op, generations)
     except Exception as error:  # as in `_generate_in_attempts`
-        _refuse(player, op, generations, error)
+        _record_failure(player, op, generations, error)
         raise
 
 
-def _refuse(player: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
-    op.refuse(error, answers)
+def _record_failure(player: Player, op: GenOp, answers: Sequence[Generation], error: Exception) -> None:
+    op.record_failure(error, answers)
     player.run.account.failed(answer.usage for answer in answers)
 
 
@@ -326,7 +328,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
     Raises:
         ValueValidationError: a text is not a value of the node's type, or breaks its schema.
     """
-    own = op.own
+    own = op.expression
     texts = list(map(_text, generations))
     if own.options is None and own.value_type is None and own.node.constraint is None:
         return texts
@@ -347,7 +349,7 @@ def _values(op: GenOp, generations: Sequence[Generation]) -> list[Any]:
 def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
     """Value of a text in the node's type. Raises ValueValidationError if the text can't be parsed; the hint mentions
     max_tokens if that cut the text."""
-    value_type = op.own.value_type
+    value_type = op.expression.value_type
     assert value_type is not None, "as `_values` has found"
     try:
         return value_type.parse(text)
@@ -360,7 +362,7 @@ def _parsed(op: GenOp, text: str, generation: Generation) -> Any:
         ) from error
 
 
-def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
+def _validate_unenforced(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
     """Validates finished texts against the node's constraint, for backends that don't enforce it. (`_values` does so
     for types and JSON schemas, the branch for a grammar that spans several nodes.)
 
@@ -370,13 +372,13 @@ def _hold(player: Player, op: GenOp, generations: Sequence[Generation]) -> None:
     constraint = op.node.constraint
     if (
         constraint is None
-        or player.transcript.walk is not None
-        or op.own.value_type
+        or player.transcript.matcher is not None
+        or op.expression.value_type
         or isinstance(constraint, JsonSchema)
     ):
         return
-    given = (op.own.node.params, player.run.settings.params)
-    if any(not isinstance(getattr(params, stop), Unset) for params in given for stop in _STOPS):
+    param_sets = (op.expression.node.params, player.run.settings.params)
+    if any(not isinstance(getattr(params, stop), Unset) for params in param_sets for stop in _STOPS):
         return  # a stop may end the text anywhere
     for generation in generations:
         if generation.finish_reason == "stop" and generation.matched is None:
@@ -388,33 +390,33 @@ def _split(op: GenOp, generation: Generation) -> tuple[str, str]:
     marks of reasoning may be part of a value."""
     if generation.reasoning is not None:
         return generation.reasoning, generation.text
-    assert op.own.options is not None
-    assert op.own.options.reasoning is not None
-    return ReasoningParser.split(op.own.options.reasoning, generation.text, once=op.node.constraint is not None)
+    assert op.expression.options is not None
+    assert op.expression.options.reasoning is not None
+    return ReasoningParser.split(op.expression.options.reasoning, generation.text, once=op.node.constraint is not None)
 
 
 def _accept(player: Player, op: GenOp, generations: Sequence[Generation], values: Sequence[Any]) -> None:
     """Appends the first sample to the text and sets the variable to the value."""
-    if not player.is_at(op):  # the branch was stopped meanwhile
+    if not player.is_current(op):  # the branch was stopped meanwhile
         return
     samples = op.node.params.n
     several = not isinstance(samples, Unset) and samples > 1
     if several and len(generations) != samples:
         raise ProgramError(f"the backend returned {len(generations)} of {samples} samples.")
-    first, options = generations[0], op.own.options or _NO_OPTIONS
+    first, options = generations[0], op.expression.options or _NO_OPTIONS
     own = options.backend is None
     spans = first.spans if first.spans and own else (Span(first.text, special=False),)
     if options.reasoning is not None:
         thoughts, answers = zip(*(_split(op, g) for g in generations))
-        behind = player.transcript.append([Reasoned(spans, answers[0])])
+        behind = player.transcript.append_generated([Reasoned(spans, answers[0])])
         if op.thoughts is not None:
             op.thoughts.set(list(thoughts) if several else thoughts[0])
         if op.thoughts_log is not None:
             op.thoughts_log.close()
     else:
-        behind = player.transcript.append(spans)
+        behind = player.transcript.append_generated(spans)
     variable = op.variable
-    variable.record, variable.behind = list(generations) if several else first, behind
+    variable.record, variable.end_place = list(generations) if several else first, behind
     op.ended = player.run.account.played(variable.record)
     variable.set(list(values) if several else values[0])
     if op.log is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_lite.lang.backend.prompt_cache import MIN_PREFIX_CHARS
 from sglang_lite.lang.execution import generation, selection
-from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstToken
+from sglang_lite.lang.execution.first_token import LEAST_BRANCHES, FirstTokenGate
 from sglang_lite.lang.execution.operations import ForkOp, GenOp, HookOp, JoinOp, MarkOp, ReadOp, ScopeOp, SelectOp
 from sglang_lite.lang.execution.transcript import Transcript
 from sglang_lite.program.nodes import GrammarBegin, GrammarEnd, ImagePart, ScopeBegin, TurnBegin, TurnEnd
@@ -33,21 +33,21 @@ def _fork(player: Player, op: ForkOp) -> bool:
     return True
 
 
-def _gate(player: Player, op: ForkOp) -> FirstToken | None:
+def _gate(player: Player, op: ForkOp) -> FirstTokenGate | None:
     """Gate for a fork's first generations, or None if waiting does not pay: the prompt is too short for the provider's
     cache, or the fork has too few branches."""
     if len(op.children) < LEAST_BRANCHES or not player.backend.caches_prompts:
         return None
-    return FirstToken() if len(player.transcript.text()) >= MIN_PREFIX_CHARS else None
+    return FirstTokenGate() if len(player.transcript.text()) >= MIN_PREFIX_CHARS else None
 
 
 def _join(player: Player, op: JoinOp) -> bool:
     if player.pushed is not None:
-        player.pushed.reach(op, player.transcript.pieces)
+        player.pushed.note_start(op, player.transcript.pieces)
     if not all(variable.done for variable in op.added):
         return False
     for variable in op.added:
-        player.transcript.take(variable.result())
+        player.transcript.append_joined(variable.result())
     return True
 
 
@@ -58,9 +58,9 @@ def _read(player: Player, op: ReadOp) -> bool:
 
 def _mark(player: Player, op: MarkOp) -> bool:
     if not op.back:
-        op.mark.played = player.transcript.place()
-    elif op.mark.played is not None:
-        player.transcript.go_back(op.mark.played)
+        op.mark.position = player.transcript.place()
+    elif op.mark.position is not None:
+        player.transcript.go_back(op.mark.position)
     return True
 
 
@@ -77,7 +77,7 @@ def _on_transcript(change: Callable[[Transcript, Any], None]) -> Callable[[Playe
 IMMEDIATE: dict[type, Callable[[Player, Any], bool]] = {
     GenOp: generation.generate_immediately,
     SelectOp: selection.select_immediately,
-    ImagePart: _on_transcript(Transcript.show),
+    ImagePart: _on_transcript(Transcript.append_image),
     TurnBegin: _on_transcript(Transcript.begin_turn),
     TurnEnd: _on_transcript(Transcript.end_turn),
     ScopeOp: _scope,

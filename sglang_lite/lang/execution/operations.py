@@ -25,63 +25,63 @@ from sglang_lite.program.nodes import (
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
-    from sglang_lite.lang.execution.equal_branches import EqualBranches
     from sglang_lite.lang.execution.player import Player
     from sglang_lite.lang.execution.push_down import PushedBranch
+    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.transcript import Place
     from sglang_lite.lang.execution.turn_ahead import Turn
     from sglang_lite.protocol import Constraint, Generation
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Failed attempt at an answer: the answers, if any, and the error."""
+class FailedAttempt:
+    """Failed attempt at an answer: the refused answers, if any, and the error."""
 
     answers: tuple[Generation, ...]
     error: Exception
 
 
-class AskedOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
+class AnswerOp(msgspec.Struct, eq=False):  # a msgspec.Struct: its constructor runs no Python code
     """Node that a backend answers: a generation or a selection.
 
     Attributes:
         node: the node, with the parameters of the run, and the constraint of its whole text, reasoning included.
-        own: the user's expression.
+        expression: the user's expression.
     """
 
     node: nodes.Gen | nodes.Select
-    own: SglGen | SglSelect
+    expression: SglGen | SglSelect
     variable: Variable
     log: TextLog | None
     # Handed-over branch that receives the answer, and the node's index there.
-    asked: tuple[PushedBranch, int] | None = None
+    pushed_node: tuple[PushedBranch, int] | None = None
     mark: int | None = None  # index of the mark before that node, for rolling back
     began: float = 0.0  # `time.perf_counter()` when it began to wait; 0.0 if it has not, or if that was not measured
     ended: float = 0.0  # `time.perf_counter()` when it was answered or failed
-    refused: tuple[Refused, ...] = ()  # failed attempts so far
+    failed_attempts: tuple[FailedAttempt, ...] = ()
     # Planned turn of the node and its index there; None if the node is asked for on its own.
     turn: tuple[Turn, int] | None = None
     path: str = ""  # path of the branch in the tree of forks
     number: int = 0  # number of the node in its branch
 
-    def refuse(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
+    def record_failure(self, error: Exception, answers: Sequence[Generation] = ()) -> None:
         """Records a failed attempt."""
         if isinstance(error, SglError) and error.origin is None and answers:
             error.origin = Origin.of(answers[0].meta)
-        self.refused = (*self.refused, Refused(tuple(answers), error))
+        self.failed_attempts = (*self.failed_attempts, FailedAttempt(tuple(answers), error))
 
 
-class GenOp(AskedOp, eq=False):
+class GenOp(AnswerOp, eq=False):
     node: nodes.Gen
-    own: SglGen
+    expression: SglGen
     thoughts: Variable | None = None  # receives the reasoning, if it is separated from the answer
     thoughts_log: TextLog | None = None
-    equal: EqualBranches | None = None  # call that it may share with other branches; None if it makes its own
+    shared_call: SharedCall | None = None  # call that it may share with other branches; None if it makes its own
 
 
-class SelectOp(AskedOp, eq=False):
+class SelectOp(AnswerOp, eq=False):
     node: nodes.Select
-    own: SglSelect
+    expression: SglSelect
 
 
 @dataclass(slots=True)
@@ -142,11 +142,15 @@ Op: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class BranchMark:
-    """Place in a branch to come back to: its position in the transcript (`played`, once the mark is played), and the
-    index of its node in the handed-over branch (`place`, if the mark is handed over)."""
+    """Place in a branch to come back to.
 
-    played: Place | None = None
-    place: int | None = None
+    Attributes:
+        position: position in the transcript; None until the mark is played.
+        node_index: index of the mark's node in the handed-over branch, or None if it is not handed over.
+    """
+
+    position: Place | None = None
+    node_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +163,4 @@ class BranchSnapshot:
     role: tuple[str, str] | None
     scopes: dict[str, tuple[Variable, ...]]
     grammar: Constraint | None
-    ahead: ByteMatcher | None
+    matcher: ByteMatcher | None

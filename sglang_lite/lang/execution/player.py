@@ -24,11 +24,11 @@ from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.concurrency.variables import TextLog, Variable, located
 from sglang_lite.lang.execution import generation, selection
-from sglang_lite.lang.execution.first_token import FirstToken
+from sglang_lite.lang.execution.first_token import FirstTokenGate
 from sglang_lite.lang.execution.immediate import IMMEDIATE
 from sglang_lite.lang.execution.names import Names
 from sglang_lite.lang.execution.operations import (
-    AskedOp,
+    AnswerOp,
     BranchMark,
     ForkOp,
     GenOp,
@@ -75,8 +75,8 @@ class Player:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_failure", "_failure_seen", "_lock", "_queue", "_sid", "_stopped", "_waiting", "backend",
-        "children", "gate", "log", "names", "played", "pushed", "run", "scope_starts", "transcript",
+        "__weakref__", "_current", "_failure", "_failure_reported", "_lock", "_queue", "_sid", "_stopped", "_waiting",
+        "backend", "children", "gate", "log", "names", "played", "pushed", "run", "scope_starts", "transcript",
     )  # fmt: skip
 
     def __init__(self, run: Run, pushed: PushedBranch | None = None, *, forked: bool = False) -> None:
@@ -85,15 +85,15 @@ class Player:
         self.log = TextLog() if run.settings.stream else None
         self.transcript = Transcript(self.log)
         self.children: list[Player] = []
-        self.gate: FirstToken | None = None
+        self.gate: FirstTokenGate | None = None
         self.played: list[Op] = []
         self._sid = ""
         self._lock = threading.Lock()
         self._queue = _NO_QUEUE
         # Current operation; the thread that plays it owns the branch until it is replaced.
-        self._at: Op | None = _NOTHING if forked else None
+        self._current: Op | None = _NOTHING if forked else None
         self._failure: SglError | None = None
-        self._failure_seen = False
+        self._failure_reported = False
         self._stopped = False  # from outside the body, for good
         self._waiting: asyncio.Task[None] | NodeEvents | None = None
         self.scope_starts: dict[int, int] = {}
@@ -106,27 +106,27 @@ class Player:
             failure = self._failure
             if failure is None:
                 if self.pushed is not None and type(op) not in (ReadOp, HookOp):
-                    self._hand(op)
-                if self._at is not None:
+                    self._push(op)
+                if self._current is not None:
                     if self._queue is _NO_QUEUE:
                         self._queue = deque()
                     self._queue.append(op)
                     return
-                if type(op) is Text and self.transcript.walk is None:  # an open grammar could refuse the text
-                    self.transcript.write(op)
+                if type(op) is Text and self.transcript.matcher is None:  # an open grammar could refuse the text
+                    self.transcript.append_text(op)
                     self.played.append(op)
                     return
-                self._at = op
+                self._current = op
         if failure is not None:
             _fail_op(op, failure)
         elif (waits := self._advance(op)) is not None:
-            self._hand_over(waits)
+            self._dispatch(waits)
 
-    def _hand(self, op: Op) -> None:
+    def _push(self, op: Op) -> None:
         """Hands an operation over to the backend's program, or to a new one if that is closed. Needs the lock."""
         assert self.pushed is not None
         if not self.pushed.add(op):
-            self.pushed = self.pushed.fresh(self._at, self.transcript.pieces)
+            self.pushed = self.pushed.fresh(self._current, self.transcript.pieces)
             self.pushed.add(op)
 
     def continue_on(self, backend: BaseBackend) -> None:
@@ -156,7 +156,7 @@ class Player:
     @property
     def at_rest(self) -> bool:
         """True if nothing is being played or queued."""
-        return self._at is None
+        return self._current is None
 
     @property
     def stopped(self) -> bool:
@@ -167,12 +167,12 @@ class Player:
     def waits(self) -> bool:
         """True if an operation that is being played or queued has to wait."""
         with self._lock:
-            ops = [*self._queue] if self._at is None else [self._at, *self._queue]
+            ops = [*self._queue] if self._current is None else [self._current, *self._queue]
         return any(map(_has_to_wait, ops))
 
-    def see_failure(self) -> None:
+    def mark_failure_reported(self) -> None:
         """Notes that the branch's failure is reported to the user, so that it need not be logged."""
-        self._failure_seen = True
+        self._failure_reported = True
 
     def declare_no_more(self) -> None:
         """Notes that the body has ended: undeclared names will never be declared, and the text is complete."""
@@ -197,47 +197,47 @@ class Player:
             raise located(self._failure, where)
         given_up = RequestAbortedError("a rollback removed this node.")
         with self._lock:
-            lost = self._failure is not None and mark.played is None  # the branch failed before the mark
-            running, gone = self._take_back(mark)
+            lost = self._failure is not None and mark.position is None  # the branch failed before the mark
+            running, removed = self._remove_behind(mark)
             if self.pushed is not None and not lost:
-                self.pushed.roll_back(mark.place)
-        for op in gone:
+                self.pushed.roll_back(mark.node_index)
+        for op in removed:
             _fail_op(op, given_up)
         self.put(MarkOp(mark, back=True))
         if running is not None:
-            executor().post(self._give_up, running, given_up)
+            executor().post(self._end_rolled_back, running, given_up)
 
-    def _take_back(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
+    def _remove_behind(self, mark: BranchMark) -> tuple[Op | None, list[Op]]:
         """Removes operations behind a mark from the queue, except for hooks. Returns the one being played behind it, or
         None, and the removed ones. Needs the lock."""
         queued = list(self._queue)
-        if mark.played is not None:
+        if mark.position is not None:
             self._failure = None
-            before, after, running = list[Op](), queued, None if self._at is _NOTHING else self._at
+            before, after, running = list[Op](), queued, None if self._current is _NOTHING else self._current
         else:  # nothing behind the mark has been played either
             at = next((i for i, op in enumerate(queued) if isinstance(op, MarkOp) and op.mark is mark), len(queued))
             before, after, running = queued[: at + 1], queued[at + 1 :], None
         self._queue = deque([*before, *(op for op in after if isinstance(op, HookOp))])
         return running, [op for op in after if not isinstance(op, HookOp)]
 
-    def _give_up(self, op: Op, error: SglError) -> None:
+    def _end_rolled_back(self, op: Op, error: SglError) -> None:
         """Ends an operation that a rollback waits for, unless a thread plays it. Runs on the executor loop."""
         if self._waiting is not None and (waiting := self._fail(error, op)) is not None:
             waiting.cancel()
 
-    def stop(self, error: SglError, *, told: bool = True) -> None:
+    def stop(self, error: SglError, *, reported: bool = True) -> None:
         """Fails the branch and the branches forked from it, and cancels the work of their backends. If the stop comes
         from outside an open body, the body can add nothing more.
 
         Args:
-            told: whether the holder of the branch already knows of the error, so that it need not be logged.
+            reported: whether the holder of the branch already knows of the error, so that it need not be logged.
         """
-        self._failure_seen = self._failure_seen or told
+        self._failure_reported = self._failure_reported or reported
         self._stopped = self._stopped or (self.run.body_open and current_run.get() is not self.run)
         with self._lock:
             # Only the hook for the end of the program is left.
-            ending = isinstance(self._at, HookOp) and self._at.hook == "end_program"
-            busy = (self._at is not None and not ending) or (self.log is not None and not self.log.closed)
+            ending = isinstance(self._current, HookOp) and self._current.hook == "end_program"
+            busy = (self._current is not None and not ending) or (self.log is not None and not self.log.closed)
         waiting = self._fail(error) if busy or self._stopped else None
         if waiting is not None:
             executor().post(waiting.cancel)
@@ -257,9 +257,9 @@ class Player:
     def _play_on(self, op: Op) -> None:
         """Plays `op`, the current operation, and those behind it; dispatches the first that has to wait."""
         if (waits := self._advance(op)) is not None:
-            self._hand_over(waits)
+            self._dispatch(waits)
 
-    def _hand_over(self, op: Op) -> None:
+    def _dispatch(self, op: Op) -> None:
         _begin(op)
         if generation.is_only_answered(op, self):
             executor().post(self._await, op)
@@ -274,7 +274,7 @@ class Player:
         while True:
             try:
                 if type(op) is Text:
-                    self.transcript.write(op)
+                    self.transcript.append_text(op)
                 elif not IMMEDIATE[type(op)](self, op):
                     return op
                 if type(op) is not ReadOp:
@@ -285,24 +285,24 @@ class Player:
                     raise
                 return None
             with self._lock:  # `_next`, inlined: this is the hottest loop of the language
-                if self._at is not op:
+                if self._current is not op:
                     return None
                 if self.pushed is not None and self.pushed.held is op:
-                    self.pushed.go_on(op, self.transcript.pieces, self._queue)
+                    self.pushed.resume_after(op, self.transcript.pieces, self._queue)
                 if not self._queue:
-                    self._at = None
+                    self._current = None
                     return None
-                op = self._at = self._queue.popleft()
+                op = self._current = self._queue.popleft()
 
     def _next(self, op: Op) -> Op | None:
         """Takes the operation behind `op`, which the caller has played. Returns None as `_advance` does."""
         with self._lock:
-            if self._at is not op:
+            if self._current is not op:
                 return None
             if self.pushed is not None and self.pushed.held is op:
-                self.pushed.go_on(op, self.transcript.pieces, self._queue)
-            self._at = self._queue.popleft() if self._queue else None
-            return self._at
+                self.pushed.resume_after(op, self.transcript.pieces, self._queue)
+            self._current = self._queue.popleft() if self._queue else None
+            return self._current
 
     def _play_after(self, op: Op) -> Op | None:
         """`_advance`, beginning with the operation behind `op`."""
@@ -313,7 +313,7 @@ class Player:
 
     def _start(self, op: Op) -> None:
         with self._lock:
-            if self._at is op:
+            if self._current is op:
                 loop = asyncio.get_running_loop()
                 self._waiting = loop.create_task(self._play(op), context=self.run.context.copy())
 
@@ -322,10 +322,10 @@ class Player:
         token = current_run.set(self.run)
         op: Op | None = waits
         try:
-            while op is not None and self._at is op:
+            while op is not None and self._current is op:
                 self._waiting = None
                 if not generation.is_only_answered(op, self):
-                    self._hand_over(op)
+                    self._dispatch(op)
                     break
                 if not generation.take_answer(self, op):
                     self._wait_for_answer(op)
@@ -337,10 +337,10 @@ class Player:
             current_run.reset(token)
 
     def _wait_for_answer(self, op: GenOp) -> None:
-        assert op.asked is not None
-        pushed, place = op.asked
+        assert op.pushed_node is not None
+        pushed, place = op.pushed_node
         with self._lock:
-            if self._at is op:
+            if self._current is op:
                 self._waiting = pushed.when_answered(place, partial(self._await, op))
 
     async def _play(self, op: Op) -> None:
@@ -351,8 +351,8 @@ class Player:
             try:
                 if isinstance(op, JoinOp):
                     added = [piece for variable in op.added for piece in await variable.get()]
-                    if self._at is op:
-                        self.transcript.take(added)
+                    if self._current is op:
+                        self.transcript.append_joined(added)
                 elif isinstance(op, HookOp):
                     await in_pool(self.backend.pool, partial(_call_hook, self.backend, op))
                 elif isinstance(op, GenOp):
@@ -377,7 +377,7 @@ class Player:
     def _play_blocking(self, op: Op) -> None:
         """Plays the branch from an operation that has to wait, on a thread of the backend's pool."""
         current_run.set(self.run)
-        while self._at is op:
+        while self._current is op:
             try:
                 if isinstance(op, HookOp):
                     _call_hook(self.backend, op)
@@ -393,7 +393,7 @@ class Player:
             if following is None:
                 return
             if generation.needs_loop(self, following):
-                self._hand_over(following)
+                self._dispatch(following)
                 return
             op = following
             _begin(op)
@@ -407,19 +407,19 @@ class Player:
                 meanwhile. None if the branch fails as a whole.
         """
         with self._lock:
-            at, self._at = self._at, None
+            at, self._current = self._current, None
             if op is not None and at is not op:
-                self._at = at
+                self._current = at
                 return None
             failure = self._failure or located(error, _where(op))
-            if failure.origin is not None and failure.origin.node is None and isinstance(op, AskedOp):
+            if failure.origin is not None and failure.origin.node is None and isinstance(op, AnswerOp):
                 failure.origin = replace(failure.origin, node=op.node.name)
             back = next(filter(_goes_back, self._queue), None) if op is not None else None
-            left, logs = list[Op](), list[TextLog]()
+            pending, logs = list[Op](), list[TextLog]()
             while self._queue and self._queue[0] is not back:
-                left.append(self._queue.popleft())
+                pending.append(self._queue.popleft())
             if back is not None:  # the failed operation is already taken back, by a rollback that is queued
-                self._at = self._queue.popleft()
+                self._current = self._queue.popleft()
             else:
                 if self.pushed is not None:
                     self.pushed.drop()
@@ -428,12 +428,12 @@ class Player:
                     logs.append(self.log)
             waiting, self._waiting = self._waiting, None
         if at is not None and not isinstance(at, HookOp):  # a hook has been called already
-            left.insert(0, at)
-            if isinstance(at, AskedOp):
+            pending.insert(0, at)
+            if isinstance(at, AnswerOp):
                 at.ended = time.perf_counter()
             if not isinstance(at, ReadOp):
                 self.played.append(at)
-        for each in left:
+        for each in pending:
             _fail_op(each, failure)
         for log in logs:
             log.close(failure)
@@ -441,9 +441,9 @@ class Player:
             self._play_on(back)
         return waiting
 
-    def is_at(self, op: Op) -> bool:
+    def is_current(self, op: Op) -> bool:
         """Returns True if `op` is still current; if not, the branch was stopped and its results must be dropped."""
-        return self._at is op
+        return self._current is op
 
     @property
     def sid(self) -> str:
@@ -453,24 +453,24 @@ class Player:
         return self._sid
 
     def __del__(self) -> None:
-        if getattr(self, "_failure", None) is not None and not self._failure_seen:
+        if getattr(self, "_failure", None) is not None and not self._failure_reported:
             logger.error("A program failed and its error was never read: %s", self._failure)
 
 
 def _where(op: Op | None) -> Location | None:
-    said = getattr(op, "node", None) or getattr(op, "variable", op)
-    found: Location | None = getattr(said, "where", None)
+    source = getattr(op, "node", None) or getattr(op, "variable", op)
+    found: Location | None = getattr(source, "where", None)
     return found
 
 
 def _begin(op: Op) -> None:
     """Records the time at which an operation begins to wait for its answer."""
-    if isinstance(op, AskedOp) and not op.began:
+    if isinstance(op, AnswerOp) and not op.began:
         op.began = time.perf_counter()
 
 
 def _has_to_wait(op: Op) -> bool:
-    if isinstance(op, AskedOp):
+    if isinstance(op, AnswerOp):
         return not op.variable.done
     if isinstance(op, JoinOp):
         return not all(variable.done for variable in op.added)
@@ -479,7 +479,7 @@ def _has_to_wait(op: Op) -> bool:
 
 def _goes_back(op: Op) -> bool:
     """Returns True if an operation rolls back to a mark that has been played already."""
-    return isinstance(op, MarkOp) and op.back and op.mark.played is not None
+    return isinstance(op, MarkOp) and op.back and op.mark.position is not None
 
 
 def _call_hook(backend: BaseBackend, op: HookOp) -> None:
@@ -496,13 +496,13 @@ def _call_last_hook(backend: BaseBackend, op: HookOp) -> None:
 def _fail_op(op: Op, failure: SglError) -> None:
     if isinstance(op, ForkOp):
         for child in op.children:
-            child.see_failure()  # the parent reports the failure
+            child.mark_failure_reported()  # the parent reports the failure
             child.fail(failure)
     elif isinstance(op, HookOp):
         if op.hook == "end_program":  # a failed program has ended, too
             backend = op.args[0].backend
             backend.pool.submit(partial(_call_last_hook, backend, op))
-    elif isinstance(op, AskedOp | ReadOp | ScopeOp):
+    elif isinstance(op, AnswerOp | ReadOp | ScopeOp):
         op.variable.fail(failure)
         if isinstance(op, GenOp) and op.thoughts is not None:
             op.thoughts.fail(failure)

@@ -80,17 +80,17 @@ class PushedProgram:
         self.closed = False
         self._open: ProgramAtBackend | None = None
         self._branches: dict[Path, PushedBranch] = {}  # branches that have nodes in the program
-        self._over: SglError | None = None  # error with which the program ended
+        self._ended: SglError | None = None  # error with which the program ended
 
     @property
     def opened(self) -> bool:
         """True if the program was opened, even if it has ended since."""
-        return self._open is not None or self._over is not None
+        return self._open is not None or self._ended is not None
 
     def flush(self, branch: PushedBranch) -> None:
         """Sends the pending nodes of a branch and its ancestors to the backend. The first call opens the program."""
-        if self._over is not None:
-            executor().post(branch.end, self._over)
+        if self._ended is not None:
+            executor().post(branch.end, self._ended)
             return
         try:
             if self._open is None:
@@ -98,9 +98,9 @@ class PushedProgram:
                     self._take, stream=self.stream, **priority_keywords(self.priority)
                 )
             self._send(branch, self._open)
-            late, branch.late = branch.late, []
+            late, branch.unsent_forks = branch.unsent_forks, []
             for each in late:
-                self._send_waiting(each, self._open)
+                self._send_forks(each, self._open)
         except SglError as error:
             executor().post(branch.end, error)
 
@@ -112,18 +112,18 @@ class PushedProgram:
             self._send(each, program)
         path = branch.path
         if path is None:
-            branch.waiting = True
+            branch.awaits_fork = True
         elif branch.nodes:
             self._branches[path] = branch
             nodes, branch.nodes = branch.nodes, []
             program.extend(path, nodes)
 
-    def _send_waiting(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
-        if branch.waiting:
-            branch.waiting = False
+    def _send_forks(self, branch: PushedBranch, program: ProgramAtBackend) -> None:
+        if branch.awaits_fork:
+            branch.awaits_fork = False
             self._send(branch, program)
         for each in branch.forks:
-            self._send_waiting(each, program)
+            self._send_forks(each, program)
 
     def drop(self, branch: PushedBranch) -> None:
         """Cancels the queued and running nodes of a branch."""
@@ -146,9 +146,10 @@ class PushedProgram:
             if (branch := self._branches.get(event.path[:-1])) is not None:
                 branch.take(event.path[-1], event.event)
             return
-        error = event if isinstance(event, SglError) else ProgramError("the program has ended.")
+        name = type(self.backend).__name__
+        error = event if isinstance(event, SglError) else ProgramError(f"{name} ended the program before this node.")
         with self.lock:
-            self._over, self._open = error, None
+            self._ended, self._open = error, None
             # Breaks reference cycles, which the garbage collector would have to find.
             branches, self._branches = self._branches, {}
         for branch in branches.values():
@@ -163,8 +164,8 @@ class PushedBranch:
         nodes: nodes that are not sent yet: they wait for the next generation or selection.
         joined: joined branches whose nodes have to be sent before those of this branch.
         forks: handed-over branches that were forked from it.
-        late: those forked branches that have nodes waiting for this branch's fork to be sent.
-        waiting: True if its nodes are to be sent as soon as its own fork has been handed over.
+        unsent_forks: those forked branches that have nodes waiting for this branch's fork to be sent.
+        awaits_fork: True if its nodes are to be sent as soon as its own fork has been handed over.
         held: operation that the branch has to finish before more nodes are handed over, or None.
         forked_at: (index of the fork's node in the parent, index in the fork), or None if the fork is not handed over
             yet.
@@ -176,17 +177,17 @@ class PushedBranch:
         self.nodes: list[Node] = []
         self.joined: list[PushedBranch] = []
         self.forks: list[PushedBranch] = []
-        self.late: list[PushedBranch] = []
-        self.waiting = False
+        self.unsent_forks: list[PushedBranch] = []
+        self.awaits_fork = False
         self.held: Op | None = None
         self.forked_at: tuple[int, int] | None = None
         self.count = 0
-        self._known = 0  # number of pieces that the program has, counted when `held` was reached
-        self._behind = False  # True if no text was handed over to this program yet
+        self._sent_pieces = 0  # number of pieces that the program has, counted when `held` was reached
+        self._is_fresh = False  # True if no text was handed over to this program yet
         self._inboxes: dict[int, NodeEvents] = {}  # by index of the node; used on the executor loop
         self._ended: SglError | None = None  # error with which the program ended
         self._failed: tuple[int, SglError] | None = None  # index of the failed node, and its error
-        self._back = -1  # index of the last rollback's node
+        self._last_rollback = -1  # index of the last rollback's node
 
     @property
     def path(self) -> Path | None:
@@ -217,13 +218,13 @@ class PushedBranch:
         pushed = PushedBranch(
             PushedProgram(self.program.backend, stream=self.program.stream, priority=self.program.priority)
         )
-        pushed.begin_behind(at, pieces)
+        pushed.begin_fresh(at, pieces)
         return pushed
 
-    def begin_behind(self, at: Op | None, pieces: Sequence[Piece]) -> None:
+    def begin_fresh(self, at: Op | None, pieces: Sequence[Piece]) -> None:
         """Begins a new program with the branch's text so far: at once if no operation is being played, else when `at`
         is finished. Arguments as of `fresh`."""
-        self.held, self._behind = at, True
+        self.held, self._is_fresh = at, True
         if at is None:
             self._sync(pieces)
 
@@ -236,7 +237,7 @@ class PushedBranch:
                 return node
             return msgspec.structs.replace(node, ends=tuple(child.count for child in own))
 
-    def go_on(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
+    def resume_after(self, op: Op, pieces: Sequence[Piece], queue: Iterable[Op]) -> None:
         """Hands over the text that a held operation has added, and the queued operations behind it. Called when the
         branch has played the held operation."""
         with self.program.lock:
@@ -254,7 +255,7 @@ class PushedBranch:
             return
         with self.program.lock:
             self.held = None
-            self._back = self._put(Rollback(mark))
+            self._last_rollback = self._put(Rollback(mark))
             if self.program.opened:
                 self.program.flush(self)
 
@@ -263,9 +264,9 @@ class PushedBranch:
         with self.program.lock:
             self.program.drop(self)
 
-    def waits(self) -> bool:
+    def has_waiting_nodes(self) -> bool:
         """Returns True if this branch, or a branch forked from it, has nodes waiting for a fork to be handed over."""
-        return self.waiting or any(pushed.waits() for pushed in self.forks)
+        return self.awaits_fork or any(pushed.has_waiting_nodes() for pushed in self.forks)
 
     def _put(self, *nodes: Node) -> int:
         """Appends nodes, and returns the index of the last one."""
@@ -275,13 +276,13 @@ class PushedBranch:
 
     def _sync(self, pieces: Sequence[Piece]) -> None:
         """Appends the text that is not handed over yet."""
-        for piece in pieces[self._known :]:
+        for piece in pieces[self._sent_pieces :]:
             if isinstance(piece, str):
                 self._put(Text(piece))
             elif not isinstance(piece, Image):
                 for span in (piece,) if isinstance(piece, Span) else piece.spans:
                     self._put(Text(span.text, span.ids, span.special))
-        self._known, self._behind = len(pieces), False
+        self._sent_pieces, self._is_fresh = len(pieces), False
 
     def _add(self, op: Op) -> bool:
         """Appends the node of an operation. Returns True if the pending nodes have to be sent now, as an answer is
@@ -297,7 +298,7 @@ class PushedBranch:
                 self._join(op)
             case MarkOp():
                 if not op.back:
-                    op.mark.place = self._put(Mark())
+                    op.mark.node_index = self._put(Mark())
             case ScopeOp():
                 self._put(op.node)
             case ReadOp() | HookOp():
@@ -315,13 +316,13 @@ class PushedBranch:
         return asks
 
     def _gen(self, op: GenOp) -> bool:
-        options = op.own.options
+        options = op.expression.options
         if op.node.held:
             self.held = op
             if self.program.backend.has_saved_answers or (options is not None and options.backend is not None):
                 return False
             op.mark = self._put(Mark())
-        op.asked = self, self._put(op.node)
+        op.pushed_node = self, self._put(op.node)
         return True
 
     def _select(self, op: SelectOp) -> bool:
@@ -330,7 +331,7 @@ class PushedBranch:
             return False
         if isinstance(op.node.seed, Unset):  # a fixed seed, as the branch and the backend both draw
             op.node = msgspec.structs.replace(op.node, seed=secrets.randbits(63))
-        op.asked = self, self._put(op.node)
+        op.pushed_node = self, self._put(op.node)
         return True
 
     def _fork(self, op: ForkOp) -> bool:
@@ -339,8 +340,8 @@ class PushedBranch:
         for i, pushed in enumerate(branches):
             pushed.forked_at = place, i
         self.forks += branches
-        self.late += [pushed for pushed in branches if pushed.waits()]
-        return bool(self.late)
+        self.unsent_forks += [pushed for pushed in branches if pushed.has_waiting_nodes()]
+        return bool(self.unsent_forks)
 
     def _join(self, op: JoinOp) -> None:
         appends = op.node.mode == "concate_and_append"
@@ -356,10 +357,10 @@ class PushedBranch:
 
     # -------------------------------------------------------------- the playing side, on the executor loop
 
-    def reach(self, op: Op, pieces: Sequence[Piece]) -> None:
+    def note_start(self, op: Op, pieces: Sequence[Piece]) -> None:
         """Notes how much text a held operation begins with. Called when the branch begins to play an operation."""
-        if self.held is op and not self._behind:
-            self._known = len(pieces)
+        if self.held is op and not self._is_fresh:
+            self._sent_pieces = len(pieces)
 
     def gen(self, op: GenOp, params: SamplingParams, pieces: Sequence[Piece]) -> int:
         """Sends a held generation; if it was sent before, after a rollback to its mark. Returns the index of its
@@ -374,14 +375,14 @@ class PushedBranch:
         """Sends a selection that is to be scored only. Returns the index of its node."""
         with self.program.lock:
             op.mark = self._again(op.mark, pieces)
-            held = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
-            place = self._put(held)
+            node = msgspec.structs.replace(op.node, choices=tuple(choices), method=None, unconditional=unconditional)
+            place = self._put(node)
             self.program.flush(self)
             return place
 
     def _again(self, mark: int | None, pieces: Sequence[Piece]) -> int:
         if mark is not None:
-            self._back = self._put(Rollback(mark))
+            self._last_rollback = self._put(Rollback(mark))
         self._sync(pieces)
         return self._put(Mark())
 
@@ -390,13 +391,15 @@ class PushedBranch:
         if isinstance(event, SglError):
             self._failed = place, event
             for each, inbox in list(self._inboxes.items()):
-                if each > place and self._lost(each):
+                if each > place and self._is_lost(each):
                     inbox.put(event)
         self._inbox(place).put(event)
 
-    def _lost(self, place: int) -> bool:
+    def _is_lost(self, place: int) -> bool:
         """Returns True if an earlier node has failed and no rollback between the two has taken it back."""
-        return self._failed is not None and self._failed[0] < place and not self._failed[0] < self._back < place
+        return (
+            self._failed is not None and self._failed[0] < place and not self._failed[0] < self._last_rollback < place
+        )
 
     def end(self, error: SglError) -> None:
         """Ends the branch with an error: no more events will come."""
@@ -437,7 +440,7 @@ class PushedBranch:
         found = self._inboxes.get(place)
         if found is None:
             found = self._inboxes[place] = NodeEvents()
-            if self._failed is not None and self._lost(place):
+            if self._failed is not None and self._is_lost(place):
                 found.put(self._failed[1])
             elif self._ended is not None:
                 found.put(self._ended)
@@ -466,9 +469,9 @@ class NodeEvents:
 
     async def get(self) -> UserValue:
         if not self.events:
-            come = asyncio.get_running_loop().create_future()
-            self.then = partial(resolve, come)
-            await come
+            arrival = asyncio.get_running_loop().create_future()
+            self.then = partial(resolve, arrival)
+            await arrival
         return self.events.popleft()
 
     def cancel(self) -> None:

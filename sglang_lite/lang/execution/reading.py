@@ -64,7 +64,7 @@ def unknown(player: Player, name: str, where: Location | None = None) -> SglErro
     """Error for an unknown name: the branch's own failure, if it has failed, as the name may have been about to be
     declared."""
     if player.failure is not None:  # the variable may have been about to be declared
-        player.see_failure()
+        player.mark_failure_reported()
         return located(player.failure, where)
     return UnknownVariableError(
         f"the program has no variable {name!r}; it has: {player.names.listed()}.", where=where
@@ -113,7 +113,7 @@ def error_of(player: Player) -> SglError | None:
     """Waits until everything queued has been played, and returns the branch's failure, or None."""
     with contextlib.suppress(SglError):
         player.read(nothing).wait()
-    player.see_failure()
+    player.mark_failure_reported()
     return player.failure
 
 

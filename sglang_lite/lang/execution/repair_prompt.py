@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.backend.turns import with_user_reply
-from sglang_lite.lang.execution.operations import GenOp, Refused
+from sglang_lite.lang.execution.operations import FailedAttempt, GenOp
 from sglang_lite.lang.expressions import GenOptions, SglGen
 from sglang_lite.protocol import (
     Location,
@@ -48,7 +48,7 @@ def check_repair(
         raise backend.refusal(own, "repair outside an assistant's turn", instead, where)
 
 
-def answer_to_show(refused: Refused) -> str | None:
+def answer_to_show(refused: FailedAttempt) -> str | None:
     """Answer of a failed attempt, or None if the attempt had no answer."""
     if refused.answers:
         return refused.answers[0].text
@@ -57,7 +57,7 @@ def answer_to_show(refused: Refused) -> str | None:
 
 def shows(options: GenOptions, op: GenOp) -> bool:
     """Returns True if the next attempt's prompt contains the last attempt's answer."""
-    return options.repair and bool(op.refused) and answer_to_show(op.refused[-1]) is not None
+    return options.repair and bool(op.failed_attempts) and answer_to_show(op.failed_attempts[-1]) is not None
 
 
 def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt:
@@ -68,7 +68,7 @@ def repaired(prompt: Prompt, op: GenOp, template: TurnTemplate | None) -> Prompt
     """
     if template is None:
         raise TemplateError("the model has no chat template, so no answer can be shown.", hint="Leave repair out.")
-    refused = op.refused[-1]
+    refused = op.failed_attempts[-1]
     answer, error = answer_to_show(refused) or "", refused.error
     wrong = error.message if isinstance(error, SglError) else f"{error}" or type(error).__name__
     begun = prompt.partial.strip()

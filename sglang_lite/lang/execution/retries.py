@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.player import Player
 
 _T = TypeVar("_T")
-_HOPELESS = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
+_NOT_RETRIED = (BudgetError, ParameterError, ConstraintError, CapabilityError, TemplateError, EngineClosedError)
 _SAME_AGAIN = (
     "It was not tried again, because at temperature 0 the answer stays the same: set a temperature, or repair=True, "
     "which shows the model what was wrong."
@@ -53,14 +53,14 @@ async def attempts(
         same_again: returns True if another attempt would fail with the same error, so that none is made.
     """
     deadline = player.run.deadline
-    left = None if deadline is None else deadline - time.monotonic()
+    remaining = None if deadline is None else deadline - time.monotonic()
     attempt = 0
-    async with limit(left, "the run took longer than its timeout of", player.run.timeout):
+    async with limit(remaining, "the run took longer than its timeout of", player.run.timeout):
         while True:
             try:
                 return await ask(attempt)
             except Exception as error:  # foreign backends may raise anything
-                if attempt >= retries or isinstance(error, _HOPELESS):
+                if attempt >= retries or isinstance(error, _NOT_RETRIED):
                     raise
                 if same_again(error):
                     if isinstance(error, SglError):
@@ -91,28 +91,28 @@ def _pause(error: Exception, attempt: int, deadline: float | None) -> float:
 
 
 @contextlib.asynccontextmanager
-async def limit(left: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
+async def limit(remaining: float | None, message: str, timeout: float | None = None) -> AsyncGenerator[None, None]:
     """Cancels the `with` block when its time is over.
 
     Args:
-        left: seconds that the block may take, or None for no limit.
+        remaining: seconds that the block may take, or None for no limit.
         message: beginning of the error's message, which ends with the number of seconds.
         timeout: seconds to name in the message. Defaults to `left`.
 
     Raises:
         RequestTimeoutError: the block has taken longer than `left` seconds.
     """
-    if left is None:
+    if remaining is None:
         yield
         return
-    late = f"{message} {left if timeout is None else timeout:g} s."
-    if left <= 0:
+    late = f"{message} {remaining if timeout is None else timeout:g} s."
+    if remaining <= 0:
         raise RequestTimeoutError(late)
     outer = current_deadline.get()
-    ends = time.monotonic() + left
+    ends = time.monotonic() + remaining
     token = current_deadline.set(ends if outer is None else min(outer, ends))
     try:
-        async with asyncio.timeout(left) as timer:
+        async with asyncio.timeout(remaining) as timer:
             yield
     except TimeoutError:
         if not timer.expired():  # the backend's own timeout

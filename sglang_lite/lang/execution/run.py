@@ -83,7 +83,7 @@ class RunSettings:
             )
 
 
-class Calling(msgspec.Struct, frozen=True, eq=False):
+class BoundCall(msgspec.Struct, frozen=True, eq=False):
     """Program and the arguments of its body."""
 
     program: BaseProgram
@@ -153,7 +153,7 @@ class Run:
         self.push_down: bool = settings.push_down and not self.budgets and (outer is None or outer.push_down)
         self.body_open, self.made = True, forks()
         self.body: Any = None
-        self.called: Calling | None = None
+        self.called: BoundCall | None = None
         self.speculation: ApiSpeculation | None = None
         self.speculates = False
         self.remembered: tuple[SavedAnswer, ...] = ()
@@ -192,33 +192,33 @@ class Run:
         return self._template
 
     @contextlib.contextmanager
-    def within_budget(self, backend: BaseBackend, most: Callable[[], Usage]) -> Iterator[list[Usage]]:
+    def within_budget(self, backend: BaseBackend, max_usage: Callable[[], Usage]) -> Iterator[list[Usage]]:
         """Reserves a call with all budgets; the call is made in the `with` block, as in `Budget.call`.
 
         Args:
-            most: computes the maximum usage of the call.
+            max_usage: computes the maximum usage of the call.
         """
         if not self.budgets:
             yield []
             return
-        needed = most()
-        with contextlib.ExitStack() as booked:
+        needed = max_usage()
+        with contextlib.ExitStack() as reservations:
             try:
-                used = [booked.enter_context(budget.call(backend, needed)) for budget in self.budgets]
+                used = [reservations.enter_context(budget.call(backend, needed)) for budget in self.budgets]
             except BudgetError as error:
                 error.state = self.state()
                 raise
-            told: list[Usage] = []
-            yield told
+            usages: list[Usage] = []
+            yield usages
             for each in used:
-                each += told
+                each += usages
 
     def inner_seed(self) -> int | None:
         """Seed for the next program that the body runs by itself, or None if the run has no seed."""
         seed = self.settings.seed
         return None if seed is None else derived_seed(seed, f"inside/{next(self._seeds)}")
 
-    def contain(self, inner: Inner) -> None:
+    def register_inner(self, inner: Inner) -> None:
         """Registers an inner run, to be stopped together with this run."""
         self._inside.add(weakref.ref(inner, self._inside.discard))
         if self._stopped is not None:
@@ -237,7 +237,7 @@ class Run:
             if inner is not None:
                 inner.stop(error)
 
-    def hand_over(
+    def record_call(
         self, name: str, call: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Mapping[str, UserValue]
     ) -> UserValue:
         """Records a call of the user's Python, to be made when the compiled program runs, and returns a symbol of its
@@ -279,5 +279,5 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
 
 @lru_cache(maxsize=4096)
 def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
-    given = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
-    return msgspec.structs.replace(outer, **given)
+    changes = {name: value for name in inner.__struct_fields__ if (value := getattr(inner, name)) is not UNSET}
+    return msgspec.structs.replace(outer, **changes)

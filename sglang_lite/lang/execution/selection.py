@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sglang_lite.lang.backend.node_context import scores_needed
 from sglang_lite.lang.concurrency.pool import in_pool
 from sglang_lite.lang.execution import blocking_hooks
-from sglang_lite.lang.execution.budget import most_of_selection
+from sglang_lite.lang.execution.budget import max_selection_usage
 from sglang_lite.lang.execution.generation import set_asked_node
 from sglang_lite.lang.execution.operations import SelectOp
 from sglang_lite.lang.execution.retries import attempts
@@ -27,11 +27,16 @@ _T = TypeVar("_T")
 
 def select_immediately(player: Player, op: SelectOp) -> bool:
     """Plays a selection if the backend can score it without waiting. Returns False if it has to wait."""
-    if not player.backend.answers_now or op.own.multi is not None or player.log is not None or not player.run.plain:
+    if (
+        not player.backend.answers_now
+        or op.expression.multi is not None
+        or player.log is not None
+        or not player.run.plain
+    ):
         return False
     if op.turn is not None:  # turns are planned and asked for as a whole
         return False
-    unconditional = op.own.choices_method.requires_unconditional_logprobs
+    unconditional = op.expression.choices_method.requires_unconditional_logprobs
     _set_asked_selection(player, op)
     selection = player.backend.select_now(
         player.transcript.prompt(), _choices(player, op.node), unconditional=unconditional
@@ -45,18 +50,18 @@ def select_immediately(player: Player, op: SelectOp) -> bool:
 def _set_asked_selection(player: Player, op: SelectOp) -> None:
     """Sets the context variables from which a backend learns which node asks, and whether it needs scores."""
     set_asked_node(player, op)
-    scores_needed.set(not only_picks(op.own))
+    scores_needed.set(not only_picks(op.expression))
 
 
 async def aselect(player: Player, op: SelectOp) -> None:
     """Plays a selection: one choice, or several with `select(multi=…)`."""
     backend = player.backend
     if player.pushed is not None:
-        player.pushed.reach(op, player.transcript.pieces)
+        player.pushed.note_start(op, player.transcript.pieces)
     if backend.blocking:
         decision = await _retried(player, op, lambda _: _by_hook(player, op))
         _picked(player, op, None, decision)
-    elif op.own.multi is None:
+    elif op.expression.multi is None:
         selection = await _score(player, op, _choices(player, op.node))
         _picked(player, op, selection, _decided(op, selection))
     else:
@@ -65,18 +70,18 @@ async def aselect(player: Player, op: SelectOp) -> None:
 
 async def _by_hook(player: Player, op: SelectOp) -> ChoicesDecision:
     prompt, choices = player.transcript.prompt(), op.node.choices
-    with player.run.within_budget(player.backend, partial(most_of_selection, prompt, choices)):
+    with player.run.within_budget(player.backend, partial(max_selection_usage, prompt, choices)):
         decision: ChoicesDecision = await in_pool(player.backend.pool, partial(blocking_hooks.select, player, op))
         return decision
 
 
 def _decided(op: SelectOp, selection: Selection) -> ChoicesDecision:
-    return decide(selection, op.node.choices, op.own.choices_method, op.node.temperature, op.node.seed)
+    return decide(selection, op.node.choices, op.expression.choices_method, op.node.temperature, op.node.seed)
 
 
 def _choices(player: Player, node: Select) -> Sequence[str]:
     """Choices that the open grammar allows here; all of them if no grammar is open."""
-    walk = player.transcript.walk
+    walk = player.transcript.matcher
     return node.choices if walk is None else walk.filter(node.choices)
 
 
@@ -93,14 +98,14 @@ async def _retried(player: Player, op: SelectOp, ask: Callable[[int], Awaitable[
         try:
             return await ask(number)
         except Exception as error:  # recorded, and raised again
-            op.refuse(error)
+            op.record_failure(error)
             raise
 
     return await attempts(player, player.run.settings.retries, attempt)
 
 
 async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selection:
-    unconditional = op.own.choices_method.requires_unconditional_logprobs
+    unconditional = op.expression.choices_method.requires_unconditional_logprobs
     if player.pushed is None:
         _set_asked_selection(player, op)
         return await _retried(player, op, partial(_select_once, player, op, texts, unconditional=unconditional))
@@ -109,11 +114,11 @@ async def _score(player: Player, op: SelectOp, texts: Sequence[str]) -> Selectio
         assert player.pushed is not None
         if player.backend.has_saved_answers:
             prompt = player.transcript.prompt()
-            known = player.backend.saved_selection(prompt, texts, unconditional=unconditional)
-            if known is not None:
-                return known
-        asked, op.asked = op.asked, None
-        pushed, place = asked or (
+            remembered = player.backend.saved_selection(prompt, texts, unconditional=unconditional)
+            if remembered is not None:
+                return remembered
+        pushed_node, op.pushed_node = op.pushed_node, None
+        pushed, place = pushed_node or (
             player.pushed,
             player.pushed.score(op, texts, player.transcript.pieces, unconditional=unconditional),
         )
@@ -129,7 +134,7 @@ async def _select_once(
 ) -> Selection:
     """Asks the backend for scores, within the budgets."""
     prompt, run, backend = player.transcript.prompt(), player.run, player.backend
-    with run.within_budget(backend, partial(most_of_selection, prompt, texts)) as used:
+    with run.within_budget(backend, partial(max_selection_usage, prompt, texts)) as used:
         try:
             if op.turn is None:
                 selection = await backend.aselect(prompt, texts, unconditional=unconditional)
@@ -144,25 +149,25 @@ async def _select_once(
 
 
 async def _select_several(player: Player, op: SelectOp) -> None:
-    node, multi = op.node, op.own.multi
+    node, multi = op.node, op.expression.multi
     assert multi is not None
-    left, taken, records = list(node.choices), list[str](), []
-    while left:
-        before = multi.separator if taken else ""
-        texts = [before + choice for choice in left] + ([multi.end] if taken else [])
+    remaining, chosen, records = list(node.choices), list[str](), []
+    while remaining:
+        before = multi.separator if chosen else ""
+        texts = [before + choice for choice in remaining] + ([multi.end] if chosen else [])
         selection = await _score(player, op, texts)
-        if not player.is_at(op):  # as in _accept
+        if not player.is_current(op):  # as in _accept
             return
-        seed = reseeded(node.seed, len(taken))
-        records.append((selection, decide(selection, texts, op.own.choices_method, node.temperature, seed)))
+        seed = reseeded(node.seed, len(chosen))
+        records.append((selection, decide(selection, texts, op.expression.choices_method, node.temperature, seed)))
         decision = records[-1][1].decision
         if decision == multi.end:
             break
-        player.transcript.choose(decision)
+        player.transcript.append_choice(decision)
         op.mark = None  # the mark was before the text of this choice
-        taken.append(decision.removeprefix(before))
-        left.remove(taken[-1])
-    _chosen(player, op, records, multi.separator.join(taken), taken)
+        chosen.append(decision.removeprefix(before))
+        remaining.remove(chosen[-1])
+    _chosen(player, op, records, multi.separator.join(chosen), chosen)
 
 
 def select(player: Player, op: SelectOp) -> None:
@@ -171,9 +176,9 @@ def select(player: Player, op: SelectOp) -> None:
 
 
 def _picked(player: Player, op: SelectOp, selection: Selection | None, decision: ChoicesDecision) -> None:
-    if not player.is_at(op):  # as in _accept
+    if not player.is_current(op):  # as in _accept
         return
-    player.transcript.choose(decision.decision)
+    player.transcript.append_choice(decision.decision)
     record = selection or Selection((), picked=decision.decision), decision
     _chosen(player, op, record, decision.decision, decision.decision)
 
@@ -181,7 +186,7 @@ def _picked(player: Player, op: SelectOp, selection: Selection | None, decision:
 def _chosen(player: Player, op: SelectOp, record: Any, text: str, value: str | list[str]) -> None:
     """Sets the variable of a selection, and closes its text log."""
     op.variable.record = record
-    op.variable.behind = player.transcript.behind
+    op.variable.end_place = player.transcript.end_place
     op.ended = player.run.account.played(record)
     if op.log is not None:
         op.log.append(text)

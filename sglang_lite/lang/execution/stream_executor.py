@@ -171,7 +171,7 @@ class StreamExecutor:
 
     @property
     def error_(self) -> SglError | None:
-        self._player.see_failure()
+        self._player.mark_failure_reported()
         return self._player.failure
 
     def error(self) -> SglError | None:

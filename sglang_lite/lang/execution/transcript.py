@@ -28,7 +28,7 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Image | Reasoned
-Behind: TypeAlias = tuple[int, int, tuple[str, int] | None]  # numbers of pieces and finished turns, and the open turn
+EndPlace: TypeAlias = tuple[int, int, tuple[str, int] | None]  # numbers of pieces and finished turns, and the open turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Place:
     pieces: int
     messages: int
     turn: tuple[str, int] | None
-    walk: ByteMatcher | None
+    matcher: ByteMatcher | None
 
 
 class Transcript:
@@ -48,11 +48,12 @@ class Transcript:
         pieces: pieces of the text, in order.
         messages: finished turns.
         log: text log that is written while the text grows, or None if no stream is read.
-        walk: matcher of the open grammar, or None if no grammar is open.
+        matcher: matcher of the open grammar, or None if no grammar is open.
     """
 
     __slots__ = (
-        "_forks", "_images", "_known", "_mixed", "_start", "_told", "_turn", "log", "messages", "pieces", "walk",
+        "_cached_pieces", "_forks", "_images", "_mixed", "_span_cache", "_start", "_turn", "log", "matcher", "messages",
+        "pieces",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
@@ -60,22 +61,22 @@ class Transcript:
         self.messages: list[Message] = []
         self.log = log
         self._turn: tuple[str, int] | None = None  # role of the open turn, and index of its first piece
-        self.walk: ByteMatcher | None = None
-        self._known: list[Span] = []  # cached spans …
-        self._told = 0  # … and the number of pieces that they cover
+        self.matcher: ByteMatcher | None = None
+        self._span_cache: list[Span] = []  # cached spans …
+        self._cached_pieces = 0  # … and the number of pieces that they cover
         self._mixed = self._images = False  # some pieces may be other than plain text; images
         self._start = 0  # index of the first piece after the fork
         self._forks: tuple[int, ...] = ()  # number of finished turns at each fork
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def write(self, node: Text) -> None:
+    def append_text(self, node: Text) -> None:
         """Appends text of the program. Raises ConstraintError if the open grammar does not allow the text."""
         text = node.text
         if not text:
             return
-        if self.walk is not None:
-            self.walk.push(text)
+        if self.matcher is not None:
+            self.matcher.push(text)
         if node.special and node.ids is None:
             self.pieces.append(text)
         else:
@@ -84,33 +85,33 @@ class Transcript:
         if self.log is not None:
             self.log.append(text)
 
-    def choose(self, text: str) -> None:
+    def append_choice(self, text: str) -> None:
         """Appends a chosen text. Inside a turn, special tokens written in it are plain text."""
-        self.write(Text(text, special=self._turn is None))
+        self.append_text(Text(text, special=self._turn is None))
 
-    def append(self, pieces: Sequence[Piece]) -> Behind:
+    def append_generated(self, pieces: Sequence[Piece]) -> EndPlace:
         """Appends pieces that a backend has generated; they were logged while they came. Returns the place behind
         them."""
         start = len(self.pieces)
         self.pieces += pieces
         self._mixed = True
-        if self.walk is not None:
-            self.walk.push(self.text(start))
+        if self.matcher is not None:
+            self.matcher.push(self.text(start))
         return len(self.pieces), len(self.messages), self._turn
 
-    def take(self, pieces: Sequence[Piece]) -> None:
+    def append_joined(self, pieces: Sequence[Piece]) -> None:
         """Appends pieces of joined branches, and logs their text."""
         start = len(self.pieces)
-        self.append(pieces)
+        self.append_generated(pieces)
         self._images = self._images or Image in map(type, pieces)
         if self.log is not None:
             self.log.append(self.text(start))
 
-    def show(self, node: ImagePart) -> None:
+    def append_image(self, node: ImagePart) -> None:
         """Appends an image and its placeholder text."""
         self.pieces.append(node.image)
         self._mixed = self._images = True
-        self.write(Text(node.text))
+        self.append_text(Text(node.text))
 
     def begin_turn(self, node: TurnBegin) -> None:
         self._turn = node.role, len(self.pieces)
@@ -124,11 +125,11 @@ class Transcript:
     def begin_grammar(self, node: GrammarBegin) -> None:
         from sglang_lite.constraints.byte_matcher import ByteMatcher
 
-        self.walk = ByteMatcher(node.constraint)
+        self.matcher = ByteMatcher(node.constraint)
 
     def end_grammar(self, node: GrammarEnd) -> None:
         """Closes the grammar. Raises ConstraintError if its text is not complete."""
-        walk, self.walk = self.walk, None
+        walk, self.matcher = self.matcher, None
         if walk is not None:
             walk.end()
 
@@ -139,52 +140,52 @@ class Transcript:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
         """
         self.pieces, self.messages, self._turn = list(pieces), list(messages), turn
-        self._look()
+        self._refresh_caches()
 
-    def _look(self) -> None:
+    def _refresh_caches(self) -> None:
         """Recomputes the cached facts about the pieces, after pieces were removed or replaced."""
-        self._known, self._told = [], 0
+        self._span_cache, self._cached_pieces = [], 0
         self._mixed, self._images = not {str}.issuperset(map(type, self.pieces)), Image in map(type, self.pieces)
 
     # ------------------------------------------------------------------------------------------ places
 
     def fork(self, other: Transcript) -> None:
         """Initialises an empty transcript as a copy that continues from here."""
-        other.begin(
-            list(self.pieces), list(self.messages), self._turn, self.walk and self.walk.copy(),
+        other.init_fork(
+            list(self.pieces), list(self.messages), self._turn, self.matcher and self.matcher.copy(),
             (*self._forks, len(self.messages)), mixed=self._mixed, images=self._images,
         )  # fmt: skip
         if self.log is not None and other.log is not None:
             other.log.append(self.text())
 
-    def begin(
-        self, pieces: list[Piece], messages: list[Message], turn: tuple[str, int] | None, walk: ByteMatcher | None,
+    def init_fork(
+        self, pieces: list[Piece], messages: list[Message], turn: tuple[str, int] | None, matcher: ByteMatcher | None,
         forks: tuple[int, ...], *, mixed: bool, images: bool,
     ) -> None:  # fmt: skip
         """Initialises a fork with the parent's content. The lists become its own.
 
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
-            walk: copy of the open grammar's matcher, or None.
+            matcher: copy of the open grammar's matcher, or None.
             forks: number of finished turns at each fork on the way here.
             mixed: whether some pieces may be other than plain text.
             images: whether some pieces may be images.
         """
-        self.pieces, self.messages, self._turn, self.walk = pieces, messages, turn, walk
+        self.pieces, self.messages, self._turn, self.matcher = pieces, messages, turn, matcher
         self._start, self._forks, self._mixed, self._images = len(pieces), forks, mixed, images
 
     def place(self) -> Place:
-        return Place(len(self.pieces), len(self.messages), self._turn, self.walk and self.walk.copy())
+        return Place(len(self.pieces), len(self.messages), self._turn, self.matcher and self.matcher.copy())
 
     def go_back(self, place: Place) -> None:
-        self._turn, self.walk = place.turn, place.walk and place.walk.copy()
+        self._turn, self.matcher = place.turn, place.matcher and place.matcher.copy()
         del self.pieces[place.pieces :], self.messages[place.messages :]
-        self._look()
+        self._refresh_caches()
 
     # ------------------------------------------------------------------------------------------ reading
 
     @property
-    def behind(self) -> Behind:
+    def end_place(self) -> EndPlace:
         """Place behind the last piece."""
         return len(self.pieces), len(self.messages), self._turn
 
@@ -249,15 +250,15 @@ class Transcript:
         return tuple(dict.fromkeys(count for count in (*reversed(self._forks), *before) if count))
 
     def _spans(self, same_model: bool) -> tuple[Span, ...]:
-        for piece in self.pieces[self._told :]:
+        for piece in self.pieces[self._cached_pieces :]:
             if isinstance(piece, str):
-                self._known.append(Span(piece))
+                self._span_cache.append(Span(piece))
             elif not isinstance(piece, Image):
-                self._known += (piece,) if isinstance(piece, Span) else piece.spans
-        self._told = len(self.pieces)
+                self._span_cache += (piece,) if isinstance(piece, Span) else piece.spans
+        self._cached_pieces = len(self.pieces)
         if same_model:
-            return tuple(self._known)
-        return tuple([Span(s.text, special=s.special and s.ids is None) for s in self._known])
+            return tuple(self._span_cache)
+        return tuple([Span(s.text, special=s.special and s.ids is None) for s in self._span_cache])
 
 
 def _content(pieces: Sequence[Piece]) -> tuple[str | Image, ...]:

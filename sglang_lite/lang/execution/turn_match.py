@@ -25,7 +25,7 @@ _SKIPPED = 2  # maximum number of non-blank lines before a line that begins with
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class TurnHole:
     """Generation in a turn, as far as reading an answer is concerned.
 
     Attributes:
@@ -40,11 +40,11 @@ class Hole:
     fits: Callable[[str], bool] | None = None
 
 
-Part: TypeAlias = str | Hole
+TurnPart: TypeAlias = str | TurnHole
 
 
 @dataclass(frozen=True, slots=True)
-class OverrunAnswer:
+class UnstoppedAnswer:
     """Answer that was not stopped at the end of its first generation.
 
     Attributes:
@@ -61,7 +61,7 @@ class OverrunAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class TurnValue:
     """Text of one generation, found in an answer.
 
     Attributes:
@@ -80,24 +80,24 @@ class Reading:
 
     Attributes:
         values: values of the first holes, up to the first one that was not found.
-        thrown: number of the answer's tokens that are in no value and no constant, estimated by their share of the
-            characters.
+        unused_tokens: number of the answer's tokens that are in no value and no constant, estimated by their share of
+            the characters.
     """
 
-    values: tuple[Value, ...]
-    thrown: int
+    values: tuple[TurnValue, ...]
+    unused_tokens: int
 
 
-def read(answer: OverrunAnswer, parts: Sequence[Part]) -> Reading:
+def read(answer: UnstoppedAnswer, parts: Sequence[TurnPart]) -> Reading:
     """Reads the parts of a turn, from the first on, out of an answer.
 
     The first constant may stand some lines further down, too. A generation ends at its first stop string, or with the
     answer if the model has ended that. Blanks alone are not a value.
     """
-    text, values = answer.text, list[Value]()
-    begun = at = 0
+    text, values = answer.text, list[TurnValue]()
+    start_of_turn = at = 0
     for place, part in enumerate(parts):
-        if isinstance(part, Hole):
+        if isinstance(part, TurnHole):
             ends = itertools.takewhile(lambda p: isinstance(p, str), parts[place + 1 :])
             found = _value(part, "".join(map(str, ends)), answer, at)
             if found is None:
@@ -107,12 +107,12 @@ def read(answer: OverrunAnswer, parts: Sequence[Part]) -> Reading:
             if value.cut:
                 break
         else:
-            stood = _after(part, text, at, values) if place else _first(part, text)
-            if stood is None:
+            span = _after(part, text, at, values) if place else _first(part, text)
+            if span is None:
                 break
-            start, at = stood
-            begun = begun if place else start
-    return Reading(tuple(values), _unused(answer, at - begun if values else 0))
+            start, at = span
+            start_of_turn = start_of_turn if place else start
+    return Reading(tuple(values), _unused(answer, at - start_of_turn if values else 0))
 
 
 def _first(constant: str, text: str) -> tuple[int, int] | None:
@@ -120,7 +120,7 @@ def _first(constant: str, text: str) -> tuple[int, int] | None:
     return _line(constant, text, 0) if constant.strip() else (0, 0)
 
 
-def _after(constant: str, text: str, at: int, values: Sequence[Value]) -> tuple[int, int] | None:
+def _after(constant: str, text: str, at: int, values: Sequence[TurnValue]) -> tuple[int, int] | None:
     """Span of a constant behind a value or another constant, or None if it is not found. The constant may begin with
     the stop string that ended the value, or behind it."""
     pattern = _pattern(constant)
@@ -162,7 +162,7 @@ def _words(constant: str) -> str:
     return r"\s+".join(_BLANKS.join(map(re.escape, word)) for word in words) + ends
 
 
-def _value(hole: Hole, behind: str, answer: OverrunAnswer, at: int) -> tuple[Value, int] | None:
+def _value(hole: TurnHole, behind: str, answer: UnstoppedAnswer, at: int) -> tuple[TurnValue, int] | None:
     """Value that begins at `at`, and its end; None if no value is there, or its end is unknown.
 
     Args:
@@ -173,17 +173,19 @@ def _value(hole: Hole, behind: str, answer: OverrunAnswer, at: int) -> tuple[Val
     stops = StopMatcher(hole.stops)
     text = stops.push(answer.text[at:])
     text += stops.flush() if stops.matched is None else ""
-    left = _limited(hole, answer, at, at + len(text))
-    if left is None or not text[:left].strip():
+    length = _limited(hole, answer, at, at + len(text))
+    if length is None or not text[:length].strip():
         return None
-    if left < len(text):
-        return Value(text[:left], cut=True), at + left
+    if length < len(text):
+        return TurnValue(text[:length], cut=True), at + length
     if stops.matched is None and not answer.ended:
         return None
-    return Value(text, stops.matched), at + len(text)
+    return TurnValue(text, stops.matched), at + len(text)
 
 
-def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str, at: int) -> tuple[Value, int] | None:
+def _constrained(
+    hole: TurnHole, fits: Callable[[str], bool], behind: str, text: str, at: int
+) -> tuple[TurnValue, int] | None:
     """Shortest text before the constant `behind` that satisfies the constraint, if need be without the blanks around
     it."""
     ends = [match.start() for match in _pattern(behind).finditer(text, at)] if behind.strip() else []
@@ -191,11 +193,11 @@ def _constrained(hole: Hole, fits: Callable[[str], bool], behind: str, text: str
         for value in dict.fromkeys((text[at:end], text[at:end].strip())):
             short = hole.max_tokens is None or len(value.encode()) <= hole.max_tokens  # a token has a byte
             if short and value.strip() and fits(value):
-                return Value(value), end
+                return TurnValue(value), end
     return None
 
 
-def _limited(hole: Hole, answer: OverrunAnswer, start: int, end: int) -> int | None:
+def _limited(hole: TurnHole, answer: UnstoppedAnswer, start: int, end: int) -> int | None:
     """Number of characters that the limit on tokens leaves of a text, or None if that is unknown."""
     length, limit = end - start, hole.max_tokens
     if limit is None or answer.count <= limit or len(answer.text[start:end].encode()) <= limit:  # a token has a byte
@@ -207,7 +209,7 @@ def _limited(hole: Hole, answer: OverrunAnswer, start: int, end: int) -> int | N
     return length if len(ends) < limit else min(length, ends[limit - 1] - start)
 
 
-def _unused(answer: OverrunAnswer, used: int) -> int:
+def _unused(answer: UnstoppedAnswer, used: int) -> int:
     """Number of an answer's tokens outside the `used` characters."""
     length = len(answer.text)
     return round(answer.count * (length - used) / length) if length else answer.count

@@ -29,11 +29,11 @@ _ALONE = (
 )  # fmt: skip
 
 Generated: TypeAlias = SglGen | SglSelect
-By: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
+Strategy: TypeAlias = Literal["object", "text", "ahead", "asked", "asked_ahead", "refused"]
 
 
 @dataclass(slots=True)
-class Span:
+class TurnSpan:
     """Adjacent text, generations and selections of a statement, within one turn.
 
     Attributes:
@@ -47,30 +47,34 @@ class Span:
     places: list[int] = field(default_factory=list)
 
     @property
-    def asked(self) -> list[Generated]:
+    def generated(self) -> list[Generated]:
         """Generations and selections of the span."""
         return [part for part in self.parts if not isinstance(part, str)]
 
     @property
-    def begun(self) -> bool:
-        """True if the span has several generations, or visible text besides its only one."""
-        return len(self.asked) > 1 or bool(self.first_behind[1].strip())
+    def continues_turn(self) -> bool:
+        """True if a generation of the span stands behind visible text or another generation, so that the model has to
+        continue a begun turn."""
+        return len(self.generated) > 1 or bool(self.first_behind[1].strip())
 
     @property
     def first_behind(self) -> tuple[Generated, str]:
-        """First generation with visible text before it, and that text; if there is none, the last generation and all
-        text of the span."""
-        before = ""
+        """First generation with visible text before it, and that text; if there is none, the last generation and the
+        text before it."""
+        before, found = "", None
         for part in self.parts:
             if isinstance(part, str):
                 before += part
-            elif before.strip():
-                return part, before
-        return self.asked[-1], before
+            else:
+                found = part, before
+                if before.strip():
+                    break
+        assert found is not None, "spans have a generation"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TurnContext:
     """Circumstances that a statement's turns are planned for.
 
     Attributes:
@@ -95,34 +99,36 @@ class TurnPlan:
     """Plan of a span whose generations are not asked for one by one as if each stood alone.
 
     Attributes:
-        by: "object": one call for a JSON object with all values; "text": one call for the whole text, under a grammar;
-            "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun turn and
-            asked to continue; "asked_ahead": both; "refused": the backend can't do it.
+        strategy: "object": one call for a JSON object with all values; "text": one call for the whole text, under a
+            grammar; "ahead": a call may bring later generations besides its own; "asked": the model is shown the begun
+            turn and asked to continue; "asked_ahead": both; "refused": the backend can't do it.
         stops: stop strings of the chat template, which end any generation in a turn.
-        drawn: sampling parameters common to all generations; None if they differ, so that no call brings several.
+        common_params: sampling parameters common to all generations; None if they differ, so that no call brings
+            several.
         fields: parts of the object or of the text.
-        refusal: the refused generation, what can't be done, and what to do instead; None unless `by` is "refused".
+        refusal: the refused generation, what can't be done, and what to do instead; None unless `strategy` is
+            "refused".
     """
 
-    by: By
-    span: Span
+    strategy: Strategy
+    span: TurnSpan
     stops: tuple[str, ...] = ()
-    drawn: SamplingParams | None = None
+    common_params: SamplingParams | None = None
     fields: tuple[str | TurnField, ...] = ()
     refusal: tuple[Generated, str, str] | None = None
 
     @property
-    def asked(self) -> bool:
+    def asks_to_continue(self) -> bool:
         """True if the model is shown the begun turn and asked to continue."""
-        return self.by in ("asked", "asked_ahead")
+        return self.strategy in ("asked", "asked_ahead")
 
     @property
     def ahead(self) -> bool:
         """True if a call may bring later generations besides its own."""
-        return self.by in ("ahead", "asked_ahead")
+        return self.strategy in ("ahead", "asked_ahead")
 
 
-def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnPlan, int]]:
+def plan(parts: Sequence[Expression], setting: TurnContext) -> dict[int, tuple[TurnPlan, int]]:
     """Plans of a statement's turns, by the indices of their generations in the statement, each with the generation's
     index in its turn. Generations that are asked for alone are left out."""
     if setting.backend.turn_rules is None:
@@ -137,17 +143,17 @@ def plan(parts: Sequence[Expression], setting: Setting) -> dict[int, tuple[TurnP
     return plans
 
 
-def stops_of(asked: Generated, outer: SamplingParams) -> tuple[str, ...]:
+def stops_of(generation: Generated, outer: SamplingParams) -> tuple[str, ...]:
     """Stop strings of a generation; a selection has none."""
-    if isinstance(asked, SglSelect):
+    if isinstance(generation, SglSelect):
         return ()
-    stops = merge(outer, asked.node.params).stop
+    stops = merge(outer, generation.node.params).stop
     return () if isinstance(stops, Unset) else stops
 
 
-def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, Span]]:
+def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str | None, TurnSpan]]:
     """Yields the spans of a statement that contain a generation, each with the role of its turn."""
-    span = Span(begins=False)
+    span = TurnSpan(begins=False)
     for place, part in enumerate(parts):
         match part:
             case Text():
@@ -161,32 +167,32 @@ def _spans(parts: Sequence[Expression], role: str | None) -> Iterator[tuple[str 
                 if span.places:
                     yield role, span
                 role = part.role if isinstance(part, TurnBegin) else None if isinstance(part, TurnEnd) else role
-                span = Span(begins=isinstance(part, TurnBegin))
+                span = TurnSpan(begins=isinstance(part, TurnBegin))
     if span.places:
         yield role, span
 
 
-def _planned(span: Span, setting: Setting, stops: tuple[str, ...]) -> TurnPlan | None:
+def _planned(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> TurnPlan | None:
     rules = setting.backend.turn_rules
     assert rules is not None
-    drawn = _drawn_alike(span.asked, setting.params)
+    common = _common_params(span.generated, setting.params)
     # A single generation is continued if the backend can continue it.
-    needed = len(span.asked) > 1 or not rules.continues_constrained
-    if span.begun and drawn is not None and needed:
+    needed = len(span.generated) > 1 or not rules.continues_constrained
+    if span.continues_turn and common is not None and needed:
         if rules.enforces_schemas and (fields := _fields(span, setting, "object", free=rules.begun_turns == "asked")):
-            return TurnPlan("object", span, stops, drawn, fields)
+            return TurnPlan("object", span, stops, common, fields)
         by_text = rules.enforces_grammars and rules.begun_turns != "continued"
         if by_text and (fields := _fields(span, setting, "text", free=False)):
-            return TurnPlan("text", span, stops, drawn, fields)
-    ahead = setting.ahead and drawn is not None and span.begun
+            return TurnPlan("text", span, stops, common, fields)
+    ahead = setting.ahead and common is not None and span.continues_turn
     if rules.begun_turns == "continued":
-        return TurnPlan("ahead", span, stops, drawn) if ahead and len(span.asked) > 1 else None
+        return TurnPlan("ahead", span, stops, common) if ahead and len(span.generated) > 1 else None
     if rules.begun_turns == "asked" or setting.speculation is not None:
-        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, drawn)
-    if span.begun:
-        asked, before = span.first_behind
+        return TurnPlan("asked_ahead" if ahead else "asked", span, stops, common)
+    if span.continues_turn:
+        generation, before = span.first_behind
         feature = f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
-        return TurnPlan("refused", span, refusal=(asked, feature, _INSTEAD))
+        return TurnPlan("refused", span, refusal=(generation, feature, _INSTEAD))
     return None
 
 
@@ -196,11 +202,11 @@ _INSTEAD = (
 )
 
 
-def _drawn_alike(asked: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
+def _common_params(generations: Sequence[Generated], outer: SamplingParams) -> SamplingParams | None:
     """Sampling parameters common to all generations, apart from `_OWN`. None if one call can't bring all of them: they
     are drawn differently, or need details of their tokens."""
-    alike = None
-    for part in asked:
+    common = None
+    for part in generations:
         if isinstance(part, SglSelect):
             continue
         options = part.options or GenOptions()
@@ -209,11 +215,11 @@ def _drawn_alike(asked: Sequence[Generated], outer: SamplingParams) -> SamplingP
             return None
         if params.max_tokens == 0 or any(getattr(params, name) not in (UNSET, False) for name in _ALONE):
             return None
-        drawn = _without_own(params)
-        alike = alike or drawn
-        if drawn != alike:
+        own = _without_own(params)
+        common = common or own
+        if own != common:
             return None
-    return alike or _without_own(outer)
+    return common or _without_own(outer)
 
 
 def _without_own(params: SamplingParams) -> SamplingParams:
@@ -221,7 +227,7 @@ def _without_own(params: SamplingParams) -> SamplingParams:
 
 
 def _fields(
-    span: Span, setting: Setting, form: Literal["object", "text"], *, free: bool
+    span: TurnSpan, setting: TurnContext, form: Literal["object", "text"], *, free: bool
 ) -> tuple[str | TurnField, ...]:
     """Parts of an object, or of a text, that brings a whole span; empty if the backend does not support it.
 
@@ -245,7 +251,7 @@ def _fields(
         return ()
     try:
         params = msgspec.structs.replace(setting.params, stop=UNSET)
-        setting.backend.check(span.asked[0], params, whole, setting.where)
+        setting.backend.check(span.generated[0], params, whole, setting.where)
     except CapabilityError:
         return ()
     return tuple(parts)

@@ -67,7 +67,7 @@ class Fingerprint:
         self.parts: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
         self._names: dict[int, str] = {}  # part names of the functions and classes that were read, by id
-        self._kept: list[Any] = []  # keeps values alive, so that no id is reused
+        self._alive: list[Any] = []  # keeps values alive, so that no id is reused
         self._open: list[int] = []  # ids of the values being read, which may contain themselves
         self._package = ""
 
@@ -92,7 +92,7 @@ class Fingerprint:
             number += 1
             name = f"{words} ({number})"
         self._names[id(value)] = name
-        self._kept.append(value)
+        self._alive.append(value)
         return name
 
     def _value(self, value: Any) -> str:
@@ -177,9 +177,9 @@ class Fingerprint:
 
     def _function(self, function: FunctionType) -> str:
         """Name of the part with the function's code. Values that the function reads are added as further parts."""
-        known = self._names.get(id(function))
-        if known is not None:
-            return known
+        existing = self._names.get(id(function))
+        if existing is not None:
+            return existing
         module, qualname = function.__module__ or "", function.__qualname__
         installed = self._installed(module, function.__code__.co_filename)
         if installed and "<" not in qualname:
@@ -194,9 +194,9 @@ class Fingerprint:
 
     def _class(self, kind: type) -> str:
         """Name of the part with the class's bases. The members that its body defines are added as further parts."""
-        known = self._names.get(id(kind))
-        if known is not None:
-            return known
+        existing = self._names.get(id(kind))
+        if existing is not None:
+            return existing
         module = kind.__module__
         if self._installed(module, getattr(sys.modules.get(module), "__file__", None)):
             return f"{module}.{kind.__qualname__}"
@@ -283,11 +283,11 @@ def _read_by(function: FunctionType, *, follow: bool, own: Any) -> dict[str, Any
                 read[name] = None
     if not follow:
         return read
-    given: Mapping[str, Any] = function.__globals__
+    namespace: Mapping[str, Any] = function.__globals__
     loaded = sorted({step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored)
-    read.update({name: given[name] for name in loaded if name in given})
+    read.update({name: namespace[name] for name in loaded if name in namespace})
     modules = [(name, value) for name, value in read.items() if isinstance(value, ModuleType)]
-    modules += [(module.__name__, module) for module in _imported(steps, given.get("__package__"))]
+    modules += [(module.__name__, module) for module in _imported(steps, namespace.get("__package__"))]
     names = sorted({name for code in codes for name in code.co_names})
     seen = set[int]()
     while modules:

@@ -17,7 +17,7 @@ from sglang_lite.protocol import ProgramError
 from sglang_lite.protocol.anything import UserValue
 
 
-def packed(value: UserValue, what: str) -> UserValue:
+def to_json_data(value: UserValue, what: str) -> UserValue:
     """Value as JSON data. Values of types beyond JSON's are wrapped with the name of their type.
 
     Args:
@@ -31,15 +31,15 @@ def packed(value: UserValue, what: str) -> UserValue:
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, list):
-        return [packed(item, what) for item in value]
+        return [to_json_data(item, what) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: packed(item, what) for key, item in value.items()}
+        return {key: to_json_data(item, what) for key, item in value.items()}
     kind: Any = type(value)
     data: Any = None
     if kind in (tuple, set, frozenset):
-        data = [packed(item, what) for item in value]
+        data = [to_json_data(item, what) for item in value]
     elif kind is dict:
-        data = [[packed(key, what), packed(item, what)] for key, item in value.items()]
+        data = [[to_json_data(key, what), to_json_data(item, what)] for key, item in value.items()]
     elif inspect.isfunction(value):  # the function of a ToolCall
         kind, data = value, value.__name__
     elif isinstance(value, enum.Enum):
@@ -49,12 +49,12 @@ def packed(value: UserValue, what: str) -> UserValue:
     elif hasattr(value, "model_dump"):
         data = value.model_dump(mode="json")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        data = {f.name: packed(getattr(value, f.name), what) for f in dataclasses.fields(value)}
+        data = {f.name: to_json_data(getattr(value, f.name), what) for f in dataclasses.fields(value)}
     elif isinstance(value, msgspec.Struct):
-        data = {name: packed(getattr(value, name), what) for name in value.__struct_fields__}
+        data = {name: to_json_data(getattr(value, name), what) for name in value.__struct_fields__}
     name = f"{kind.__module__}:{kind.__qualname__}"
     with contextlib.suppress(ImportError, AttributeError):
-        if data is not None and named(name) is kind:
+        if data is not None and import_by_name(name) is kind:
             return {"$type": name, "$value": data}
     raise ProgramError(
         f"{what} is a {kind.__name__}, which can't be saved to a file.",
@@ -62,7 +62,7 @@ def packed(value: UserValue, what: str) -> UserValue:
     )
 
 
-def named(name: str) -> UserValue:
+def import_by_name(name: str) -> UserValue:
     """Class or function with the name `module:qualified.name`. Imports the module."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
@@ -71,8 +71,8 @@ def named(name: str) -> UserValue:
     return found
 
 
-def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
-    """Value from the result of `packed`.
+def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
+    """Value from the result of `to_json_data`.
 
     Args:
         find: returns the class or function of a name. Raises if the name is unknown, or its class must not be
@@ -82,20 +82,20 @@ def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
         ValueError: a type is not one of a saved value.
     """
     if isinstance(value, list):
-        return [unpacked(item, find) for item in value]
+        return [from_json_data(item, find) for item in value]
     if not isinstance(value, dict):
         return value
     if "$type" not in value:
-        return {key: unpacked(item, find) for key, item in value.items()}
+        return {key: from_json_data(item, find) for key, item in value.items()}
     kind, data = find(value["$type"]), value["$value"]
     if inspect.isfunction(kind):
         return kind
     if kind is int:
         return int(data)
     if kind in (tuple, set, frozenset):
-        return kind(unpacked(item, find) for item in data)
+        return kind(from_json_data(item, find) for item in data)
     if kind is dict:
-        return {unpacked(key, find): unpacked(item, find) for key, item in data}
+        return {from_json_data(key, find): from_json_data(item, find) for key, item in data}
     if issubclass(kind, enum.Enum):
         return kind[data]
     if issubclass(kind, datetime.date | datetime.time):
@@ -103,5 +103,5 @@ def unpacked(value: UserValue, find: Callable[[str], UserValue]) -> UserValue:
     if hasattr(kind, "model_validate"):
         return kind.model_validate(data)
     if hasattr(kind, "__dataclass_fields__") or issubclass(kind, msgspec.Struct):
-        return kind(**unpacked(data, find))
+        return kind(**from_json_data(data, find))
     raise ValueError(f"{value['$type']} is not the type of a saved value")

@@ -91,41 +91,41 @@ class RememberingBackend(DelegatingBackend):
     def open_program(self, sink: ProgramSink, *, stream: bool, priority: int = 0) -> ProgramAtBackend:
         return self.backend.open_program(sink, stream=stream, **priority_keywords(priority))
 
-    def _known(self, asked: str) -> SavedAnswer | None:
-        return self._answers[asked].popleft() if self._answers.get(asked) else None
+    def _next_answer(self, question: str) -> SavedAnswer | None:
+        return self._answers[question].popleft() if self._answers.get(question) else None
 
     def saved_answers(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None
     ) -> Sequence[Generation] | None:
-        known = self._known(Question(prompt.text, prompt.images).digest(params, constraint))
-        if known is None:
+        saved = self._next_answer(Question(prompt.text, prompt.images).digest(params, constraint))
+        if saved is None:
             return self.backend.saved_answers(prompt, params, constraint)
-        answers = [answer for answer in known.answers if isinstance(answer, Generation)]
+        answers = [answer for answer in saved.answers if isinstance(answer, Generation)]
         # A remembered answer costs nothing.
         return [msgspec.structs.replace(answer, usage=Usage()) for answer in answers]
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        known = self.saved_answers(prompt, params, constraint)
-        if known is None:
+        remembered = self.saved_answers(prompt, params, constraint)
+        if remembered is None:
             async for event in self.backend.agenerate(prompt, params, constraint, stream=stream):
                 yield event
             return
-        for answer in known:
+        for answer in remembered:
             yield answer
 
     async def aselect(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection:
-        known = self.saved_selection(prompt, choices, unconditional=unconditional)
-        if known is None:
+        remembered = self.saved_selection(prompt, choices, unconditional=unconditional)
+        if remembered is None:
             return await self.backend.aselect(prompt, choices, unconditional=unconditional)
-        return known
+        return remembered
 
     def saved_selection(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> Selection | None:
-        known = self._known(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
-        if known is None:
+        saved = self._next_answer(Question(prompt.text, prompt.images).digest(tuple(choices), unconditional))
+        if saved is None:
             return self.backend.saved_selection(prompt, choices, unconditional=unconditional)
-        (answer,) = known.answers
+        (answer,) = saved.answers
         assert isinstance(answer, SavedChoice)
         if answer.decision not in choices:
             raise ParameterError("value", f"{answer.decision!r:.60} is not one of the choices {list(choices)!r:.200}.")
@@ -219,13 +219,13 @@ class _Reader:
                     self._add(*(("", [piece]) if isinstance(piece, Image) else (getattr(piece, "text", piece), [])))
 
     def _generation(self, op: GenOp) -> Iterator[SavedAnswer]:
-        own = op.own.options is None or op.own.options.backend is None
+        own = op.expression.options is None or op.expression.options.backend is None
         constraint = op.node.constraint
         if self._grammar is not None:
             constraint = Continuation(*self._grammar, constraint)
         record = op.variable.record
         samples = () if record is None else tuple(record) if isinstance(record, list) else (record,)
-        attempts = [*(refused.answers for refused in op.refused), samples]
+        attempts = [*(refused.answers for refused in op.failed_attempts), samples]
         name = self._names.get(id(op.variable))
         for i, answers in enumerate(attempts):
             params = op.node.params
@@ -239,23 +239,25 @@ class _Reader:
             self._add("".join(span.text for span in spans) if spans else samples[0].text)
 
     def _selection(self, op: SelectOp) -> Iterator[SavedAnswer]:
-        record, multi = op.variable.record, op.own.multi
+        record, multi = op.variable.record, op.expression.multi
         if record is None or isinstance(record, dict):
             return
-        left = list(op.node.choices)
-        for taken, (selection, decision) in enumerate(record if isinstance(record, list) else [record]):
-            choices: Sequence[str] = left
-            if multi is not None and taken:
-                choices = [multi.separator + choice for choice in left] + [multi.end]
+        remaining = list(op.node.choices)
+        for count, (selection, decision) in enumerate(record if isinstance(record, list) else [record]):
+            choices: Sequence[str] = remaining
+            if multi is not None and count:
+                choices = [multi.separator + choice for choice in remaining] + [multi.end]
             if selection.scores:  # only the choices that the open grammar allows have scores
                 choices = [score.text for score in selection.scores]
-            asked = self._question.digest(tuple(choices), op.own.choices_method.requires_unconditional_logprobs)
-            yield SavedAnswer(asked, self._names.get(id(op.variable)), (choice_of(selection, decision),))
+            question = self._question.digest(
+                tuple(choices), op.expression.choices_method.requires_unconditional_logprobs
+            )
+            yield SavedAnswer(question, self._names.get(id(op.variable)), (choice_of(selection, decision),))
             if multi is not None and decision.decision == multi.end:
                 break
             self._add(decision.decision)
             if multi is not None:
-                left.remove(decision.decision.removeprefix(multi.separator) if taken else decision.decision)
+                remaining.remove(decision.decision.removeprefix(multi.separator) if count else decision.decision)
 
 
 def choice_of(selection: Selection, decision: ChoicesDecision) -> SavedChoice:

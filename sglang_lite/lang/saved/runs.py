@@ -15,11 +15,11 @@ from sglang_lite.lang.backend.base_backend import BaseBackend
 from sglang_lite.lang.concurrency.variables import Variable
 from sglang_lite.lang.execution.branch import Branch
 from sglang_lite.lang.execution.player import Player
-from sglang_lite.lang.execution.run import Calling, Run, RunSettings
+from sglang_lite.lang.execution.run import BoundCall, Run, RunSettings
 from sglang_lite.lang.execution.transcript import Piece, Reasoned
 from sglang_lite.lang.expressions import BaseProgram
 from sglang_lite.lang.saved.fingerprint import Fingerprint
-from sglang_lite.lang.saved.kept_values import packed, unpacked
+from sglang_lite.lang.saved.kept_values import from_json_data, to_json_data
 from sglang_lite.lang.saved.rerun import answers_of, choice_of
 from sglang_lite.program.choosing import ChoicesDecision
 from sglang_lite.protocol import (
@@ -66,8 +66,8 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
         ProgramError: a grammar or a scope is open, or the value of a variable can't be saved.
     """
     run, transcript = branch.run, branch.player.transcript
-    if transcript.walk is not None or branch.names.scopes:
-        what = "a grammar" if transcript.walk is not None else f"the scope {next(iter(branch.names.scopes))!r}"
+    if transcript.matcher is not None or branch.names.scopes:
+        what = "a grammar" if transcript.matcher is not None else f"the scope {next(iter(branch.names.scopes))!r}"
         raise ProgramError(f"the state can't be saved while {what} is open.", hint="Save it after the end of that.")
     called, parts = run.called if again else None, Fingerprint()
     if called is not None:
@@ -87,15 +87,15 @@ def saved_run(branch: Branch, ret_value: object, *, again: bool = True) -> Saved
         pieces=tuple(_piece(piece) for piece in transcript.pieces),
         messages=tuple(transcript.messages),
         turn=transcript.turn,
-        variables=(*variables, SavedVariable("", packed(ret_value, "the return value"))),
+        variables=(*variables, SavedVariable("", to_json_data(ret_value, "the return value"))),
         answers=(*run.remembered, *answers_of(branch.player)) if again else (),
         usage=run.account.usage(),
     )
 
 
-def _arguments(called: Calling) -> SavedVariable | None:
+def _arguments(called: BoundCall) -> SavedVariable | None:
     try:
-        return SavedVariable("", packed([list(called.args), called.kwargs], "an argument"))
+        return SavedVariable("", to_json_data([list(called.args), called.kwargs], "an argument"))
     except ProgramError:
         return None
 
@@ -117,7 +117,7 @@ def _variable(name: str, variable: Variable, *, whole: bool) -> SavedVariable:
     if failure is not None:
         return SavedVariable(name, error=str(failure))
     result = _result(variable.record, whole=whole)
-    return SavedVariable(name, packed(variable.result(), repr(name)), result, behind=variable.behind)
+    return SavedVariable(name, to_json_data(variable.result(), repr(name)), result, behind=variable.end_place)
 
 
 def _result(record: Any, *, whole: bool) -> SavedResult | None:
@@ -158,8 +158,8 @@ def branch_of(
     run = Run(backend, RunSettings(saved.params, seed=saved.seed, retries=saved.retries))
     run.body_open = False
     if program is not None and saved.arguments is not None:
-        args, kwargs = unpacked(saved.arguments.value, find)
-        run.called = Calling(program, tuple(args), kwargs)
+        args, kwargs = from_json_data(saved.arguments.value, find)
+        run.called = BoundCall(program, tuple(args), kwargs)
     player = Player(run)
     player.continue_on(backend)
     branch = Branch(player, saved.branch, saved.nodes)
@@ -171,8 +171,8 @@ def branch_of(
         if each.error is not None:
             variable.fail(ProgramError(each.error))
         else:
-            variable.record, variable.behind = _record(each.result), each.behind
-            variable.set(unpacked(each.value, find))
+            variable.record, variable.end_place = _record(each.result), each.behind
+            variable.set(from_json_data(each.value, find))
         if each.name:
             branch.names.declare(each.name, variable)
         else:
@@ -182,7 +182,7 @@ def branch_of(
     return branch, ret_value
 
 
-def behind(saved: SavedRun, name: str, path: str) -> SavedRun:
+def run_until(saved: SavedRun, name: str, path: str) -> SavedRun:
     """Saved run as it was directly after a node had set the variable `name`.
 
     Args:
@@ -282,10 +282,10 @@ _NOT_SAVED = "Was that written by state.save(path)? Recordings are read by sgl.R
 def classes(program: BaseProgram | None, types: Iterable[type]) -> Callable[[str], UserValue]:
     """Returns a function that finds classes by name without importing anything: plain types, `types`, and the classes
     in the program's module."""
-    known = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
+    allowed = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (*_PLAIN_TYPES, *types)}
 
     def find(name: str) -> Any:
-        found = known.get(name)
+        found = allowed.get(name)
         module, _, path = name.partition(":")
         if found is None and program is not None and module == program.func.__module__:
             found = program.func.__globals__.get(path)

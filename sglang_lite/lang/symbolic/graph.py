@@ -27,11 +27,11 @@ from sglang_lite.lang.symbolic.symbols import (
 from sglang_lite.lang.symbolic.unreached import unreached
 from sglang_lite.program import drawing
 from sglang_lite.program.graph import (
+    AccessStep,
     Branching,
     Change,
     GraphNode,
     GraphRecord,
-    Part,
     Picture,
     Problem,
     Use,
@@ -54,7 +54,7 @@ from sglang_lite.program.nodes import (
     TurnBegin,
     TurnEnd,
 )
-from sglang_lite.program.prefixes import Counter, PrefixTree, prefix_tree
+from sglang_lite.program.prefixes import PrefixTree, TokenCounter, prefix_tree
 from sglang_lite.protocol import UNSET, ParameterError, WireError
 from sglang_lite.protocol.anything import Foreign, UserValue
 
@@ -93,7 +93,7 @@ class Graph(GraphRecord, frozen=True):
         """
         return check(self, backend)
 
-    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: Counter | HasTokenizer) -> PrefixTree:
+    def prefixes(self, rows: Sequence[Mapping[str, UserValue]], tokenizer: TokenCounter | HasTokenizer) -> PrefixTree:
         """Prefixes that runs with these arguments share, and the number of tokens that sharing saves.
 
         Args:
@@ -106,8 +106,8 @@ class Graph(GraphRecord, frozen=True):
         """
         counter: Any = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(counter, "encode_spans"):
-            told = f"a {type(tokenizer).__name__} is not a tokenizer."
-            raise ParameterError("tokenizer", told, hint="Give an engine, or its `tokenizer`.")
+            problem = f"a {type(tokenizer).__name__} is not a tokenizer."
+            raise ParameterError("tokenizer", problem, hint="Give an engine, or its `tokenizer`.")
         for i, row in enumerate(rows):
             for name in self.arguments:
                 if name not in row:
@@ -190,7 +190,7 @@ class _Merged:
             reader.pass_by(entry, i)
             place += 1
             if isinstance(entry.node, TracedQuestion):
-                outcomes, place = (*outcomes, entry.node.taken), 0
+                outcomes, place = (*outcomes, entry.node.outcome), 0
         for symbol in recording.reads:
             source = reader.source(origin(symbol))
             if source is not None:
@@ -216,8 +216,8 @@ class _Reader:
     def node(self, entry: Entry) -> GraphNode:
         """Graph node of an entry."""
         state = id(entry.state)
-        node, uses = self._said(entry)
-        own = entry.own
+        node, uses = self._record(entry)
+        own = entry.expression
         tools = tuple(own.tools.tools) if isinstance(own, SglGen) and own.tools is not None else ()
         joins = tuple(self._paths[id(each)] for each in entry.states) if isinstance(node, Join) else ()
         return GraphNode(
@@ -263,7 +263,7 @@ class _Reader:
         """Text with its symbols replaced by their expressions in braces."""
         return MARK.sub(lambda mark: f"{{{self._use(self._marks[mark[0]], '').expression}}}", text)
 
-    def _said(self, entry: Entry) -> tuple[Any, tuple[Use, ...]]:
+    def _record(self, entry: Entry) -> tuple[Any, tuple[Use, ...]]:
         node, where = entry.node, entry.where
         match node:
             case TracedQuestion():
@@ -271,18 +271,18 @@ class _Reader:
             case Symbol():
                 return Value(where=where), (self._use(node, "text"),)
             case SglImage(source):
-                known = isinstance(source, str | Symbol)
-                return Picture(f"{source!r:.60}", where=where), self._in(source, "image") if known else ()
+                is_known = isinstance(source, str | Symbol)
+                return Picture(f"{source!r:.60}", where=where), self._in(source, "image") if is_known else ()
             case Gen():
-                assert isinstance(entry.own, SglGen)
-                return self._gen(node, entry.own)
+                assert isinstance(entry.expression, SglGen)
+                return self._gen(node, entry.expression)
             case Select():
-                given: Any = node.choices
-                if isinstance(given, Symbol):
-                    said = _replace(node, name=self._name(node.name), choices=(), seed=UNSET)
-                    return said, (self._use(given, "choices"),)
-                uses = tuple(self._use(each, "choices") for choice in given for each in self._marked(choice))
-                choices = tuple(map(self._plain, given))
+                node_choices: Any = node.choices
+                if isinstance(node_choices, Symbol):
+                    record = _replace(node, name=self._name(node.name), choices=(), seed=UNSET)
+                    return record, (self._use(node_choices, "choices"),)
+                uses = tuple(self._use(each, "choices") for choice in node_choices for each in self._marked(choice))
+                choices = tuple(map(self._plain, node_choices))
                 return _replace(node, name=self._name(node.name), choices=choices, seed=UNSET), uses
             case GrammarBegin(constraint):
                 return node, self._in(constraint, "constraint")
@@ -308,26 +308,26 @@ class _Reader:
         """Generation as the user requested it, without additions of a template or a backend, and its uses of
         symbols."""
         uses: list[Use] = []
-        asked = own.node
-        constraint = asked.constraint
+        user_node = own.node
+        constraint = user_node.constraint
         if constraint is not None and (found := self._in(constraint, "constraint")):
             uses += found
             constraint = None
-        params = asked.params
+        params = user_node.params
         for name in params.__struct_fields__:
             value = getattr(params, name)
             if value is not UNSET and (found := self._in(value, name)):
                 uses += found
                 params = _replace(params, **{name: UNSET})
-        said = Gen(self._name(asked.name), params, constraint, node.held, where=node.where)
-        return said, tuple(uses)
+        record = Gen(self._name(user_node.name), params, constraint, node.held, where=node.where)
+        return record, tuple(uses)
 
 
 def _replace(record: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(record, **changes)
 
 
-def _part(kind: str, key: object) -> Part:
+def _part(kind: str, key: object) -> AccessStep:
     if kind == "attribute":
         return "attribute", str(key)
     if type(key) in (str, int):

@@ -76,15 +76,15 @@ def _problems(graph: GraphRecord) -> Iterator[Finding]:
             code = "unknown-variable" if problem.kind == "UnknownVariableError" else "error"
             advice = problem.hint
             if way.outcomes:
-                advice += f" It happens where {_told(graph, way)}."
+                advice += f" It happens where {_outcomes_text(graph, way)}."
             yield Finding(code, problem.message, problem.where, advice.strip())
 
 
-def _told(graph: GraphRecord, way: Way) -> str:
+def _outcomes_text(graph: GraphRecord, way: Way) -> str:
     """Outcomes of the decisions on a way, in words."""
-    asked = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
+    branchings = [node for i in way.nodes if (node := graph.nodes[i]).kind == "Branching"]
     words = []
-    for node, outcome in zip(asked, way.outcomes):
+    for node, outcome in zip(branchings, way.outcomes):
         text = node.node.outcomes[outcome]  # type: ignore[union-attr] # it is a Branching
         words.append(f"{label(node).removeprefix('if ').removesuffix('?')} is {text}")
     return ", ".join(words)
@@ -145,19 +145,19 @@ def _unreached(graph: GraphRecord) -> Iterator[Finding]:
 
 def _stops(graph: GraphRecord) -> Iterator[Finding]:
     for node in graph.nodes:
-        said = node.node
-        if not isinstance(said, Gen) or said.constraint is None or isinstance(said.params.stop, Unset):
+        record = node.node
+        if not isinstance(record, Gen) or record.constraint is None or isinstance(record.params.stop, Unset):
             continue
-        for stop in said.params.stop:
+        for stop in record.params.stop:
             try:
-                never = may_contain(said.constraint, stop) is False
+                never = may_contain(record.constraint, stop) is False
             except ConstraintError:  # reported by `_refused`
                 continue
             if never:
                 yield Finding(
                     "stop-never-comes",
-                    f"{said.name or 'gen'!r} can never reach stop={stop!r}: its constraint forbids it.",
-                    said.where, "Leave the stop out, as the constraint ends the text, or allow it there.",
+                    f"{record.name or 'gen'!r} can never reach stop={stop!r}: its constraint forbids it.",
+                    record.where, "Leave the stop out, as the constraint ends the text, or allow it there.",
                 )  # fmt: skip
 
 
@@ -175,22 +175,22 @@ def _refused(graph: GraphRecord, backend: BaseBackend | None) -> Iterator[Findin
 
 def _ask(backend: BaseBackend, node: GraphNode) -> None:
     """Raises CapabilityError if the backend does not support the node."""
-    can, said = backend.capabilities, node.node
-    match said:
+    can, record = backend.capabilities, node.node
+    match record:
         case Gen():
-            constraint: Constraint | None = said.constraint
+            constraint: Constraint | None = record.constraint
             if isinstance(constraint, Number) and Number not in can.constraints:
                 constraint = number_as_regex(constraint)
-            backend.check(said, said.params, constraint, said.where)
+            backend.check(record, record.params, constraint, record.where)
         case Select():
-            scores = bool(said.temperature) or said.method != "token_length_normalized"
-            backend.check_selection(said, said.choices or ("a", "b"), scores=scores, where=said.where)
+            scores = bool(record.temperature) or record.method != "token_length_normalized"
+            backend.check_selection(record, record.choices or ("a", "b"), scores=scores, where=record.where)
         case GrammarBegin():
             if Continuation not in can.constraints:
                 instead = "Write all of it with one gen(constraint=…)."
-                raise backend.refusal(said, "a grammar over several nodes", instead, said.where)
-        case _ if type(said).__name__ in ("ImagePart", "Picture") and not can.images:
-            raise backend.refusal(said, "images", "Describe what it shows, or use another backend.", node.where)
+                raise backend.refusal(record, "a grammar over several nodes", instead, record.where)
+        case _ if type(record).__name__ in ("ImagePart", "Picture") and not can.images:
+            raise backend.refusal(record, "images", "Describe what it shows, or use another backend.", node.where)
 
 
 def _changes(graph: GraphRecord) -> Iterator[Finding]:

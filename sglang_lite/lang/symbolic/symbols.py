@@ -23,12 +23,13 @@ from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.sampling import Deferred
 
 if TYPE_CHECKING:
-    from sglang_lite.lang.execution.equal_branches import EqualBranches
+    from sglang_lite.lang.execution.shared_call import SharedCall
     from sglang_lite.lang.execution.turn_plan import TurnPlan
     from sglang_lite.lang.expressions import SglGen, SglSelect
     from sglang_lite.lang.tracer import TracerProgramState
 
-# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py.
+# Maximum number of steps of a trace; equals the limit on queued nodes in runtime/core/submission.py (a test compares
+# them).
 MAX_NODES: Final = 100_000
 MAX_DECISIONS: Final = 64  # maximum number of decisions on a path
 
@@ -58,13 +59,13 @@ class TracedQuestion:
         symbol: symbol of the value that the question is about.
         question: question as written in Python.
         outcomes: all possible answers.
-        taken: index of the answer with which the trace continued.
+        outcome: index of the answer with which the trace continued.
     """
 
     symbol: Symbol
     question: str
     outcomes: tuple[str, ...]
-    taken: int
+    outcome: int
 
 
 @dataclass(slots=True, eq=False)
@@ -75,19 +76,19 @@ class Entry:
         state: state that the node was added to, or None for a decision.
         node: added node, or the decision.
         where: line of the user's code, or None if unknown.
-        own: user's expression of a generation or selection.
+        expression: user's expression of a generation or selection.
         states: states that a fork or a call has begun, or that a join ends.
         turn: plan of a generation's turn and the generation's index in it; only set in traces for `explain`.
-        equal: call that a generation may share with other branches; only set in traces for `explain`.
+        shared_call: call that a generation may share with other branches; only set in traces for `explain`.
     """
 
     state: TracerProgramState | None
     node: Expression | TracedQuestion
     where: Location | None
-    own: SglGen | SglSelect | None = None
+    expression: SglGen | SglSelect | None = None
     states: tuple[TracerProgramState, ...] = ()
     turn: tuple[TurnPlan, int] | None = None
-    equal: EqualBranches | None = None
+    shared_call: SharedCall | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -97,24 +98,24 @@ class TraceLog:
     Attributes:
         forced: outcomes of the first decisions; later decisions take their first outcome. None if the trace does not
             explore.
-        left: number of steps that the trace may still make.
+        remaining_steps: number of steps that the trace may still make.
         entries: steps so far.
         marks: symbols by the marks that stand for them in texts.
         decisions: decisions so far.
         reads: symbols of the variables that the body has read.
-        asked: lines of the body that ask questions.
-        equal: values that symbols are known to be equal to on this path, by key of the symbol.
+        question_lines: lines of the body that ask questions.
+        equal_values: values that symbols are known to be equal to on this path, by key of the symbol.
     """
 
     forced: tuple[int, ...] | None = None
-    left: int = MAX_NODES
+    remaining_steps: int = MAX_NODES
     entries: list[Entry] = field(default_factory=list)
     marks: dict[str, Symbol] = field(default_factory=dict)
     decisions: list[TracedQuestion] = field(default_factory=list)
     reads: list[Symbol] = field(default_factory=list)
-    asked: set[Location] = field(default_factory=set)
-    equal: dict[Any, object] = field(default_factory=dict)
-    _known: dict[Any, int] = field(default_factory=dict)
+    question_lines: set[Location] = field(default_factory=set)
+    equal_values: dict[Any, object] = field(default_factory=dict)
+    _outcomes: dict[Any, int] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         self.step()
@@ -122,8 +123,8 @@ class TraceLog:
 
     def step(self) -> None:
         """Counts a step. Raises EndlessError if the trace has made too many."""
-        self.left -= 1
-        if self.left < 0:
+        self.remaining_steps -= 1
+        if self.remaining_steps < 0:
             raise EndlessError(
                 f"the body has added nodes or made decisions {MAX_NODES:,} times without ending.",
                 hint="Bound each loop whose end depends on a run, as in `for step in range(8):`.",
@@ -134,20 +135,20 @@ class TraceLog:
         """Index of a decision's outcome in this trace; the same question always has the same answer. Raises CutError if
         the path has too many decisions."""
         if (where := user_location()) is not None:
-            self.asked.add(where)
-        if key in self._known:
+            self.question_lines.add(where)
+        if key in self._outcomes:
             self.step()
-            return self._known[key]
+            return self._outcomes[key]
         if len(self.decisions) == MAX_DECISIONS:
             raise CutError
         at = len(self.decisions)
         assert self.forced is not None
-        taken = self.forced[at] if at < len(self.forced) else 0
-        decision = TracedQuestion(symbol, question, outcomes, taken)
+        outcome = self.forced[at] if at < len(self.forced) else 0
+        decision = TracedQuestion(symbol, question, outcomes, outcome)
         self.decisions.append(decision)
         self.add(Entry(None, decision, where))
-        self._known[key] = taken
-        return taken
+        self._outcomes[key] = outcome
+        return outcome
 
 
 recording: ContextVar[TraceLog | None] = ContextVar("sglang_lite_recording", default=None)
@@ -158,7 +159,7 @@ MARK: Final = re.compile("(\ue002[0-9]+\ue003)")
 Steps: TypeAlias = tuple[tuple[str, object], ...]
 
 
-class _Own:
+class _RuntimeAttribute:
     """Descriptor for an attribute of the symbol itself. While a body is being traced, it returns the symbol of the
     value's attribute with that name instead."""
 
@@ -182,7 +183,7 @@ class Symbol(Expression, Deferred):
 
     __slots__ = ("_mark", "_name", "_parts_of")
 
-    name = _Own("name")
+    name = _RuntimeAttribute("name")
 
     def __init__(self, name: str, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
         self._name = name
@@ -263,11 +264,11 @@ class Symbol(Expression, Deferred):
         if isinstance(other, Symbol):
             return self.__refuse__("compare it")
         record, key = self._exploring(), self._key()
-        if record is not None and key in record.equal:
-            return bool(record.equal[key] == other)
+        if record is not None and key in record.equal_values:
+            return bool(record.equal_values[key] == other)
         same = self._ask("compare it", f"== {other!r:.60}", lambda value: value == other)
         if same and record is not None:
-            record.equal[key] = other
+            record.equal_values[key] = other
         return same
 
     def _compare(self, compare: Callable[[Any, Any], Any], sign: str, other: object) -> bool:
@@ -333,7 +334,7 @@ class SglArgument(Symbol):
 
     __slots__ = ("_value",)
 
-    value = _Own("value")
+    value = _RuntimeAttribute("value")
 
     def __init__(self, name: str, value: object = None, *, parts_of: tuple[Symbol, Steps] | None = None) -> None:
         super().__init__(name, parts_of=parts_of)
@@ -348,7 +349,7 @@ class SglVariable(Symbol):
 
     __slots__ = ("_choices", "_source")
 
-    source = _Own("source")
+    source = _RuntimeAttribute("source")
 
     def __init__(
         self,

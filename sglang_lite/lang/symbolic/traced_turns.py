@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.backend.traced_backend import TracedBackend
-from sglang_lite.lang.execution.equal_branches import may_share
 from sglang_lite.lang.execution.run import merge
-from sglang_lite.lang.execution.turn_plan import Setting, TurnPlan, plan
+from sglang_lite.lang.execution.shared_call import may_share
+from sglang_lite.lang.execution.turn_plan import TurnContext, TurnPlan, plan
 from sglang_lite.lang.expressions import SglGen, SglSelect
 from sglang_lite.lang.symbolic.symbols import Symbol
 from sglang_lite.program.nodes import Expression, Text
@@ -33,11 +33,11 @@ def planned(
     """
     speculation = backend.speculation
     ahead = speculation is not None and speculation.on
-    return plan(list(map(_known, parts)), Setting(backend.about, role, backend.params, speculation, ahead, where))
+    return plan(list(map(_known, parts)), TurnContext(backend.about, role, backend.params, speculation, ahead, where))
 
 
 def may_share_traced(part: Expression, backend: TracedBackend, size: int) -> bool:
-    """Returns True if a generation may share a call with other branches, as `equal_branches.may_share` does."""
+    """Returns True if a generation may share a call with other branches, as `shared_call.may_share` does."""
     known = _known(part)
     if not isinstance(known, SglGen):
         return False

@@ -39,10 +39,12 @@ def unreached(
     places = {entry.where for way in ways for entry in way.entries if entry.where is not None}
     places |= {place for place in failed if place is not None}
     here = {place.line - first + 1 for place in places if place.file == code.co_filename}
-    asked = {place.line - first + 1 for way in ways for place in way.asked if place.file == code.co_filename}
+    question_lines = {
+        place.line - first + 1 for way in ways for place in way.question_lines if place.file == code.co_filename
+    }
     return [
         Location.named(code.co_filename, statement.lineno + first - 1, code.co_qualname)
-        for statement in _dead(function.body, function.args.args[0].arg, asked, doubtful=False)
+        for statement in _dead(function.body, function.args.args[0].arg, question_lines, doubtful=False)
         if here.isdisjoint(_lines(statement))
     ]
 
@@ -51,18 +53,18 @@ def _lines(node: ast.stmt | ast.expr) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _dead(block: Sequence[ast.stmt], state: str, asked: set[int], *, doubtful: bool) -> Iterator[ast.stmt]:
+def _dead(block: Sequence[ast.stmt], state: str, question_lines: set[int], *, doubtful: bool) -> Iterator[ast.stmt]:
     """Yields the statements that add to the state and that may be unreachable."""
     for statement in block:
         if doubtful and _adds(statement, state):
             yield statement
         inside = doubtful
         if isinstance(statement, ast.If | ast.While):
-            inside = doubtful or not asked.isdisjoint(_lines(statement.test))
+            inside = doubtful or not question_lines.isdisjoint(_lines(statement.test))
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(statement, name, ())
             if not isinstance(statement, _Function | ast.ClassDef):
-                yield from _dead(inner, state, asked, doubtful=inside)
+                yield from _dead(inner, state, question_lines, doubtful=inside)
         doubtful = doubtful or isinstance(statement, _ENDS)
 
 

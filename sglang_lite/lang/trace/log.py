@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sglang_lite.lang.execution.operations import AskedOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
+from sglang_lite.lang.execution.operations import AnswerOp, ForkOp, GenOp, JoinOp, MarkOp, Op, ScopeOp, SelectOp
 from sglang_lite.lang.trace.trace import Trace
 from sglang_lite.program.nodes import GrammarBegin, ImagePart, ScopeBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Attempt, Generation, Image, Location, Selection, SglError, TraceHead, TraceNode
@@ -24,19 +24,19 @@ class _Draft:
     """Node of a trace that is being made.
 
     Attributes:
-        said: fields of its record.
+        fields: fields of its record.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
         unknown: texts before the fork whose cache status is not known yet.
     """
 
-    said: dict[str, Any]
+    fields: dict[str, Any]
     cached: int | None = None
     children: Sequence[Player] = ()
     unknown: list[_Draft] = field(default_factory=list)
 
     def record(self) -> TraceNode:
-        return TraceNode(**self.said, cached=self.cached or 0)
+        return TraceNode(**self.fields, cached=self.cached or 0)
 
 
 def trace_of(player: Player) -> Trace:
@@ -58,10 +58,10 @@ def _drafts(player: Player) -> Iterator[_Draft]:
             open_branches.pop()
             continue
         yield draft
-        said = draft.said
+        fields = draft.fields
         for i, child in reversed(list(enumerate(draft.children))):
-            path = (*said["path"], said["place"], i)
-            reader = _Reader(child, path, draft.unknown, rejected=said["rejected"], now=said["end"])
+            path = (*fields["path"], fields["place"], i)
+            reader = _Reader(child, path, draft.unknown, rejected=fields["rejected"], now=fields["end"])
             open_branches.append(iter(reader.drafts))
 
 
@@ -88,8 +88,8 @@ class _Reader:
         self._run, self._started = player.run, player.run.account.started
         for op in {id(op): op for op in player.played[:]}.values():  # stopped operations may occur twice
             self._take(op)
-        if player.failure is not None and self.drafts and self.drafts[-1].said["error"] is None:
-            self.drafts[-1].said["error"] = _told(player.failure)
+        if player.failure is not None and self.drafts and self.drafts[-1].fields["error"] is None:
+            self.drafts[-1].fields["error"] = _told(player.failure)
 
     def _take(self, op: Op) -> None:
         match op:
@@ -120,12 +120,12 @@ class _Reader:
                 kind = "grammar_begin" if isinstance(node, GrammarBegin) else "grammar_end"
                 self._add(kind, getattr(node, "where", None))
 
-    def _add(self, kind: str, where: Location | None, **said: Any) -> _Draft:
-        said = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **said}
+    def _add(self, kind: str, where: Location | None, **fields: Any) -> _Draft:
+        fields = {"start": self._now, "end": self._now, "error": None, "rejected": self._rejected, **fields}
         place = len(self.drafts)
-        draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **said})
+        draft = _Draft({"kind": kind, "path": self._path, "place": place, "where": where and where.names, **fields})
         self.drafts.append(draft)
-        self._now = max(self._now, said["end"])
+        self._now = max(self._now, fields["end"])
         return draft
 
     def _generation(self, op: GenOp) -> None:
@@ -133,7 +133,7 @@ class _Reader:
         found = () if record is None else tuple(record) if isinstance(record, list) else (record,)
         text, forced = "", tuple[tuple[int, int], ...]()
         if found:
-            own = op.own.options is None or op.own.options.backend is None
+            own = op.expression.options is None or op.expression.options.backend is None
             text = "".join(span.text for span in found[0].spans) if found[0].spans and own else found[0].text
             forced = _forced(found[0], len(text))
             if own:
@@ -143,15 +143,15 @@ class _Reader:
     def _selection(self, op: SelectOp) -> None:
         record, found, text = op.variable.record, tuple[Selection, ...](), ""
         if isinstance(record, list):
-            assert op.own.multi is not None
-            found, text = tuple(each[0] for each in record), op.own.multi.separator.join(op.variable.result())
+            assert op.expression.multi is not None
+            found, text = tuple(each[0] for each in record), op.expression.multi.separator.join(op.variable.result())
         elif record is not None:
             found, text = (record[0],), record[1].decision
         if found:
             self._learn(found[0])
         self._answered("select", op, found, text=text)
 
-    def _answered(self, kind: str, op: AskedOp, found: tuple[Any, ...], **said: Any) -> None:
+    def _answered(self, kind: str, op: AnswerOp, found: tuple[Any, ...], **fields: Any) -> None:
         error = op.variable.error()
         end = max(op.ended - self._started, self._now) if op.ended else self._now
         start = end
@@ -161,7 +161,7 @@ class _Reader:
             start = op.began - self._started
         elif found:
             start = end - found[0].usage.total_s
-        attempts = op.refused
+        attempts = op.failed_attempts
         if not found and attempts and error is not None and not attempts[-1].answers:
             attempts = attempts[:-1]  # the node's error is the same
         self._add(
@@ -173,15 +173,15 @@ class _Reader:
             results=tuple(msgspec.structs.replace(g, spans=()) if isinstance(g, Generation) else g for g in found),
             attempts=tuple(Attempt(_told(each.error), _bare(each.answers)) for each in attempts),
             error=None if error is None else _told(error),
-            **said,
+            **fields,
         )
 
     def _join(self, op: JoinOp) -> None:
         pieces = [piece for each in op.added if each.done and each.error() is None for piece in each.result()]
         text = "".join(p if isinstance(p, str) else p.text for p in pieces if not isinstance(p, Image))
-        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AskedOp)]
-        known = op.added and not self._run.account.replayed
-        end = max([self._now, *(at - self._started for at in ends)]) if known else self._now
+        ends = [each.ended for child in op.children for each in child.played if isinstance(each, AnswerOp)]
+        has_texts = op.added and not self._run.account.replayed
+        end = max([self._now, *(at - self._started for at in ends)]) if has_texts else self._now
         self._add("join", op.node.where, text=text, end=end)
 
     def _mark(self, op: MarkOp) -> None:
@@ -191,7 +191,7 @@ class _Reader:
             return
         count, unknown = self._marks.get(id(op.mark), (len(self.drafts), self._unknown))
         for draft in self.drafts[count + 1 :]:
-            draft.said["rejected"] = True
+            draft.fields["rejected"] = True
         self._unknown = list(unknown)
         self._add("rollback", None)
 
@@ -200,25 +200,25 @@ class _Reader:
         several branches continue a text, the smallest number counts: text that one of them had to compute was not
         cached.)"""
         usage, miss = result.usage, result.meta.get("cache_miss")
-        left: Any = math.inf  # number of characters that were not cached
+        uncached: Any = math.inf  # number of characters that were not cached
         if isinstance(miss, dict) and isinstance(miss.get("left"), int):
-            left = miss["left"]
+            uncached = miss["left"]
         elif miss is None and usage.cached_tokens and usage.cached_tokens >= usage.prompt_tokens - 1:
-            left = 0
+            uncached = 0
         for draft in reversed(self._unknown):
-            length = len(draft.said["text"])
-            cached = int(length - min(left, length))
+            length = len(draft.fields["text"])
+            cached = int(length - min(uncached, length))
             draft.cached = cached if draft.cached is None else min(draft.cached, cached)
-            left = max(left - length, 0)
+            uncached = max(uncached - length, 0)
         self._unknown = []
 
 
 def _forced(generation: Generation, length: int) -> tuple[tuple[int, int], ...]:
     """Spans of the text that the grammar forced, as (start, end) character offsets."""
-    told = generation.meta.get("forced_text")
-    if not isinstance(told, list | tuple):
+    spans = generation.meta.get("forced_text")
+    if not isinstance(spans, list | tuple):
         return ()
-    return tuple((start, end) for start, end in told if 0 <= start < end <= length)
+    return tuple((start, end) for start, end in spans if 0 <= start < end <= length)
 
 
 def _bare(answers: Sequence[Generation]) -> tuple[Generation, ...]:

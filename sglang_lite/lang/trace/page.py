@@ -73,20 +73,20 @@ def as_html(trace: Trace) -> str:
 def extract(trace: Trace) -> str:
     """Beginning of the trace as HTML for a notebook: the text of the main branch, coloured by origin, and totals.
     Contains no script."""
-    parts, left = [], _EXTRACT_TEXT
+    parts, remaining = [], _EXTRACT_TEXT
     for node in trace.nodes[:_EXTRACT]:
-        if node.path or left <= 0:
+        if node.path or remaining <= 0:
             continue
         for text, origin in node.pieces:
-            shown = html.escape(_shown(text[:left]))
-            parts.append(f'<span class="{origin}" title="{html.escape(_hint(node, origin))}">{shown}</span>')
-            left -= len(text)
+            excerpt = html.escape(_shown(text[:remaining]))
+            parts.append(f'<span class="{origin}" title="{html.escape(_hint(node, origin))}">{excerpt}</span>')
+            remaining -= len(text)
     more = len(trace.nodes) - _EXTRACT
     note = f"<p>{more:,} more nodes: <code>state.show()</code> has them.</p>" if more > 0 else ""
     totals = ", ".join(f"{name} {value}" for name, value in _totals(trace))
     return (
         f'<div class="sglang-lite-trace"><style>{_scoped_style()}</style><p>{html.escape(totals)}</p>'
-        f'<div class="said">{"".join(parts)}{" …" if left <= 0 else ""}</div>{note}</div>'
+        f'<div class="said">{"".join(parts)}{" …" if remaining <= 0 else ""}</div>{note}</div>'
     )
 
 
@@ -104,9 +104,9 @@ def _scoped_style() -> str:
     dark = style[style.index("--back", style.index("dark)")) : style.index("}", style.index("dark)"))].strip()
     own = ".sglang-lite-trace"
     origins = [line for line in style.splitlines() if line.startswith(tuple(f".{origin} {{" for origin in _ORIGINS))]
-    said = f"{own} .said {{ white-space: pre-wrap; overflow-wrap: anywhere; }}"
+    rules = f"{own} .said {{ white-space: pre-wrap; overflow-wrap: anywhere; }}"
     themed = f"{own} {{ {variables} }} @media (prefers-color-scheme: dark) {{ {own} {{ {dark} }} }}"
-    return "\n".join([themed, said, *(f"{own} {line}" for line in origins)])
+    return "\n".join([themed, rules, *(f"{own} {line}" for line in origins)])
 
 
 def _title(trace: Trace) -> str:
@@ -134,10 +134,10 @@ def _embedded(trace: Trace) -> str:
 
 def _node(node: TraceNode) -> dict[str, Any]:
     first = node.results[0] if node.results else None
-    pieces, left = [], LONGEST_TEXT
+    pieces, remaining = [], LONGEST_TEXT
     for text, origin in node.pieces:
-        pieces.append((_valid(text[:left]), origin))
-        left = max(left - len(text), 0)
+        pieces.append((_valid(text[:remaining]), origin))
+        remaining = max(remaining - len(text), 0)
     return {
         "kind": node.kind,
         "path": node.path,
@@ -171,8 +171,8 @@ def _finish(generation: Generation) -> str:
 
 def _cost(result: Generation | Selection | None) -> float | None:
     """Cost in dollars, or None if the backend does not report it."""
-    told = None if result is None else result.meta.get("cost")
-    return told if isinstance(told, int | float) else None
+    cost = None if result is None else result.meta.get("cost")
+    return cost if isinstance(cost, int | float) else None
 
 
 def _miss(miss: CacheMiss | None) -> dict[str, str] | None:

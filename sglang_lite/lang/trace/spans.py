@@ -37,9 +37,9 @@ def spans(trace: Trace, tracer: Tracer) -> None:
         return tracer.start_span(name, context, kind, attributes, start_time=_nanoseconds(trace, at))
 
     def request(node: TraceNode, inside: Context, result: Generation | Selection | None, error: str | None) -> None:
-        said = _request(trace, result)
+        attributes = _request(trace, result)
         took = node.end - result.usage.total_s if result is not None and result.usage.total_s else node.start
-        span = begin(f"text_completion {trace.head.model}", max(took, node.start), inside, said, asks=True)
+        span = begin(f"text_completion {trace.head.model}", max(took, node.start), inside, attributes, asks=True)
         _end(span, trace, node, error)
 
     title = next((node.where[2] for node in trace.nodes if node.where is not None), "program")
@@ -84,27 +84,27 @@ def _program(trace: Trace) -> dict[str, Any]:
 
 
 def _node(node: TraceNode) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "sglang_lite.kind": node.kind, "sglang_lite.path": list(node.path), "sglang_lite.place": node.place,
         "sglang_lite.attempts": len(node.attempts) + 1, "sglang_lite.rejected": node.rejected,
     }  # fmt: skip
     if node.where is not None:
-        said |= dict(zip(("code.file.path", "code.line.number", "code.function.name"), node.where))
+        attributes |= dict(zip(("code.file.path", "code.line.number", "code.function.name"), node.where))
     if node.miss is not None:
-        said |= {"sglang_lite.cache_miss.reason": node.miss.reason, "sglang_lite.cache_miss.at": node.miss.at}
-    return said
+        attributes |= {"sglang_lite.cache_miss.reason": node.miss.reason, "sglang_lite.cache_miss.at": node.miss.at}
+    return attributes
 
 
 def _request(trace: Trace, result: Generation | Selection | None) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": _PROVIDER.get(trace.head.backend, "sglang_lite"),
         "gen_ai.request.model": trace.head.model,
     }
     if result is None:
-        return said
+        return attributes
     usage = result.usage
-    said |= {
+    attributes |= {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
@@ -113,5 +113,5 @@ def _request(trace: Trace, result: Generation | Selection | None) -> dict[str, A
         "sglang_lite.first_token_s": usage.first_token_s,
     }
     if isinstance(result, Generation):
-        said["gen_ai.response.finish_reasons"] = [result.finish_reason]
-    return said
+        attributes["gen_ai.response.finish_reasons"] = [result.finish_reason]
+    return attributes

@@ -39,9 +39,9 @@ class Trace:
     @property
     def usage(self) -> Usage:
         """Usage of all nodes, including those that failed or were rolled back; `total_s` is the duration of the run."""
-        kept = [result.usage for node in self.nodes for result in node.results]
+        usages = [result.usage for node in self.nodes for result in node.results]
         failed = [answer.usage for node in self.nodes for attempt in node.attempts for answer in attempt.answers]
-        total = total_usage([*kept, *failed])
+        total = total_usage([*usages, *failed])
         return msgspec.structs.replace(total, total_s=self.head.seconds, thrown_away_tokens=self.thrown_away)
 
     @property

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_lite.program.control_flow import taken, unfilled
+from sglang_lite.program.control_flow import fill_value, unfilled
 from sglang_lite.program.nodes import (
     Fill,
     Fork,
@@ -474,7 +474,7 @@ class Branch:
             raise unfilled(node)
         value = self._player.value(node.node, self)
         if value is not None:
-            text.write((Span(str(taken(value, node)), special=node.special),))
+            text.write((Span(str(fill_value(value, node)), special=node.special),))
         return value is not None
 
     def failed(self, place: int) -> SglError | None:

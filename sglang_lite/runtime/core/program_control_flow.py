@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_lite.program.control_flow import asked, holds, unfilled
+from sglang_lite.program.control_flow import holds, needed_nodes, unfilled
 from sglang_lite.program.nodes import Decision, Fill, Path
 from sglang_lite.protocol import SglError
 from sglang_lite.runtime.core.branch_queue import QueuedNode
@@ -85,7 +85,7 @@ class Decisions:
                 branch.wake_when_played(self)
                 return None
         values: dict[Path, str | list[str]] = {}
-        for path in asked(decision):
+        for path in needed_nodes(decision):
             value = self._player.value(path, self)
             if value is None:
                 return None

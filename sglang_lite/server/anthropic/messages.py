@@ -15,8 +15,8 @@ from sglang_lite.protocol import Delta, Generation, SglError, Usage
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.anthropic.messages_request import CountTokensRequest, conversation_of
-from sglang_lite.server.async_engine import begun
-from sglang_lite.server.conversation.chat_format import PreparedConversation
+from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.chat_format import RenderedConversation
 from sglang_lite.server.conversation.sample_reader import CallPart, Parts, SampleReader
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import MESSAGES_NEUTRAL, MESSAGES_REFUSED, Fields
@@ -46,33 +46,33 @@ async def create(service: Service, call: HttpRequest) -> Response:
     """Writes a message."""
     body = call.read(MESSAGES)
     service.check_model(body.model)
-    prepared, ids = await _prepared(service, call, body)
-    request = GenerateRequest(ids, sampling.read(body, _NAMES), prepared.constraint, stream=bool(body.stream))
-    message = _Message(service, body, SampleReader(prepared, prefix="toolu_"), len(ids))
+    rendered, ids = await _rendered(service, call, body)
+    request = GenerateRequest(ids, sampling.read(body, _NAMES), rendered.constraint, stream=bool(body.stream))
+    message = _Message(service, body, SampleReader(rendered, prefix="toolu_"), len(ids))
     if body.stream:
-        events = await begun(service.running.generate(request))
+        events = await with_first_event(service.async_engine.generate(request))
         return EventStream(_stream(message, events), events)
-    (generation,) = await service.running.results(request)
+    (generation,) = await service.async_engine.results(request)
     for _ in message.events_of(generation):
         pass
     await message.end(generation)
-    return answer(message.whole)
+    return answer(message.response)
 
 
 async def count_tokens(service: Service, call: HttpRequest) -> Response:
     """Counts the tokens of a message's prompt."""
     body = call.read(COUNTED)
     service.check_model(body.model)
-    _, ids = await _prepared(service, call, body)
+    _, ids = await _rendered(service, call, body)
     return answer({"input_tokens": len(ids)})
 
 
-async def _prepared(
+async def _rendered(
     service: Service, call: HttpRequest, body: CountTokensRequest
-) -> tuple[PreparedConversation, Sequence[int]]:
+) -> tuple[RenderedConversation, Sequence[int]]:
     """Rendered conversation, and the token ids of its prompt, whose number the answer begins with."""
-    prepared = await service.prepare(conversation_of(body, call.unused), len(call.data))
-    return prepared, await service.prompt_ids(prepared.prompt)
+    rendered = await service.render(conversation_of(body, call.unused), len(call.data))
+    return rendered, await service.prompt_ids(rendered.prompt)
 
 
 # -------------------------------------------------------------------------------------------------------- answers
@@ -84,11 +84,11 @@ async def _stream(
     try:
         yield _event({"type": "message_start", "message": message.head})
         async with contextlib.aclosing(events):
-            async for taken in events:
-                if parts := b"".join(_event(each) for new in taken for each in message.events_of(new)):
+            async for batch in events:
+                if parts := b"".join(_event(each) for new in batch for each in message.events_of(new)):
                     yield parts
-                if isinstance(taken[-1], Generation):
-                    yield _event(await message.end(taken[-1]))
+                if isinstance(batch[-1], Generation):
+                    yield _event(await message.end(batch[-1]))
         yield _event({"type": "message_stop"})
     except SglError as error:
         yield _event(content_of(error, "anthropic"))
@@ -110,7 +110,7 @@ class _Message:
 
     Attributes:
         head: the message without content, for the first event.
-        whole: the complete message, once `end` was called.
+        response: the complete message, once `end` was called.
         blocks: content blocks of the message.
     """
 
@@ -120,7 +120,7 @@ class _Message:
     prompt_tokens: int
     blocks: list[dict[str, Any]] = field(default_factory=list, init=False)
     head: dict[str, Any] = field(init=False)
-    whole: dict[str, Any] = field(init=False)
+    response: dict[str, Any] = field(init=False)
     _open: bool = field(default=False, init=False)  # the last block is incomplete
     _arguments: str = field(default="", init=False)  # arguments of the last block, if that is a call
 
@@ -143,9 +143,9 @@ class _Message:
             yield from self._closed()
 
     async def end(self, generation: Generation) -> dict[str, Any]:
-        """Event of the message's end. Sets `whole`, after all content was read."""
+        """Event of the message's end. Sets `response`, after all content was read."""
         end, usage = _end(self.sample, generation, self.body.max_tokens), await self._usage(generation.usage)
-        self.whole = {**self.head, "content": self.blocks, **end, "usage": usage}
+        self.response = {**self.head, "content": self.blocks, **end, "usage": usage}
         return {"type": "message_delta", "delta": end, "usage": usage}
 
     def _parts(self, parts: Parts) -> Iterator[dict[str, Any]]:
@@ -222,10 +222,11 @@ def _end(sample: SampleReader, generation: Generation, limit: int) -> dict[str, 
 
 ROUTES = (
     Route(
-        "/v1/messages", create, "Write a message", protocol="anthropic", fields=MESSAGES, streams=True, works=True
+        "/v1/messages", create, "Write a message", protocol="anthropic", fields=MESSAGES, streams=True,
+        counts_as_open=True,
     ),
     Route(
         "/v1/messages/count_tokens", count_tokens, "Count the tokens of a message's prompt", protocol="anthropic",
-        fields=COUNTED, works=True,
+        fields=COUNTED, counts_as_open=True,
     ),
 )  # fmt: skip

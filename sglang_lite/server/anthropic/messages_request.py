@@ -182,7 +182,7 @@ def conversation_of(body: CountTokensRequest, unused: list[str]) -> Conversation
     if system := _system(body.system, unused):
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
-        messages += _shown(message, f"messages[{i}].content", unused)
+        messages += _template_messages(message, f"messages[{i}].content", unused)
     tools, hosted = _tools(body.tools or (), unused)
     choice = body.tool_choice or ToolChoice(type="auto")
     continues = isinstance(body.messages[-1], AssistantMessage)
@@ -273,7 +273,7 @@ def _is_billing(text: str) -> bool:
     return text.startswith(f"{BILLING_HEADER}:") and "\n" not in text.strip()
 
 
-def _shown(
+def _template_messages(
     message: UserMessage | AssistantMessage | SystemMessage, where: str, unused: list[str]
 ) -> list[dict[str, Any]]:
     """Message in the form that templates take; each tool result becomes a message of its own."""

@@ -89,7 +89,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedConversation:
+class RenderedConversation:
     """Conversation as a prompt, ready for generation.
 
     Attributes:
@@ -166,7 +166,7 @@ class ChatFormat:
         spelled = sorted((re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True)
         self._control = re.compile("|".join(spelled))
 
-    def prepare(self, conversation: Conversation) -> PreparedConversation:
+    def render(self, conversation: Conversation) -> RenderedConversation:
         """Renders a conversation, and derives the constraint on the generated text.
 
         Raises:
@@ -188,7 +188,7 @@ class ChatFormat:
             constraint = self._calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
             constraint = with_reasoning(reasoning, constraint)
-        return PreparedConversation(prompt, constraint, family, reasoning, schemas)
+        return RenderedConversation(prompt, constraint, family, reasoning, schemas)
 
     def _calls(
         self, conversation: Conversation, schemas: Mapping[str, JsonSchema], reasoning: str | None
@@ -206,7 +206,7 @@ class ChatFormat:
         if self._template is None:
             raise CapabilityError("the model has no chat template.", hint="Serve with --chat-template.")
         hidden: list[str] = []
-        messages = [self._hide(self._shown(message), hidden) for message in conversation.messages]
+        messages = [self._hide(self._template_message(message), hidden) for message in conversation.messages]
         tools = [self._hide(tool.shown, hidden) for tool in conversation.tools]
         for name in conversation.variables:
             if name in ("messages", "tools", "add_generation_prompt"):
@@ -228,7 +228,7 @@ class ChatFormat:
                 raise TemplateError("the chat template changes the last message, so the message can't be continued.")
         return Prompt(tuple(_spans(text, hidden)))
 
-    def _shown(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Message in the form that this template takes."""
         if message["role"] == "developer" and not self._developer:
             return {**message, "role": "system"}

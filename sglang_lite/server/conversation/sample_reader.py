@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from sglang_lite.protocol import Delta, Generation, TokenLogprob
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
-from sglang_lite.server.conversation.chat_format import AnswerReader, PreparedConversation
+from sglang_lite.server.conversation.chat_format import AnswerReader, RenderedConversation
 from sglang_lite.server.conversation.tools import input_of
 from sglang_lite.text.tool_calls import CallPiece, Pieces
 
@@ -84,9 +84,9 @@ class SampleReader:
     """Reader of one sample, from its events.
 
     Args:
-        prepared: conversation that the sample continues.
-        customs: names of the custom tools.
-        chosen: name of the custom tool whose input is the whole text, or None.
+        rendered: conversation that the sample continues.
+        custom_tools: names of the custom tools.
+        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
         separate: whether to split reasoning off; otherwise reasoning counts as content, with its marks.
         at_once: whether to return reasoning as it arrives; otherwise only when it has ended.
         prefix: prefix of the ids of calls.
@@ -98,9 +98,9 @@ class SampleReader:
         length: number of characters in the deltas so far.
     """
 
-    prepared: PreparedConversation
-    customs: frozenset[str] = frozenset()
-    chosen: str | None = None
+    rendered: RenderedConversation
+    custom_tools: frozenset[str] = frozenset()
+    forced_custom_tool: str | None = None
     separate: bool = True
     at_once: bool = True
     prefix: str = "call_"
@@ -113,7 +113,7 @@ class SampleReader:
     _reader: AnswerReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reader = self.prepared.reader(separate=self.separate)
+        self._reader = self.rendered.reader(separate=self.separate)
 
     def read(self, each: Delta | Generation) -> Parts:
         """New parts in an event of a stream."""
@@ -142,8 +142,8 @@ class SampleReader:
         if self._held and (self.at_once or ended or content or pieces.calls):
             reasoning, self._held = self._held, ""
         calls: list[CallPart] = []
-        if self.chosen is not None:
-            calls += self._input(self.chosen, content)
+        if self.forced_custom_tool is not None:
+            calls += self._input(self.forced_custom_tool, content)
             content = ""
         for piece in pieces.calls:
             calls += self._call(piece)
@@ -169,7 +169,7 @@ class SampleReader:
         found = []
         if piece.name:
             found = self._whole_inputs()
-            found.append(self._begin(piece.name, custom=piece.name in self.customs))
+            found.append(self._begin(piece.name, custom=piece.name in self.custom_tools))
         call = self.calls[piece.index]
         if call.custom:
             self._inputs[call.index] = self._inputs.get(call.index, "") + piece.arguments

@@ -34,7 +34,7 @@ class EventLog:
         self.ended = True
         self._wake()
 
-    async def behind(self, number: int) -> AsyncGenerator[bytes, None]:
+    async def after(self, number: int) -> AsyncGenerator[bytes, None]:
         """Yields the events after a number (-1 for all), joined, and waits for further ones until the log is
         complete."""
         at = number + 1

@@ -48,7 +48,7 @@ class EventStream(Response):
         self._parts, self._source = parts, source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def give(message: Message) -> None:
+        async def send_or_raise(message: Message) -> None:
             try:
                 await send(message)
             except OSError as error:
@@ -56,7 +56,9 @@ class EventStream(Response):
 
         with contextlib.suppress(ClientDisconnect):
             async with contextlib.aclosing(self._source or self._parts), contextlib.aclosing(self._parts) as parts:
-                await give({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send_or_raise(
+                    {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                )
                 async for part in parts:
-                    await give({"type": "http.response.body", "body": part, "more_body": True})
-            await give({"type": "http.response.body", "body": b"", "more_body": False})
+                    await send_or_raise({"type": "http.response.body", "body": part, "more_body": True})
+            await send_or_raise({"type": "http.response.body", "body": b"", "more_body": False})

@@ -14,8 +14,8 @@ from sglang_lite.protocol import Delta, Generation, ParameterError, SglError, To
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import begun
-from sglang_lite.server.conversation.chat_format import PreparedConversation
+from sglang_lite.server.async_engine import with_first_event
+from sglang_lite.server.conversation.chat_format import RenderedConversation
 from sglang_lite.server.conversation.sample_reader import (
     CallPart,
     Parts,
@@ -40,27 +40,27 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ParsedChat:
     """Request, parsed and rendered.
 
     Attributes:
-        prepared: rendered conversation of the request.
-        custom: name of the custom tool whose input is the whole text, or None.
-        customs: names of all custom tools.
+        rendered: rendered conversation of the request.
+        forced_custom_tool: name of the custom tool whose input is the whole text, or None.
+        custom_tools: names of all custom tools.
     """
 
     body: ChatRequest
-    prepared: PreparedConversation
+    rendered: RenderedConversation
     id: str
     created: int
     model: str
-    custom: str | None
-    customs: frozenset[str]
+    forced_custom_tool: str | None
+    custom_tools: frozenset[str]
 
     def sample(self) -> SampleReader:
         """New reader for a sample."""
         separate, at_once = self.body.separate_reasoning is not False, self.body.stream_reasoning is not False
-        return SampleReader(self.prepared, self.customs, self.custom, separate, at_once)
+        return SampleReader(self.rendered, self.custom_tools, self.forced_custom_tool, separate, at_once)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -71,7 +71,7 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     body = call.read(CHAT)
     service.check_model(body.model)
     conversation, custom = conversation_of(body)
-    prepared = await service.prepare(conversation, len(call.data))
+    rendered = await service.render(conversation, len(call.data))
     if body.stream_options is not None and body.stream_options.continuous_usage_stats:
         raise ParameterError("stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage.")
     if not body.logprobs and body.top_logprobs:
@@ -81,40 +81,42 @@ async def complete(service: Service, call: HttpRequest) -> Response:
         top_logprobs_num=body.top_logprobs or 0, return_text_in_logprobs=bool(body.logprobs),
     )  # fmt: skip
     request = GenerateRequest(
-        prepared.prompt, params, prepared.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+        rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=body.rid,
     )  # fmt: skip
-    customs = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
-    asked = _Asked(body, prepared, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, customs)
+    custom_tools = frozenset(tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool))
+    parsed = _ParsedChat(
+        body, rendered, f"chatcmpl-{random_id()}", int(time.time()), service.model_name, custom, custom_tools
+    )
     if body.stream:
-        events = await begun(service.running.generate(request))
-        return EventStream(_stream(service, asked, events), events)
-    found = await service.running.results(request)
-    choices = [_choice_of(service, asked, generation) for generation in found]
+        events = await with_first_event(service.async_engine.generate(request))
+        return EventStream(_stream(service, parsed, events), events)
+    found = await service.async_engine.results(request)
+    choices = [_choice_of(service, parsed, generation) for generation in found]
     reasoning = sum([await service.tokens(choice["message"].get("reasoning_content", "")) for choice in choices])
     usage = usage_of([generation.usage for generation in found], reasoning)
-    return answer({**asked.head("chat.completion"), "choices": choices, "usage": usage})
+    return answer({**parsed.head("chat.completion"), "choices": choices, "usage": usage})
 
 
-def _choice_of(service: Service, asked: _Asked, generation: Generation) -> dict[str, Any]:
-    sample = asked.sample()
+def _choice_of(service: Service, parsed: _ParsedChat, generation: Generation) -> dict[str, Any]:
+    sample = parsed.sample()
     parts = sample.read(generation)
     message: dict[str, Any] = {"role": "assistant", "content": parts.content}
     if parts.reasoning:
         message["reasoning_content"] = parts.reasoning
     if sample.calls:
         message["content"] = message["content"] or None
-        message["tool_calls"] = [_whole(call) for call in sample.calls]
+        message["tool_calls"] = [_as_call(call) for call in sample.calls]
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(service, logprobs_of(generation)) if asked.body.logprobs else None,
+        "logprobs": _logprobs(service, logprobs_of(generation)) if parsed.body.logprobs else None,
         "finish_reason": sample.finish(generation),
         "matched_stop": generation.matched,
     }
 
 
-def _whole(call: ToolCall) -> dict[str, Any]:
+def _as_call(call: ToolCall) -> dict[str, Any]:
     """Call in the form of the protocol, as far as it has arrived."""
     if call.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
@@ -136,15 +138,15 @@ def _delta(parts: Parts) -> dict[str, Any]:
 def _call_delta(part: CallPart) -> dict[str, Any]:
     call, new = part.call, part.arguments
     if part.begins:
-        return {"index": call.index, **_whole(replace(call, arguments=new))}
+        return {"index": call.index, **_as_call(replace(call, arguments=new))}
     return {"index": call.index, **({"custom": {"input": new}} if call.custom else {"function": {"arguments": new}})}
 
 
 async def _stream(
-    service: Service, asked: _Asked, events: AsyncGenerator[list[Delta | Generation], None]
+    service: Service, parsed: _ParsedChat, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the chunks of a stream."""
-    body, head = asked.body, asked.head("chat.completion.chunk")
+    body, head = parsed.body, parsed.head("chat.completion.chunk")
     options = body.stream_options or StreamOptions()
     if options.include_usage:
         head["usage"] = None
@@ -158,11 +160,11 @@ async def _stream(
 
     try:
         async with contextlib.aclosing(events):
-            async for taken in events:
+            async for batch in events:
                 parts: list[bytes] = []
-                for each in taken:
+                for each in batch:
                     if each.index not in samples:
-                        samples[each.index] = asked.sample()
+                        samples[each.index] = parsed.sample()
                         parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
                     sample = samples[each.index]
                     new = _delta(sample.read(each))
@@ -206,6 +208,6 @@ def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, An
 ROUTES = (
     Route(
         "/v1/chat/completions", complete, "Answer a conversation", protocol="openai", fields=CHAT, streams=True,
-        works=True,
+        counts_as_open=True,
     ),
 )  # fmt: skip

@@ -218,7 +218,7 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
         CapabilityError: a message has an image or another part that the model can't read.
         ConstraintError: a constraint of the answer can't be enforced.
     """
-    messages = shown_messages(body.messages)
+    messages = template_messages(body.messages)
     constraint = constraints.only(
         response_format=constraints.response_format(body.response_format),
         regex=None if body.regex is None else Regex(body.regex),
@@ -259,7 +259,7 @@ def conversation_of(body: ChatRequest) -> tuple[Conversation, str | None]:
     return conversation, None if custom is None else custom.name
 
 
-def shown_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """Messages in the form that templates take.
 
     Raises:
@@ -268,7 +268,7 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """
     if not messages:
         raise ParameterError("messages", "is empty.")
-    return [_shown(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _choice(
@@ -318,7 +318,7 @@ def _tool(tool: FunctionTool | CustomTool, *, forced: bool) -> Tool:
     return custom_tool(custom.name, custom.description, custom.grammar, forced=forced)
 
 
-def _shown(message: Message, where: str) -> dict[str, Any]:
+def _template_message(message: Message, where: str) -> dict[str, Any]:
     """Message in the form that templates take."""
     shown: dict[str, Any] = {"role": message.__struct_config__.tag, "content": _text(message.content, where)}
     if message.name is not None:

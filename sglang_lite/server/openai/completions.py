@@ -28,7 +28,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import begun, merged
+from sglang_lite.server.async_engine import merged, with_first_event
 from sglang_lite.server.conversation.sample_reader import logprobs_of
 from sglang_lite.server.errors import content_of
 from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
@@ -90,22 +90,22 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     if body.program is not None:
         return await program.played(service, call, _program(body), "/program")
     requests = _requests(service, body)
-    asked = _Asked(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests)
-    running = service.running
+    parsed = _ParsedCompletions(body, f"cmpl-{random_id()}", int(time.time()), service.model_name, requests)
+    engine = service.async_engine
     if body.stream:
-        events = await begun(merged([running.generate(request) for request in requests]))
-        return EventStream(_stream(service, asked, events), events)
+        events = await with_first_event(merged([engine.generate(request) for request in requests]))
+        return EventStream(_stream(service, parsed, events), events)
     found: dict[int, list[Generation]] = {index: [] for index in range(len(requests))}
-    async with contextlib.aclosing(merged([running.generate(request) for request in requests])) as events:
-        async for index, taken in events:
-            found[index] += (each for each in taken if isinstance(each, Generation))
+    async with contextlib.aclosing(merged([engine.generate(request) for request in requests])) as events:
+        async for index, batch in events:
+            found[index] += (each for each in batch if isinstance(each, Generation))
     choices = []
     for index, generations in found.items():
         for generation in sorted(generations, key=lambda each: each.index):
-            sample = asked.sample(service, index, generation.index)
+            sample = parsed.sample(service, index, generation.index)
             choices.append(sample.choice(generation.text, logprobs_of(generation), generation))
     usages = [[generation.usage for generation in generations] for generations in found.values()]
-    return answer({**asked.head, "choices": choices, "usage": usage_of(usages)})
+    return answer({**parsed.head, "choices": choices, "usage": usage_of(usages)})
 
 
 # Values that gateways add to requests without these fields.
@@ -172,7 +172,7 @@ def _constraint(body: CompletionRequest) -> Constraint | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ParsedCompletions:
     """Request, checked and converted."""
 
     body: CompletionRequest
@@ -265,20 +265,20 @@ class _Sample:
 
 
 async def _stream(
-    service: Service, asked: _Asked, events: AsyncGenerator[tuple[int, list[Delta | Generation]], None]
+    service: Service, parsed: _ParsedCompletions, events: AsyncGenerator[tuple[int, list[Delta | Generation]], None]
 ) -> AsyncGenerator[bytes, None]:
-    head, options = asked.head, asked.body.stream_options or StreamOptions()
+    head, options = parsed.head, parsed.body.stream_options or StreamOptions()
     if options.include_usage:
         head["usage"] = None
     samples: dict[tuple[int, int], _Sample] = {}
     usages: dict[int, list[Usage]] = {}
     try:
         async with contextlib.aclosing(events):
-            async for prompt, taken in events:
+            async for prompt, batch in events:
                 parts = []
-                for each in taken:
+                for each in batch:
                     at = (prompt, each.index)
-                    sample = samples.setdefault(at, asked.sample(service, *at))
+                    sample = samples.setdefault(at, parsed.sample(service, *at))
                     if isinstance(each, Delta):
                         parts.append(sample.choice(each.text, each.logprobs, None))
                     else:
@@ -307,6 +307,12 @@ def usage_of(usages: Sequence[Sequence[Usage]]) -> dict[str, Json]:
 
 ROUTES = (
     Route(
-        "/v1/completions", complete, "Continue text", protocol="openai", fields=COMPLETIONS, streams=True, works=True
+        "/v1/completions",
+        complete,
+        "Continue text",
+        protocol="openai",
+        fields=COMPLETIONS,
+        streams=True,
+        counts_as_open=True,
     ),
 )

@@ -58,7 +58,7 @@ _TASK = "Answer a question about this in JSON, with exactly one of its choices."
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _QuestionTemplate:
     """Prompt around each question: token ids before it, and text after it."""
 
     text: str
@@ -69,15 +69,15 @@ class _Frame:
     def prompt(self) -> Prompt:
         return Prompt((Span(self.text, self.ids),))
 
-    def branch(self, asked: Options) -> tuple[Node, ...]:
+    def branch(self, options: Options) -> tuple[Node, ...]:
         """Nodes of a question's branch."""
         # The shared quotation mark is computed once, with the question.
-        begun = '"' if all(each.startswith('"') for each in asked.written) else ""
-        choice = Select(None, tuple(each[len(begun) :] for each in asked.written), method=None, special=False)
-        return (Text(asked.text, special=False), *self.after, Text(begun, special=False), choice)
+        quote = '"' if all(each.startswith('"') for each in options.choices_json) else ""
+        choice = Select(None, tuple(each[len(quote) :] for each in options.choices_json), method=None, special=False)
+        return (Text(options.text, special=False), *self.after, Text(quote, special=False), choice)
 
 
-def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
+def _question_template(service: Service, messages: Sequence[Mapping[str, Any]]) -> _QuestionTemplate:
     """Renders the input with a place for the questions, and tokenises the part before it.
 
     Raises:
@@ -85,35 +85,35 @@ def _frame(service: Service, messages: Sequence[Mapping[str, Any]]) -> _Frame:
         TemplateError: the chat template changes the last message.
     """
     place = random_id()
-    asked = f"{_TASK}\n\n{place}"
+    task = f"{_TASK}\n\n{place}"
     if messages[-1]["role"] == "user":  # some templates require alternating roles
-        messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{asked}"}]
+        messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{task}"}]
     else:
-        messages = [*messages, {"role": "user", "content": asked}]
-    prepared = service.chat_format.prepare(Conversation(messages=messages, variables={"enable_thinking": False}))
+        messages = [*messages, {"role": "user", "content": task}]
+    rendered = service.chat_format.render(Conversation(messages=messages, variables={"enable_thinking": False}))
     before: list[Span] = []
     after: list[Text] = []
-    for span in prepared.prompt.spans:
-        head, found, tail = span.text.partition(place)
+    for span in rendered.prompt.spans:
+        head, placeholder, tail = span.text.partition(place)
         if after:
             after.append(Text(span.text, special=span.special))
         else:
             before.append(Span(head, special=span.special))
-            if found:
+            if placeholder:
                 after.append(Text(tail, special=span.special))
     if not after:
         raise TemplateError("the chat template changes the last message, so no question can be asked after it.")
-    if prepared.reasoning is not None:
-        known = reasoning_format(prepared.reasoning)
-        if prepared.prompt.text.rstrip().endswith(known.start):  # the template has begun the reasoning
-            after.append(Text(f"\n{known.end}\n\n"))
+    if rendered.reasoning is not None:
+        markers = reasoning_format(rendered.reasoning)
+        if rendered.prompt.text.rstrip().endswith(markers.start):  # the template has begun the reasoning
+            after.append(Text(f"\n{markers.end}\n\n"))
     ids = service.engine.tokenizer.encode_spans(before, first=True)
     longest = service.engine.core.capacity.longest
     if len(ids) >= longest:
         raise ParameterError(
             "input", f"has {len(ids):,} tokens, but {service.model_name} takes fewer than {longest:,}. Shorten it."
         )
-    return _Frame("".join(span.text for span in before), tuple(ids), tuple(after))
+    return _QuestionTemplate("".join(span.text for span in before), tuple(ids), tuple(after))
 
 
 async def decide(service: Service, call: HttpRequest) -> Response:
@@ -122,24 +122,24 @@ async def decide(service: Service, call: HttpRequest) -> Response:
     service.check_model(body.model)
     if not 1 <= len(body.questions) <= MOST_QUESTIONS:
         raise ParameterError("questions", f"has {len(body.questions):,} questions. Give 1 to {MOST_QUESTIONS}.")
-    asked = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
+    questions = [options_of(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     messages = messages_of(body.input)
-    frame = await asyncio.to_thread(_frame, service, messages)
+    template = await asyncio.to_thread(_question_template, service, messages)
     # The input alone, first: so it is computed only once, and the number of its cached tokens is known.
     alone = SamplingParams(max_tokens=0)
-    (read,) = await service.running.results(GenerateRequest(frame.ids, alone))
+    (input_only,) = await service.async_engine.results(GenerateRequest(template.ids, alone))
     found: dict[int, Selection] = {}
-    for wave in _waves(asked):
-        found.update(await _selections(service, frame, wave))
-    answers = [_answer(question, asked[i], found.get(i)) for i, question in enumerate(body.questions)]
-    return answer({"model": service.model_name, "answers": answers, "usage": _usage(read.usage, found.values())})
+    for wave in _waves(questions):
+        found.update(await _selections(service, template, wave))
+    answers = [_answer(question, questions[i], found.get(i)) for i, question in enumerate(body.questions)]
+    return answer({"model": service.model_name, "answers": answers, "usage": _usage(input_only.usage, found.values())})
 
 
-def _waves(asked: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
+def _waves(questions: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
     """Yields groups of questions that are scored together, by index."""
     wave: dict[int, Options] = {}
     rows = 0
-    for i, options in enumerate(asked):
+    for i, options in enumerate(questions):
         if options is None:
             continue
         if wave and rows + len(options.values) > MOST_ROWS:
@@ -151,18 +151,20 @@ def _waves(asked: Sequence[Options | None]) -> Iterator[dict[int, Options]]:
         yield wave
 
 
-async def _selections(service: Service, frame: _Frame, wave: Mapping[int, Options]) -> dict[int, Selection]:
+async def _selections(
+    service: Service, template: _QuestionTemplate, wave: Mapping[int, Options]
+) -> dict[int, Selection]:
     """Scores of questions by index, except for those that can't be scored.
 
     Raises:
         SglError: the engine is closed, or has no room.
     """
     places = list(wave)
-    program = Program((Fork(tuple(frame.branch(wave[i]) for i in places)),))
+    program = Program((Fork(tuple(template.branch(wave[i]) for i in places)),))
     found: dict[int, Selection] = {}
-    async with contextlib.aclosing(service.running.play(frame.prompt, program)) as events:
-        async for taken in events:
-            for event in taken:
+    async with contextlib.aclosing(service.async_engine.play(template.prompt, program)) as events:
+        async for batch in events:
+            for event in batch:
                 if isinstance(event, SglError):
                     raise event
                 if not isinstance(event, Played):
@@ -174,11 +176,11 @@ async def _selections(service: Service, frame: _Frame, wave: Mapping[int, Option
     return found
 
 
-def _answer(question: Question, asked: Options | None, selection: Selection | None) -> dict[str, Any]:
+def _answer(question: Question, options: Options | None, selection: Selection | None) -> dict[str, Any]:
     """Answer to a question; a refusal if nothing could be scored."""
     head = {"type": question.__struct_config__.tag, "name": question.name}
     logprobs = [] if selection is None else [sum(score.logprobs) for score in selection.scores]
-    if asked is None or not any(map(math.isfinite, logprobs)):
+    if options is None or not any(map(math.isfinite, logprobs)):
         return {**head, "type": "refusal"}
     shares = label_scores(logprobs, apply_softmax=True)
     if isinstance(question, PredicateQuestion):
@@ -186,14 +188,14 @@ def _answer(question: Question, asked: Options | None, selection: Selection | No
     confidence = _confidence(shares)
     if isinstance(question, ChoiceQuestion):
         best = max(range(len(shares)), key=shares.__getitem__)
-        probabilities = [{"value": value, "probability": p} for value, p in zip(asked.values, shares)]
-        return {**head, "choice": asked.values[best], "confidence": confidence, "probabilities": probabilities}
+        probabilities = [{"value": value, "probability": p} for value, p in zip(options.values, shares)]
+        return {**head, "choice": options.values[best], "confidence": confidence, "probabilities": probabilities}
     return {
         **head,
         "score": sum(i * p for i, p in enumerate(shares)),
         "confidence": confidence,
         "probabilities": [
-            {"value": i, "label": label, "probability": p} for i, (label, p) in enumerate(zip(asked.values, shares))
+            {"value": i, "label": label, "probability": p} for i, (label, p) in enumerate(zip(options.values, shares))
         ],
     }
 
@@ -204,17 +206,17 @@ def _confidence(shares: Sequence[float]) -> float:
     return min(max((max(shares) - even) / (1 - even), 0.0), 1.0)
 
 
-def _usage(read: Usage, found: Iterable[Selection]) -> dict[str, Any]:
+def _usage(input_usage: Usage, selections: Iterable[Selection]) -> dict[str, Any]:
     """Token counts; each token of the input, of a question and of a choice counts once."""
-    total = read.prompt_tokens
-    for selection in found:
+    total = input_usage.prompt_tokens
+    for selection in selections:
         choices = sum(len(score.token_ids) for score in selection.scores)
-        question = (selection.usage.prompt_tokens - choices) // len(selection.scores) - read.prompt_tokens
+        question = (selection.usage.prompt_tokens - choices) // len(selection.scores) - input_usage.prompt_tokens
         total += question + choices
-    cached = read.cached_tokens
+    cached = input_usage.cached_tokens
     return {
         "input_tokens": total,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": read.prompt_tokens - cached},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": input_usage.prompt_tokens - cached},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": total,
@@ -223,6 +225,11 @@ def _usage(read: Usage, found: Iterable[Selection]) -> dict[str, Any]:
 
 ROUTES = (
     Route(
-        "/v1/decisions", decide, "Answer questions with probabilities", protocol="openai", fields=DECISIONS, works=True
+        "/v1/decisions",
+        decide,
+        "Answer questions with probabilities",
+        protocol="openai",
+        fields=DECISIONS,
+        counts_as_open=True,
     ),
 )

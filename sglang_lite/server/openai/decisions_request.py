@@ -131,12 +131,12 @@ class Options:
     Attributes:
         text: text of the question, with its choices.
         values: values of the choices, or labels of the levels.
-        written: the values as JSON.
+        choices_json: the values as JSON.
     """
 
     text: str
     values: Sequence[str | bool]
-    written: tuple[str, ...]
+    choices_json: tuple[str, ...]
 
 
 def messages_of(given: str | list[dict[str, Json]]) -> list[dict[str, Json]]:
@@ -178,8 +178,8 @@ def _item(data: dict[str, Any], where: str) -> Item:
     try:
         item: Item = msgspec.convert({"type": "message", **data} if "role" in data else data, Item)
     except msgspec.ValidationError as error:
-        told, _, path = str(error).partition(" - at `$")
-        raise ParameterError(where + path.rstrip("`"), f"{told[:1].lower()}{told[1:]}.") from None
+        message, _, path = str(error).partition(" - at `$")
+        raise ParameterError(where + path.rstrip("`"), f"{message[:1].lower()}{message[1:]}.") from None
     return item
 
 
@@ -237,18 +237,21 @@ def options_of(question: Question, where: str) -> Options | None:
     Raises:
         ParameterError: the question has too few or too many choices, or a choice twice.
     """
-    values, described = _values(question, where)
-    written = tuple(msgspec.json.encode(value).decode() for value in values)
+    values, descriptions = _values(question, where)
+    choices_json = tuple(msgspec.json.encode(value).decode() for value in values)
     try:
-        asked = _text(question.instructions, f"{where}.instructions")
+        text = _text(question.instructions, f"{where}.instructions")
     except CapabilityError:
         return None
-    if any(described):
-        listed = "".join(f"\n{each}: {told}" if told else f"\n{each}" for each, told in zip(written, described))
+    if any(descriptions):
+        choice_list = "".join(
+            f"\n{each}: {description}" if description else f"\n{each}"
+            for each, description in zip(choices_json, descriptions)
+        )
     else:
-        listed = f" {', '.join(written)}"
+        choice_list = f" {', '.join(choices_json)}"
     head = "Levels, lowest first:" if isinstance(question, ScoreQuestion) else "Choices:"
-    return Options(f"{asked}\n{head}{listed}", values, written)
+    return Options(f"{text}\n{head}{choice_list}", values, choices_json)
 
 
 def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Sequence[str | None]]:
@@ -265,4 +268,4 @@ def _values(question: Question, where: str) -> tuple[Sequence[str | bool], Seque
         raise ParameterError(f"{where}.{name}", f"has {len(found):,} entries. Give 2 to {MOST_CHOICES}.")
     if len({(type(value), value) for value, _ in found}) < len(found):
         raise ParameterError(f"{where}.{name}", "has an entry twice. Remove one of them.")
-    return [value for value, _ in found], [told for _, told in found]
+    return [value for value, _ in found], [description for _, description in found]

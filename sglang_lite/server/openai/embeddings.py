@@ -75,8 +75,8 @@ async def embeddings(service: Service, call: HttpRequest) -> Response:
         embedding.embeddings, service.engine, texts_of(body.input, "input"), body.dimensions, truncate=body.truncate,
         prompt_name=body.prompt_name, field="input",
     )  # fmt: skip
-    vectors, tokens = await service.ask(read, at_most_s=LONGEST_S)
-    found = written(vectors, body.encoding_format)
+    vectors, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
+    found = encoded_rows(vectors, body.encoding_format)
     data = [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(found)]
     return answer({"object": "list", "data": data, "model": service.model_name, "usage": usage_of(tokens)})
 
@@ -91,16 +91,16 @@ async def encode(service: Service, call: HttpRequest) -> Response:
     spec = service.engine.core.encoder
     if spec is None or spec.classifier is None:
         read = partial(embedding.encoded, dimensions=body.dimensions, prompt_name=body.prompt_name)
-        return await native(service, body, read)
+        return await sglang_answer(service, body, read)
     for name in ("dimensions", "prompt_name"):
         if getattr(body, name) is not None:
             raise ParameterError(
                 name, f"{service.model_name} gives a number for each label, not vectors. Leave it out."
             )
-    return await native(service, body, embedding.rewarded)
+    return await sglang_answer(service, body, embedding.rewarded)
 
 
-async def native(
+async def sglang_answer(
     service: Service,
     body: NativeTexts,
     read: Callable[..., Any],  # a dictionary, or a list of them
@@ -110,7 +110,7 @@ async def native(
     given: Any = getattr(body, field)
     texts_of(given, field)
     ask = partial(read, service.engine, given, truncate=body.truncate, field=field)
-    return answer(await service.ask(ask, at_most_s=LONGEST_S))
+    return answer(await service.call_engine(ask, at_most_s=LONGEST_S))
 
 
 async def rerank(service: Service, call: HttpRequest) -> Response:
@@ -122,7 +122,7 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("top_n", f"{body.top_n} is less than 1.")
     pairs = [(body.query, document) for document in documents]
     read = partial(embedding.pair_scores, service.engine, pairs, truncate=body.truncate, field="documents")
-    scores, tokens = await service.ask(read, at_most_s=LONGEST_S)
+    scores, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results = [{"index": i, "relevance_score": float(scores[i])} for i in order]
     if body.return_documents:
@@ -133,7 +133,7 @@ async def rerank(service: Service, call: HttpRequest) -> Response:
     })  # fmt: skip
 
 
-def written(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
+def encoded_rows(rows: NDArray[np.float32], form: str | None) -> Sequence[Json]:
     """Rows of numbers in an `encoding_format`: lists, or little-endian float32 in base64."""
     if form == "base64":
         return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
@@ -155,10 +155,12 @@ def usage_of(tokens: Sequence[int]) -> dict[str, int]:
 
 
 ROUTES = (
-    Route("/v1/embeddings", embeddings, "Embeddings of texts", protocol="openai", fields=EMBEDDINGS, works=True),
-    Route("/encode", encode, "Embeddings or rewards of texts", fields=ENCODE, works=True),
+    Route(
+        "/v1/embeddings", embeddings, "Embeddings of texts", protocol="openai", fields=EMBEDDINGS, counts_as_open=True
+    ),
+    Route("/encode", encode, "Embeddings or rewards of texts", fields=ENCODE, counts_as_open=True),
     *(
-        Route(path, rerank, "Order documents by a query", protocol="openai", fields=RERANK, works=True)
+        Route(path, rerank, "Order documents by a query", protocol="openai", fields=RERANK, counts_as_open=True)
         for path in ("/v1/rerank", "/rerank")
     ),
 )

@@ -18,14 +18,14 @@ from sglang_lite.runtime.embedding.request import reads_no_text, too_long
 from sglang_lite.runtime.embedding.spec import EncoderSpec
 from sglang_lite.server.conversation.chat_format import Conversation
 from sglang_lite.server.fields import POOLING_NEUTRAL, POOLING_REFUSED, Fields
-from sglang_lite.server.openai.chat_request import Message, shown_messages
+from sglang_lite.server.openai.chat_request import Message, template_messages
 from sglang_lite.server.openai.embeddings import (
     LONGEST_S,
     NativeTexts,
-    native,
+    encoded_rows,
+    sglang_answer,
     texts_of,
     usage_of,
-    written,
 )
 from sglang_lite.server.routes import HttpRequest, Route, answer
 from sglang_lite.server.service import Service
@@ -72,10 +72,10 @@ async def classify(service: Service, call: HttpRequest) -> Response:
         )
     if given[0] in ("text", "input_ids"):
         _check_template(body)
-        return await native(service, body, embedding.rewarded)
+        return await sglang_answer(service, body, embedding.rewarded)
     texts, field = await _readable(service, call, body)
     read = partial(embedding.classes, service.engine, texts, truncate=body.truncate, field=field)
-    found, tokens = await service.ask(read, at_most_s=LONGEST_S)
+    found, tokens = await service.call_engine(read, at_most_s=LONGEST_S)
     data = [
         {"index": i, "label": each["label"], "probs": list(each["probs"].values()), "num_classes": len(each["probs"])}
         for i, each in enumerate(found)
@@ -99,8 +99,8 @@ async def pooling(service: Service, call: HttpRequest) -> Response:
     else:
         plain = spec.classifier.plain if body.use_activation is None else not body.use_activation
         read = partial(embedding.label_numbers, service.engine, texts, plain=plain)
-    rows, tokens = await service.ask(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
-    found = written(rows, body.encoding_format)
+    rows, tokens = await service.call_engine(partial(read, truncate=body.truncate, field=field), at_most_s=LONGEST_S)
+    found = encoded_rows(rows, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": each} for i, each in enumerate(found)]
     return _listed(service, "pool", data, tokens)
 
@@ -127,11 +127,11 @@ async def _readable(
         _check_template(body)
         return texts_of(body.input, "input"), "input"
     conversation = Conversation(
-        shown_messages(body.messages), complete=not body.add_generation_prompt,
+        template_messages(body.messages), complete=not body.add_generation_prompt,
         variables=body.chat_template_kwargs or {},
     )  # fmt: skip
     limit = _spec(service).limit
-    ids = await service.prompt_ids((await service.prepare(conversation, len(call.data))).prompt)
+    ids = await service.prompt_ids((await service.render(conversation, len(call.data))).prompt)
     if len(ids) > limit and not body.truncate:
         raise too_long("messages", len(ids), limit)
     return [list(ids)], "messages"
@@ -160,8 +160,8 @@ def _listed(service: Service, name: str, data: list[dict[str, Any]], tokens: Seq
 
 ROUTES = (
     *(
-        Route(path, classify, "Labels or rewards of texts", protocol="openai", fields=CLASSIFY, works=True)
+        Route(path, classify, "Labels or rewards of texts", protocol="openai", fields=CLASSIFY, counts_as_open=True)
         for path in ("/classify", "/v1/classify")
     ),
-    Route("/pooling", pooling, "Vectors or numbers of texts", protocol="openai", fields=POOLING, works=True),
+    Route("/pooling", pooling, "Vectors or numbers of texts", protocol="openai", fields=POOLING, counts_as_open=True),
 )

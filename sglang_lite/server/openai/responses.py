@@ -22,7 +22,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.core.submission import GenerateRequest
-from sglang_lite.server.async_engine import begun
+from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.conversation.sample_reader import SampleReader
 from sglang_lite.server.errors import NotFoundError, content_of
 from sglang_lite.server.http.event_log import EventLog
@@ -54,7 +54,7 @@ async def create(service: Service, call: HttpRequest) -> Response:
     service.check_model(body.model)
     items, before_bytes = _items(service, call, body)
     request = parse_request(body, items, call.unused)
-    prepared = await service.prepare(request.conversation, len(call.data))
+    rendered = await service.render(request.conversation, len(call.data))
     scored = LOGPROBS in (body.include or ())
     params = sampling.read(
         body, _NAMES, max_tokens=service.engine.context_length, return_logprob=scored,
@@ -63,20 +63,20 @@ async def create(service: Service, call: HttpRequest) -> Response:
     made = _Response(
         service, call.key, body, items, len(call.data) + before_bytes,
         ResponseAnswer(
-            SampleReader(prepared, request.customs, request.custom),
+            SampleReader(rendered, request.custom_tools, request.forced_custom_tool),
             TextLogprobs(service.engine.tokenizer.token_bytes) if scored else None,
         ),
     )  # fmt: skip
     generate = GenerateRequest(
-        prepared.prompt, params, prepared.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
+        rendered.prompt, params, rendered.constraint, stream=bool(body.stream), namespace=body.cache_salt or "",
         priority=body.priority or 0, rid=made.id,
     )  # fmt: skip
     if body.store is not False:
         service.stored.check(made.input_bytes)
     if body.stream:
-        events = await begun(service.running.generate(generate))
+        events = await with_first_event(service.async_engine.generate(generate))
         return EventStream(_stream(made, events), events)
-    (generation,) = await service.running.results(generate)
+    (generation,) = await service.async_engine.results(generate)
     for _ in made.answer.events_of(generation):
         pass
     await made.end(generation)
@@ -94,7 +94,7 @@ def _items(service: Service, call: HttpRequest, body: ResponsesRequest) -> tuple
     if body.previous_response_id is None:
         return items, 0
     before = _ended(service, call.key, body.previous_response_id)
-    return [*map(dict, before.whole), *items], before.conversation_bytes
+    return [*map(dict, before.conversation), *items], before.conversation_bytes
 
 
 def _ended(service: Service, key: str, id: str) -> StoredResponse:
@@ -112,15 +112,15 @@ async def _stream(
     made: _Response, events: AsyncGenerator[list[Delta | Generation], None]
 ) -> AsyncGenerator[bytes, None]:
     log = made.log = EventLog()
-    stored = made.store()
+    made.store()
     numbered = made.answer.numbered
     try:
         yield made.encoded(numbered(f"response.{kind}", response=made.content) for kind in ("created", "in_progress"))
         async with contextlib.aclosing(events):
-            async for taken in events:
-                new = [event for each in taken for event in made.answer.events_of(each)]
-                if isinstance(taken[-1], Generation):
-                    await made.end(taken[-1])
+            async for batch in events:
+                new = [event for each in batch for event in made.answer.events_of(each)]
+                if isinstance(batch[-1], Generation):
+                    await made.end(batch[-1])
                     new.append(numbered(f"response.{made.content['status']}", response=made.content))
                 if new:
                     yield made.encoded(new)
@@ -135,8 +135,8 @@ async def _stream(
             made.content = {**made.content, "status": "cancelled", "output": made.answer.items}
             made.encoded([*new, numbered("response.incomplete", response=made.content)])  # for other readers of the log
         log.end()
-        if stored is not None:
-            made.service.stored.update(made.key, stored, made.content)
+        if made.stored is not None:
+            made.service.stored.update(made.key, made.stored, made.content)
 
 
 @dataclass(slots=True)
@@ -154,6 +154,7 @@ class _Response:
     Attributes:
         content: the response in its present state.
         log: events of the stream; None if the response is not streamed.
+        stored: entry of the store, once `store` was called; None if the request disables storing.
     """
 
     service: Service
@@ -165,6 +166,7 @@ class _Response:
     id: str = field(default_factory=lambda: f"resp_{random_id()}", init=False)
     content: dict[str, Any] = field(init=False)
     log: EventLog | None = field(default=None, init=False)
+    stored: StoredResponse | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         body = self.body
@@ -199,19 +201,17 @@ class _Response:
             "usage": None,
         }
 
-    def store(self) -> StoredResponse | None:
-        """Puts the response into the store; returns the entry, or None if the request disables storing."""
-        if self.body.store is False:
-            return None
-        stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
-        self.service.stored.put(self.key, stored)
-        return stored
+    def store(self) -> None:
+        """Puts the response into the store, unless the request disables storing."""
+        if self.body.store is not False:
+            self.stored = StoredResponse(self.content, self.items, self.input_bytes, self.log)
+            self.service.stored.put(self.key, self.stored)
 
     def encoded(self, events: Iterable[Event]) -> bytes:
         """Events as bytes; also appends them to the log, if the response is stored."""
         written = [event(each, each["type"]) for each in events]
-        if self.log is not None and self.body.store is not False:
-            self.log.add(written)
+        if self.log is not None and self.stored is not None:
+            self.service.stored.add_events(self.key, self.stored, written)
         return b"".join(written)
 
     async def end(self, generation: Generation) -> None:
@@ -264,7 +264,7 @@ async def retrieve(service: Service, call: HttpRequest) -> Response:
             "stream", "the response was not streamed, so it has no events.",
             hint="Leave it out, or make the response with stream=true.",
         )  # fmt: skip
-    return EventStream(found.log.behind(-1 if after is None else _event_number(after, found.log)))
+    return EventStream(found.log.after(-1 if after is None else _event_number(after, found.log)))
 
 
 def _event_number(given: str, log: EventLog) -> int:
@@ -281,8 +281,8 @@ async def input_tokens(service: Service, call: HttpRequest) -> Response:
     service.check_model(body.model)
     whole = ResponsesRequest(**msgspec.structs.asdict(body))
     items, _ = _items(service, call, whole)
-    prepared = await service.prepare(parse_request(whole, items, call.unused).conversation, len(call.data))
-    return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(prepared.prompt))})
+    rendered = await service.render(parse_request(whole, items, call.unused).conversation, len(call.data))
+    return answer({"object": "response.input_tokens", "input_tokens": len(await service.prompt_ids(rendered.prompt))})
 
 
 async def compact(service: Service, _: HttpRequest) -> Response:
@@ -347,7 +347,8 @@ _OF_ITEMS = ("include", "include[]", "limit", "order", "after")
 _PATH = "/v1/responses/{id}"
 ROUTES = (
     Route(
-        "/v1/responses", create, "Make a response", protocol="openai", fields=RESPONSES, streams=True, works=True
+        "/v1/responses", create, "Make a response", protocol="openai", fields=RESPONSES, streams=True,
+        counts_as_open=True,
     ),
     Route(
         "/v1/responses/input_tokens", input_tokens, "Count the tokens of a response's prompt", protocol="openai",

@@ -226,7 +226,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
                 messages.append({"role": item["role"], "content": _text(item["content"])})
             case "function_call" | "custom_tool_call":
                 custom = item["type"] == "custom_tool_call"
-                arguments = {INPUT: item["input"]} if custom else _whole(item["arguments"])
+                arguments = {INPUT: item["input"]} if custom else _arguments_or_empty(item["arguments"])
                 function = {"name": item["name"], "arguments": arguments}
                 call = {"type": "function", "id": item["call_id"], "function": function}
                 assistant().setdefault("tool_calls", []).append(call)
@@ -239,7 +239,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Json]]:
     return messages
 
 
-def _whole(arguments: str) -> dict[str, Any]:
+def _arguments_or_empty(arguments: str) -> dict[str, Any]:
     """Arguments of a call; {} if they aren't a JSON object, as in an earlier answer that was cut."""
     try:
         return arguments_of(arguments, "arguments")

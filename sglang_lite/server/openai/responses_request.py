@@ -151,13 +151,13 @@ class ParsedRequest:
 
     Attributes:
         conversation: conversation to continue.
-        custom: name of the custom tool whose input is the whole answer, or None.
-        customs: names of all custom tools.
+        forced_custom_tool: name of the custom tool whose input is the whole answer, or None.
+        custom_tools: names of all custom tools.
     """
 
     conversation: Conversation
-    custom: str | None
-    customs: frozenset[str]
+    forced_custom_tool: str | None
+    custom_tools: frozenset[str]
 
 
 def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[str]) -> ParsedRequest:
@@ -200,8 +200,8 @@ def parse_request(body: ResponsesRequest, items: Sequence[Item], unused: list[st
         answer=constraint,
         variables=_variables(body.reasoning, unused),
     )
-    customs = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
-    return ParsedRequest(conversation, None if custom is None else custom.name, customs)
+    custom_tools = frozenset(name for name, tool in tools.items() if isinstance(tool, CustomTool))
+    return ParsedRequest(conversation, None if custom is None else custom.name, custom_tools)
 
 
 def _check_include(body: ResponsesRequest) -> None:

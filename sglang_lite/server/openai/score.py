@@ -76,7 +76,7 @@ async def _pairs(service: Service, body: ScoreRequest) -> Response:
     if len(first) > _MOST_TEXTS:
         raise ParameterError("text_2", f"has {len(second):,} texts. Give 1 to {_MOST_TEXTS:,}.")
     read = partial(embedding.pair_scores, service.engine, list(zip(first, second)), field="text_2")
-    scores, tokens = await service.ask(read, at_most_s=_LONGEST_S)
+    scores, tokens = await service.call_engine(read, at_most_s=_LONGEST_S)
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores.tolist())]
     usage = {"prompt_tokens": sum(tokens), "completion_tokens": 0, "total_tokens": sum(tokens)}
     return answer({"object": "list", "model": service.model_name, "data": data, "usage": usage})
@@ -86,7 +86,7 @@ async def _continuations(service: Service, body: ScoreRequest) -> Response:
     texts = body.continuations
     if not texts or not all(texts) or len(texts) > _MOST_TEXTS:
         raise ParameterError("continuations", f"Give 1 to {_MOST_TEXTS:,} texts, none of them empty.")
-    selection = await service.running.select(body.prompt or "", texts)
+    selection = await service.async_engine.select(body.prompt or "", texts)
     scores = [
         {
             "index": i,
@@ -112,7 +112,7 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
         raise ParameterError("items", f"Give 1 to {_MOST_TEXTS:,} texts.")
     size, first = service.engine.vocab_size, bool(body.item_first)
     calls = label_calls(body.query, items, body.label_token_ids, size, item_first=first)
-    found = await asyncio.gather(*(service.running.results(call) for call in calls))
+    found = await asyncio.gather(*(service.async_engine.results(call) for call in calls))
     rows = [label_logprobs(call, generations[0].output_logprobs[0].ids) for call, generations in zip(calls, found)]
     scores = [label_scores(row, apply_softmax=bool(body.apply_softmax)) for row in rows]
     usages = [generations[0].usage for generations in found]
@@ -122,4 +122,4 @@ async def _labels(service: Service, body: ScoreRequest) -> Response:
     return answer({"object": "scoring", "model": service.model_name, "scores": scores, "usage": counts})
 
 
-ROUTES = (Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, works=True),)
+ROUTES = (Route("/v1/score", score, "Score texts", protocol="openai", fields=SCORE, counts_as_open=True),)

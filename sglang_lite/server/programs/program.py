@@ -32,7 +32,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.anything import Json
 from sglang_lite.random_ids import random_id
 from sglang_lite.runtime.resolved_params import resolve_params
-from sglang_lite.server.async_engine import ProgramEvent, begun
+from sglang_lite.server.async_engine import ProgramEvent, with_first_event
 from sglang_lite.server.errors import NotFoundError, content_of, headers_of, status_of
 from sglang_lite.server.fields import GATEWAY_NEUTRAL, Fields
 from sglang_lite.server.http.sse import DONE, EventStream
@@ -104,7 +104,7 @@ class ProgramBudget:
     branches: int
     vocab_size: int
 
-    def take(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
+    def minus(self, nodes: Sequence[Node], pointer: str) -> ProgramBudget:
         """Budget that is left after some nodes. Doesn't change this budget.
 
         Args:
@@ -115,38 +115,38 @@ class ProgramBudget:
             ParameterError: a node exceeds the budget, or has an invalid parameter; the error has its JSON Pointer.
             CapabilityError: a node is an image.
         """
-        left = ProgramBudget(self.tokens, self.nodes, self.branches, self.vocab_size)
+        remaining = ProgramBudget(self.tokens, self.nodes, self.branches, self.vocab_size)
         for place, node in _walked(nodes, pointer):
-            left.spend(node, place, self)
-        return left
+            remaining.subtract(node, place, self)
+        return remaining
 
-    def take_program(self, program: Program, pointer: str) -> ProgramBudget:
+    def minus_program(self, program: Program, pointer: str) -> ProgramBudget:
         """Budget that is left after a complete program: nodes and branches of all parts, and tokens of the longest way.
 
         Args:
             pointer: JSON Pointer to the program.
 
         Raises:
-            ParameterError, CapabilityError: as `take`, or a decision names a part that doesn't exist.
+            ParameterError, CapabilityError: as `minus`, or a decision names a part that doesn't exist.
         """
         check_decisions(program)
-        left = self.take(program.nodes, f"{pointer}/nodes")
+        remaining = self.minus(program.nodes, f"{pointer}/nodes")
         costs: dict[int, int] = {}  # most tokens from each part on; decisions name only later parts
         for i in reversed(range(len(program.parts))):
             part = program.parts[i]
             costs[i] = _costliest(part.decision, costs)
             for j, each in enumerate(part.added):
-                whole = ProgramBudget(self.tokens, left.nodes, left.branches, self.vocab_size)
-                left_of_it = whole.take(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
-                left.nodes, left.branches = left_of_it.nodes, left_of_it.branches
-                costs[i] += self.tokens - left_of_it.tokens
-        left.tokens -= _costliest(program.decision, costs)
-        if left.tokens < 0:
-            told = f"a path of the program may generate {self.tokens:,} more tokens at most."
-            raise ParameterError(f"{pointer}/decision", told, hint="Lower max_tokens, or the limits of loops.")
-        return left
+                whole = ProgramBudget(self.tokens, remaining.nodes, remaining.branches, self.vocab_size)
+                rest = whole.minus(each.nodes, f"{pointer}/parts/{i}/added/{j}/nodes")
+                remaining.nodes, remaining.branches = rest.nodes, rest.branches
+                costs[i] += self.tokens - rest.tokens
+        remaining.tokens -= _costliest(program.decision, costs)
+        if remaining.tokens < 0:
+            message = f"a path of the program may generate {self.tokens:,} more tokens at most."
+            raise ParameterError(f"{pointer}/decision", message, hint="Lower max_tokens, or the limits of loops.")
+        return remaining
 
-    def spend(self, node: Node, pointer: str, most: ProgramBudget) -> None:
+    def subtract(self, node: Node, pointer: str, most: ProgramBudget) -> None:
         """Subtracts a node from the budget.
 
         Args:
@@ -154,7 +154,7 @@ class ProgramBudget:
             most: budget before the whole list of nodes, for messages.
 
         Raises:
-            ParameterError, CapabilityError: as `take`.
+            ParameterError, CapabilityError: as `minus`.
         """
         self.nodes -= 1
         if self.nodes < 0:
@@ -227,13 +227,13 @@ def _program(data: dict[str, Any], pointer: str, call: HttpRequest) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ParsedProgram:
     """Request to play a program, checked."""
 
     id: str
     prompt: Prompt | str
     program: Program
-    left: ProgramBudget
+    remaining: ProgramBudget
     seconds: float
     stream: bool
     open: bool
@@ -241,7 +241,7 @@ class _Asked:
     priority: int
 
 
-def _asked(service: Service, call: HttpRequest, given: Mapping[str, Any], pointer: str) -> _Asked:
+def _parse_request(service: Service, call: HttpRequest, given: Mapping[str, Any], pointer: str) -> _ParsedProgram:
     """Reads and checks the body of a request.
 
     Raises:
@@ -259,11 +259,11 @@ def _asked(service: Service, call: HttpRequest, given: Mapping[str, Any], pointe
         raise ParameterError(f"{pointer}/prompt", 'is "" where a program is open.', hint="Give the text as Text nodes.")
     program = _program(body.program, f"{pointer}/program", call)
     budget, seconds = limits_of(service, body.limits, pointer)
-    left = budget.take_program(program, f"{pointer}/program")
+    remaining = budget.minus_program(program, f"{pointer}/program")
     if body.open and program.decision is not None:
         raise ParameterError(f"{pointer}/program/decision", "is of programs that are whole.", hint="Leave `open` out.")
-    return _Asked(
-        f"prog-{random_id()}", prompt, program, left, seconds, bool(body.stream), bool(body.open),
+    return _ParsedProgram(
+        f"prog-{random_id()}", prompt, program, remaining, seconds, bool(body.stream), bool(body.open),
         body.cache_salt or "", body.priority or 0,
     )  # fmt: skip
 
@@ -298,30 +298,30 @@ async def play(service: Service, call: HttpRequest) -> Response:
 
 async def played(service: Service, call: HttpRequest, body: Mapping[str, Json], pointer: str) -> Response:
     """Response to a program. `pointer` is the JSON Pointer to `body` in the body of the request."""
-    asked = _asked(service, call, body, pointer)
-    if asked.open:
-        events = _grown(service, call, asked)
+    request = _parse_request(service, call, body, pointer)
+    if request.open:
+        events = _open_events(service, call, request)
     else:
-        events = service.running.play(
-            asked.prompt, asked.program, stream=asked.stream, namespace=asked.namespace,
-            priority=asked.priority, timeout_s=asked.seconds,
+        events = service.async_engine.play(
+            request.prompt, request.program, stream=request.stream, namespace=request.namespace,
+            priority=request.priority, timeout_s=request.seconds,
         )  # fmt: skip
-    if asked.open or asked.stream:
-        events = await begun(events)
-        return EventStream(_stream(events, call), events, {PROGRAM_ID: asked.id})
+    if request.open or request.stream:
+        events = await with_first_event(events)
+        return EventStream(_stream(events, call), events, {PROGRAM_ID: request.id})
     found: list[ProgramEvent] = []
     async with contextlib.aclosing(events):
-        async for taken in events:
-            found += taken
-    return _whole(asked.id, found, call)
+        async for batch in events:
+            found += batch
+    return _response(request.id, found, call)
 
 
-def _whole(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
+def _response(id: str, events: Sequence[ProgramEvent], call: HttpRequest) -> Response:
     """Response with all events of a program."""
     ended = events[-1]
     usages = _Usages()
     for event in events:
-        usages.take(event)
+        usages.add(event)
     content = {
         "version": wire.VERSION,
         "id": id,
@@ -342,21 +342,21 @@ class _Data(msgspec.Struct):
     data: msgspec.Raw
 
 
-_opened = msgspec.json.Decoder(_Data).decode
+_decode_data = msgspec.json.Decoder(_Data).decode
 
 
 def _data(event: ProgramEvent) -> msgspec.Raw:
     """Event in its wire encoding, without the envelope."""
-    return _opened(wire.encode(event, form="json")).data
+    return _decode_data(wire.encode(event, form="json")).data
 
 
 async def _stream(events: AsyncGenerator[list[ProgramEvent], None], call: HttpRequest) -> AsyncGenerator[bytes, None]:
     usages = _Usages()
     async with contextlib.aclosing(events):
-        async for taken in events:
+        async for batch in events:
             parts = []
-            for event in taken:
-                usages.take(event)
+            for event in batch:
+                usages.add(event)
                 if not isinstance(event, Played):
                     parts.append(_event(usages.total))
                 parts.append(_event(event))
@@ -376,7 +376,7 @@ class _Usages:
         self._of: list[tuple[Path, str | None, Usage]] = []
         self._prompts = self._cached = 0
 
-    def take(self, event: ProgramEvent) -> None:
+    def add(self, event: ProgramEvent) -> None:
         """Adds the usage of an event."""
         if not isinstance(event, Played) or not isinstance(event.event, Generation | Selection):
             return
@@ -405,50 +405,52 @@ class _Usages:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _OpenProgramEntry:
     """Program that is open.
 
     Attributes:
         key: API key of the request that opened the program.
-        left: budget for further nodes.
+        remaining: budget for further nodes.
     """
 
     program: OpenProgram
     key: str
-    left: ProgramBudget
+    remaining: ProgramBudget
     closed: bool = field(default=False)
 
 
-async def _grown(service: Service, call: HttpRequest, asked: _Asked) -> AsyncGenerator[list[ProgramEvent], None]:
+async def _open_events(
+    service: Service, call: HttpRequest, request: _ParsedProgram
+) -> AsyncGenerator[list[ProgramEvent], None]:
     def begin(program: OpenProgram) -> None:
-        service.programs[asked.id] = _Growing(program, call.key, asked.left)
-        if asked.program.nodes:
-            program.extend((), asked.program.nodes)
+        service.programs[request.id] = _OpenProgramEntry(program, call.key, request.remaining)
+        if request.program.nodes:
+            program.extend((), request.program.nodes)
 
-    events = service.running.grow(
+    events = service.async_engine.open_program(
         begin,
-        stream=asked.stream, namespace=asked.namespace, priority=asked.priority, timeout_s=asked.seconds,
+        stream=request.stream, namespace=request.namespace, priority=request.priority, timeout_s=request.seconds,
     )  # fmt: skip
     try:
         async with contextlib.aclosing(events):
-            async for taken in events:
-                yield taken
+            async for batch in events:
+                yield batch
     finally:
-        service.programs.pop(asked.id, None)
+        service.programs.pop(request.id, None)
 
 
-async def grow(service: Service, call: HttpRequest) -> Response:
+async def extend(service: Service, call: HttpRequest) -> Response:
     """Adds nodes to an open program."""
     given, id = call.object(), call.path["id"]
     check_version(given, "")
     body = ANSWERS.read(given, call.unused if call.reports else None)
-    growing = service.programs.get(id)
-    if not isinstance(growing, _Growing) or growing.key != call.key:
+    entry = service.programs.get(id)
+    if not isinstance(entry, _OpenProgramEntry) or entry.key != call.key:
         raise NotFoundError(f"no open program has the id {id[:60]!r}.", hint="It may have ended.")
-    if growing.closed:
+    if entry.closed:
         raise ParameterError("answers", "the program was closed.")
     changes: list[Callable[[], None]] = []
-    left = growing.left
+    remaining = entry.remaining
     for i, each in enumerate(body.answers):
         pointer, path = f"/answers/{i}", tuple(each.path)
         if len(path) % 2 or any(place < 0 for place in path):
@@ -457,20 +459,20 @@ async def grow(service: Service, call: HttpRequest) -> Response:
             raise ParameterError(pointer, "has neither nodes nor drop: true. Give one of them.")
         if each.nodes:
             nodes = _program({"nodes": each.nodes}, pointer, call).nodes
-            left = left.take(nodes, f"{pointer}/nodes")
-            changes.append(partial(growing.program.extend, path, nodes))
+            remaining = remaining.minus(nodes, f"{pointer}/nodes")
+            changes.append(partial(entry.program.extend, path, nodes))
         else:
-            left = left.take((Mark(),), pointer)  # costs as much as a node
-            changes.append(partial(growing.program.drop, path))
-    growing.left, growing.closed = left, body.close
+            remaining = remaining.minus((Mark(),), pointer)  # costs as much as a node
+            changes.append(partial(entry.program.drop, path))
+    entry.remaining, entry.closed = remaining, body.close
     for change in changes:
         change()
     if body.close:
-        growing.program.close()
+        entry.program.close()
     return answer({"id": id})
 
 
 ROUTES = (
-    Route("/program", play, "Play a program", fields=PLAY, streams=True, works=True),
-    Route("/program/{id}/answer", grow, "Give an open program more nodes", fields=ANSWERS),
+    Route("/program", play, "Play a program", fields=PLAY, streams=True, counts_as_open=True),
+    Route("/program/{id}/answer", extend, "Give an open program more nodes", fields=ANSWERS),
 )

@@ -46,7 +46,9 @@ class RowsRequest(msgspec.Struct, kw_only=True):
 ROWS: Fields[RowsRequest] = Fields(RowsRequest, GATEWAY_NEUTRAL, {})
 
 
-def _asked(body: RowsRequest, filler: Filler, budget: ProgramBudget) -> Iterator[tuple[int, ProgramRequest | SglError]]:
+def _row_requests(
+    body: RowsRequest, filler: Filler, budget: ProgramBudget
+) -> Iterator[tuple[int, ProgramRequest | SglError]]:
     """Yields the number of each row, with its request to the engine or the error of this row.
 
     Args:
@@ -70,20 +72,20 @@ def _asked(body: RowsRequest, filler: Filler, budget: ProgramBudget) -> Iterator
 def _refusal(budget: ProgramBudget, program: Program) -> SglError | None:
     """Error of a program that exceeds the budget of a row, or None."""
     try:
-        budget.take_program(program, "/program")
+        budget.minus_program(program, "/program")
     except SglError as error:
         return error
     return None
 
 
-async def _framed(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
+async def _frames(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(ended):
         async for each in ended:
             yield encode_frame(each)
     yield END_FRAME
 
 
-async def _told(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
+async def _sse_events(ended: AsyncGenerator[Sequence[Row], None]) -> AsyncGenerator[bytes, None]:
     """Yields one server-sent event for each row."""
     async with contextlib.aclosing(ended):
         async for each in ended:
@@ -105,8 +107,8 @@ async def play_rows(service: Service, call: HttpRequest) -> Response:
     compiled = record_of("CompiledProgram", body.program, "/program", call)
     assert isinstance(compiled, CompiledProgram)
     if compiled.held is not None:
-        told = f"Python on the caller's side decides at the nodes {list(compiled.held)}, so rows can't be run here."
-        raise ParameterError("/program/held", told, hint="Open a program instead: POST /program.")
+        message = f"Python on the caller's side decides at the nodes {list(compiled.held)}, so rows can't be run here."
+        raise ParameterError("/program/held", message, hint="Open a program instead: POST /program.")
     if body.seeds is not None and len(body.seeds) != len(body.rows):
         raise ParameterError("/seeds", f"has {len(body.seeds)} seeds for {len(body.rows)} rows. Give one for each row.")
     check_priority(body.priority or 0, service.engine.config.policy)
@@ -114,10 +116,14 @@ async def play_rows(service: Service, call: HttpRequest) -> Response:
         raise ParameterError("/window", f"{body.window} is not greater than 0.")
     budget, seconds = limits_of(service, body.limits, "")
     window = min(body.window, MOST_WINDOW, max(len(body.rows), 1))
-    ended = service.running.play_rows(_asked(body, Filler(compiled), budget), window, seconds)
+    ended = service.async_engine.play_rows(_row_requests(body, Filler(compiled), budget), window, seconds)
     if body.form == "frames":
-        return EventStream(_framed(ended), ended, {"content-type": ROWS_MEDIA_TYPE})
-    return EventStream(_told(ended), ended)
+        return EventStream(_frames(ended), ended, {"content-type": ROWS_MEDIA_TYPE})
+    return EventStream(_sse_events(ended), ended)
 
 
-ROUTES = (Route("/program/rows", play_rows, "Play a compiled program for rows", fields=ROWS, streams=True, works=True),)
+ROUTES = (
+    Route(
+        "/program/rows", play_rows, "Play a compiled program for rows", fields=ROWS, streams=True, counts_as_open=True
+    ),
+)

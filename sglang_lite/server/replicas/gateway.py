@@ -101,7 +101,7 @@ class Gateway:
         self._session.headers["authorization"] = f"Bearer {self._admin}"
         self.wanted: set[str] = set()
         self.known: set[str] = set()
-        self._told: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
+        self._registered_at: dict[str, float] = {}  # times of registering workers that the gateway doesn't list yet
         self._changed, self._lock = threading.Condition(), threading.Lock()
         self._over = self._answered = self.failed = False
         self._process = self._started()
@@ -147,7 +147,7 @@ class Gateway:
                     logger.error("the gateway ended before it answered; its output is above")
                     return
                 logger.error("the gateway has ended and is restarted")
-                self.known, self._told = set(), {}
+                self.known, self._registered_at = set(), {}
                 try:
                     self._process = self._started()
                 except (BackendError, OSError) as error:  # out of memory or descriptors: the next attempt may succeed
@@ -162,34 +162,34 @@ class Gateway:
 
     def _adjust(self) -> None:
         wanted = set(self.wanted)
-        if wanted == self.known and not self._told:
+        if wanted == self.known and not self._registered_at:
             return
-        there = {each["url"]: each for each in self._ask("GET", "/workers")["workers"]}
+        there = {each["url"]: each for each in self._request("GET", "/workers")["workers"]}
         self._answered = True
         for url, worker in there.items():
             if url not in wanted and worker.get("status") != "draining":
-                self._ask("DELETE", f"/workers/{worker['id']}")
+                self._request("DELETE", f"/workers/{worker['id']}")
                 logger.info("the gateway sends no more requests to %s", url)
         now = time.monotonic()
         for url in wanted - there.keys():
-            if now - self._told.get(url, -_AGAIN_S) >= _AGAIN_S:
+            if now - self._registered_at.get(url, -_AGAIN_S) >= _AGAIN_S:
                 key = {} if self._key is None else {"api_key": self._key}
-                self._ask("POST", "/workers", {"url": url, "runtime": "sglang", **key})
-                self._told[url] = now
+                self._request("POST", "/workers", {"url": url, "runtime": "sglang", **key})
+                self._registered_at[url] = now
         healthy = {url for url, worker in there.items() if worker.get("is_healthy") and url in wanted}
-        self._told = {url: when for url, when in self._told.items() if url in wanted - healthy}
+        self._registered_at = {url: when for url, when in self._registered_at.items() if url in wanted - healthy}
         self.known = {url for url in there if url in healthy or there[url].get("status") != "draining"}
 
-    def _ask(self, method: str, path: str, body: object = None) -> Any:
+    def _request(self, method: str, path: str, body: object = None) -> Any:
         response = self._session.request(method, self.url + path, json=body, timeout=_TIMEOUT_S)
         if response.status_code not in (404, 409):  # the worker is gone already, or being added
             response.raise_for_status()
         return response.json()
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Makes the gateway accept no more requests, and end when the open ones have ended."""
         self._over = True
-        self._process.ask_to_end()
+        self._process.terminate()
 
     def wait(self, timeout_s: float) -> int | None:
         return self._process.wait(timeout_s)

@@ -22,7 +22,7 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.server.http.sockets import bound
 from sglang_lite.server.replicas.gateway import Gateway
 from sglang_lite.server.replicas.tied_process import TiedProcess
-from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_of_strangers
+from sglang_lite.server.settings import ReplicaSettings, ServerSettings, warn_if_exposed
 
 logger = logging.getLogger("sglang_lite.server")
 
@@ -38,7 +38,7 @@ def serve(
     settings: ServerSettings,
     engine: Mapping[str, UserValue],
     replicas: ReplicaSettings,
-    told: Callable[[str], object],
+    announce: Callable[[str], object],
 ) -> int:
     """Runs several servers until SIGTERM or SIGINT; open requests may then continue for up to `drain_s`. A second
     signal ends them at once.
@@ -47,13 +47,13 @@ def serve(
         settings: settings of each server, and of the gateway's address.
         engine: keywords of each server's `Engine`.
         replicas: settings of the gateway and the number of servers.
-        told: function called with one line of text when a server can be reached through the gateway.
+        announce: function called with one line of text when a server can be reached through the gateway.
 
     Returns:
         The exit status.
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    warn_of_strangers(settings)
+    warn_if_exposed(settings)
     devices = _devices(engine.get("device", "auto"), replicas.replicas)
     if devices is None and engine.get("threads") is None and replicas.replicas > 1:
         engine = {**engine, "threads": max((os.cpu_count() or 1) // replicas.replicas, 1)}
@@ -66,7 +66,7 @@ def serve(
     supervisor = _Supervisor(gateway, workers, settings.drain_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
-    return supervisor.run(lambda: told(f"Serving {len(workers)} servers at {gateway.url} by {gateway.package}"))
+    return supervisor.run(lambda: announce(f"Serving {len(workers)} servers at {gateway.url} by {gateway.package}"))
 
 
 class _Supervisor:
@@ -81,26 +81,26 @@ class _Supervisor:
         self._signals += 1
         self._bell.set()
 
-    def run(self, told: Callable[[], object]) -> int:
+    def run(self, announce: Callable[[], object]) -> int:
         """Runs until a signal arrives or all workers have failed; returns the exit status."""
         for worker in self._workers:
             worker.start()
         failed = False
-        said = False
+        announced = False
         while not (self._signals or failed):
             self._bell.wait(_LOOK_S / 2)
             failed = self._gateway.failed or any(worker.failed for worker in self._workers)
             failed = failed or all(worker.given_up for worker in self._workers)
-            if not said and self._gateway.known:
-                said = True
-                told()
+            if not announced and self._gateway.known:
+                announced = True
+                announce()
         for worker in self._workers:
             worker.over.set()
-        self._gateway.ask_to_end()
+        self._gateway.terminate()
         now = failed or not self._waited(self._drain_s + _END_S, lambda: self._gateway.wait(0.1) is not None)
         if not now:
             for worker in self._workers:
-                worker.ask_to_end()
+                worker.terminate()
             self._waited(self._drain_s + _END_S, lambda: all(worker.ended for worker in self._workers))
         self._gateway.kill()
         for worker in self._workers:
@@ -142,7 +142,7 @@ class _Worker(ABC):
         """Adds the server to the gateway while it is healthy, and removes it while it isn't, until `over`."""
 
     @abstractmethod
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Makes a server that this process has started end when its open requests have ended."""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class _Remote(_Worker):
         super().__init__(gateway, health_timeout_s)
         self._url = url
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Does nothing: this process doesn't control the server."""
 
     def kill(self) -> None:
@@ -284,9 +284,9 @@ class _Replica(_Worker):
                 return "does not answer"
         return "is not needed"
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         if self._process is not None:
-            self._process.ask_to_end()
+            self._process.terminate()
 
     @property
     def ended(self) -> bool:

@@ -71,7 +71,7 @@ class TiedProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         self._process.terminate()
 
     def kill(self) -> None:
@@ -84,8 +84,13 @@ class TiedProcess:
 
 
 def _paths() -> list[str]:
-    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory."""
-    return [path or os.getcwd() for path in sys.path]
+    """Entries of this process's `sys.path`; an empty entry is replaced by the working directory, or dropped if that is
+    gone."""
+    paths = []
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            paths.append(path or os.getcwd())
+    return paths
 
 
 def main() -> None:

@@ -118,7 +118,7 @@ def test_what_is_too_large_fails_alone(line, monkeypatch):
     assert [t.id for t in told] == list(range(40))
     bad = error_of(told.pop(20).event)
     assert isinstance(bad, ParameterError)
-    assert "2,000 may cross" in str(bad)
+    assert "at most 2,000 fit" in str(bad)
     assert all(t.event == Generation("x" * 100) for t in told)
     assert (large.id, odd.id) == (50, 51)
     assert isinstance(error_of(large.failure), ParameterError)

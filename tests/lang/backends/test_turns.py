@@ -291,6 +291,28 @@ def test_without_speculation_a_begun_turn_is_refused_before_the_first_call(api, 
     assert api.requests == []
 
 
+def test_text_behind_a_generation_does_not_make_its_turn_a_begun_one(api, model):
+    @sgl.function
+    def plain(s):
+        s += sgl.user("Who?")
+        s += sgl.assistant(sgl.gen("name") + "!")
+
+    state = plain.run(backend=model(lambda body: "Ann"))
+    assert state.messages()[-1] == {"role": "assistant", "content": "Ann!"}
+
+    @sgl.function
+    def number(s):
+        s += sgl.user("When?")
+        s += sgl.assistant(sgl.gen("year", type=int) + ".")
+
+    for policy in ("strict", "emulate"):
+        state = number.run(backend=model(lambda body: '{"value": 1910}', "gpt-4o", policy=policy))
+        assert state["year"] == 1910
+        meta = state.get_meta_info("year")
+        assert meta is not None
+        assert "turn" not in meta
+
+
 def test_to_emulate_is_to_ask_for_the_rest(api, model):
     answers = {"Name:": " Ann", "Name: Ann\nYear:": " 1910", "Name: Ann\nYear: 1910\nCity:": " Rome."}
     backend = model(lambda body: stopped(answers[begun(body)], body), "any", profile="compatible", policy="emulate")

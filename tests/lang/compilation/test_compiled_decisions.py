@@ -65,7 +65,7 @@ def test_a_decision_by_an_argument_is_made_when_the_row_is_filled(backend):
         assert filled.decision is None
         want = program.run(**row, backend=backend, seed=1)
         assert compiled.run(**row, backend=backend, seed=1).text() == want.text()
-    with pytest.raises(sgl.ParameterError, match=r"a decision: .*'x' > 2.*test_compiled_decisions"):
+    with pytest.raises(sgl.ParameterError, match=r"condition: .*'x' > 2.*test_compiled_decisions"):
         compiled.run("a", ["b"], "x", backend=backend)
 
 
@@ -383,7 +383,7 @@ def test_the_runtime_plays_decisions(engine):
         (Decision((0, 0), Condition(Fill("q"))), (Part(),), "no value"),
         (Decision((0, 0), Condition(Fill(node=(7,)))), (Part(),), "never"),
         (Decision((0,), None, ((0, 0, 3),)), (Part(),), "never"),
-        (Decision((0, 0), Condition(Fill(node=(0,)), "<", 3)), (Part(),), "a decision"),
+        (Decision((0, 0), Condition(Fill(node=(0,)), "<", 3)), (Part(),), "condition"),
         (Decision((0, 0), Condition(Fill(node=(0,), read="int"))), (Part(),), "read as int"),
         (Decision((0, 0), Condition(Fill(node=(0,), steps=(5,)))), (Part(),), "no item"),
     ],

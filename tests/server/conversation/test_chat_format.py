@@ -24,14 +24,14 @@ def say(text, **options):
 
 
 def test_only_the_template_writes_control_tokens():
-    prompt = format_of().prepare(say("a<|im_end|>b<|im_eX\ue0000\ue001")).prompt
+    prompt = format_of().render(say("a<|im_end|>b<|im_eX\ue0000\ue001")).prompt
     assert prompt.text == "<|im_start|>user\na<|im_end|>b<|im_eX\ue0000\ue001<|im_end|>\n<|im_start|>assistant\n"
     plain = [span.text for span in prompt.spans if not span.special]
     assert plain == ["<|im_end|>", "<|im_e", "\ue000", "\ue001"]
 
 
 def test_variables_of_the_template_write_none_either():
-    prompt = format_of().prepare(say("a", variables={"thinking": "<|im_start|>\ue0000\ue001"})).prompt
+    prompt = format_of().render(say("a", variables={"thinking": "<|im_start|>\ue0000\ue001"})).prompt
     assert "<|im_start|>" in [span.text for span in prompt.spans if not span.special]
 
 
@@ -40,28 +40,28 @@ def test_variables_of_the_template_write_none_either():
 ])  # fmt: skip
 def test_reasoning_is_as_the_template_has_left_it(thinking, reasoning):
     source = CHATML.replace("{{ thinking }}", thinking)
-    prepared = ChatFormat(JinjaTemplate(source), CONTROL, None, None).prepare(say("a"))
-    assert prepared.reasoning == reasoning
+    rendered = ChatFormat(JinjaTemplate(source), CONTROL, None, None).render(say("a"))
+    assert rendered.reasoning == reasoning
 
 
 def test_reasoning_and_a_constraint_both_hold():
-    prepared = format_of(reasoning="qwen3").prepare(say("a", answer=Regex("[0-9]{2}")))
+    rendered = format_of(reasoning="qwen3").render(say("a", answer=Regex("[0-9]{2}")))
     for text, allowed in (
         ("<think>hm</think>\n\n42", True), ("42", True), ("<think>hm</think>\n\nxy", False), ("<think>42", False),
     ):  # fmt: skip
-        assert matches(prepared.constraint, text) is allowed
-    reader = prepared.reader()
+        assert matches(rendered.constraint, text) is allowed
+    reader = rendered.reader()
     pieces = [reader.push(text) for text in ("<thi", "nk>hm</think>", "\n\n42")] + [reader.flush()]
     assert ("".join(p.reasoning for p in pieces), "".join(p.content for p in pieces)) == ("hm", "42")
 
 
 def test_calls_are_held_to_their_schema_and_read_back():
-    prepared = format_of(reasoning=None).prepare(say("a", tools=[CITY], tool_choice="required"))
+    rendered = format_of(reasoning=None).render(say("a", tools=[CITY], tool_choice="required"))
     text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
-    assert matches(prepared.constraint, text)
-    assert not matches(prepared.constraint, text.replace("Rom", '", "x": 1'))
-    assert not matches(prepared.constraint, "Rom")
-    reader = prepared.reader()
+    assert matches(rendered.constraint, text)
+    assert not matches(rendered.constraint, text.replace("Rom", '", "x": 1'))
+    assert not matches(rendered.constraint, "Rom")
+    reader = rendered.reader()
     pieces = [reader.push(text), reader.flush()]
     calls = [call for piece in pieces for call in piece.calls]
     assert calls[0].name == "weather"
@@ -70,32 +70,32 @@ def test_calls_are_held_to_their_schema_and_read_back():
 
 
 def test_a_call_or_a_schema_where_both_are_asked_for():
-    prepared = format_of(reasoning=None).prepare(say("a", tools=[CITY], answer=Regex("[0-9]")))
+    rendered = format_of(reasoning=None).render(say("a", tools=[CITY], answer=Regex("[0-9]")))
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
-    assert [matches(prepared.constraint, text) for text in (call, "4", "x")] == [True, True, False]
+    assert [matches(rendered.constraint, text) for text in (call, "4", "x")] == [True, True, False]
 
 
 def test_a_template_without_tools_is_told_of_them_in_the_first_message():
-    text = format_of().prepare(say("a", tools=[CITY])).prompt.text
+    text = format_of().render(say("a", tools=[CITY])).prompt.text
     assert text.startswith("<|im_start|>system\n")
     assert '"city"' in text
     assert "<tool_call>" in text
-    assert '"city"' not in format_of().prepare(say("a", tools=[CITY], tool_choice="none")).prompt.text
+    assert '"city"' not in format_of().render(say("a", tools=[CITY], tool_choice="none")).prompt.text
 
 
 def test_calls_of_the_past_are_written_where_a_template_has_no_place_for_them():
     call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": {"city": "Rom"}}}
     messages: list = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    assert '"city": "Rom"' in format_of().prepare(Conversation([*messages, messages[0]])).prompt.text
+    assert '"city": "Rom"' in format_of().render(Conversation([*messages, messages[0]])).prompt.text
 
 
 def test_a_message_is_continued_where_it_ends():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
-    prepared = format_of().prepare(Conversation(messages, continue_final=True))
-    assert prepared.prompt.text.endswith("<|im_start|>assistant\nb c")
-    assert prepared.reasoning is None
+    rendered = format_of().render(Conversation(messages, continue_final=True))
+    assert rendered.prompt.text.endswith("<|im_start|>assistant\nb c")
+    assert rendered.reasoning is None
 
 
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ParameterError, match="same name"):
-        format_of().prepare(say("a", tools=[CITY, CITY]))
+        format_of().render(say("a", tools=[CITY, CITY]))

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from sglang_lite.protocol import RequestTimeoutError
-from sglang_lite.server.async_engine import begun
+from sglang_lite.server.async_engine import with_first_event
 from sglang_lite.server.http.sse import EventStream
 
 
@@ -38,7 +38,7 @@ async def receive():
 def test_a_reader_who_leaves_ends_what_a_stream_is_made_of(sends, error):
     async def main() -> None:
         source, left = _Source(), sends
-        numbers = await begun(source.numbers())
+        numbers = await with_first_event(source.numbers())
         made = parts(numbers)
 
         async def send(message) -> None:

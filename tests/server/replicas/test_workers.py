@@ -188,7 +188,7 @@ class Gateway:
     def remove(self, url):
         self.known.discard(url)
 
-    def ask_to_end(self):
+    def terminate(self):
         pass
 
     def wait(self, timeout_s):
@@ -210,7 +210,7 @@ class Dying:
         self.waits += 1
         return None if self.waits == 1 else -signal.SIGKILL
 
-    def ask_to_end(self):
+    def terminate(self):
         pass
 
     def kill(self):

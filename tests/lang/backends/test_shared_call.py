@@ -3,6 +3,7 @@
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite.lang.backend.turns import TurnRules
 from sglang_lite.testing import Fail
 
 
@@ -46,6 +47,27 @@ def test_one_call_has_a_sample_for_each_branch(server, backend, stream):
     assert {meta["branches"] for meta in metas} == {3}
     assert state.usage().completion_tokens == 3
     assert state.usage().prompt_tokens == 2
+
+
+def test_a_call_without_an_answer_is_an_error_of_the_program():
+    class Silent(sgl.BaseBackend):
+        turn_rules = TurnRules("continued", enforces_schemas=False, continues_constrained=True)
+
+        def samples_at_once(self, params, constraint, count):
+            return True
+
+        async def agenerate(self, prompt, params, constraint, *, stream):
+            for event in ():
+                yield event
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(3)
+        forks += sgl.gen("name")
+        forks.join()
+
+    with pytest.raises(sgl.ProgramError, match=r"Silent ended without an answer\. .*must yield a Generation"):
+        program.run(backend=Silent())["name"]
 
 
 def test_text_that_all_branches_are_added_does_not_tell_them_apart(server, backend):

@@ -21,19 +21,20 @@ logger = logging.getLogger("sglang_lite")
 E = TypeVar("E")
 
 
-class OpenEntry:
+class OpenSubmission:
     """Submission whose last event has not come."""
 
-    __slots__ = ("cached", "failed", "last", "process", "sink")
+    __slots__ = ("cached", "expected_ends", "failed", "process", "sink")
 
-    def __init__(self, last: int = 1) -> None:
-        self.last, self.cached = last, -1  # last events to come; cached tokens of the prompt (-1: unknown)
+    def __init__(self, expected_ends: int = 1) -> None:
+        self.expected_ends = expected_ends  # number of last events that have not come
+        self.cached = -1  # cached tokens of the prompt; -1 while unknown
         self.failed = False  # True if the sink has raised: it is then called with last events only
         self.sink: Callable[[Any], None]
         self.process: EngineProcess
 
 
-class Events:
+class OpenSubmissions:
     """Open submissions and unanswered calls of an engine's process, by number.
 
     Args:
@@ -49,30 +50,30 @@ class Events:
         self._abort = abort
         self.lock = threading.Lock()
         self.reader = threading.current_thread()  # until the reader's thread exists
-        self._open: dict[int, OpenEntry] = {}
-        self._asked: dict[int, tuple[EngineProcess, Future[Any]]] = {}
+        self._open: dict[int, OpenSubmission] = {}
+        self._calls: dict[int, tuple[EngineProcess, Future[Any]]] = {}
         self._flushes: dict[Callable[[], object], None] = {}  # in call order; called after each frame, each once
         self._late: deque[Callable[[], object]] = deque()
 
     # -------------------------------------------------------------------------------- called on any thread
 
-    def add(self, number: int, entry: OpenEntry) -> None:
+    def add(self, number: int, entry: OpenSubmission) -> None:
         """Registers a submission. The caller holds `lock`."""
         self._open[number] = entry
 
-    def get(self, number: int) -> OpenEntry | None:
+    def get(self, number: int) -> OpenSubmission | None:
         return self._open.get(number)
 
-    def ask(self, number: int, process: EngineProcess) -> Future[Json]:
+    def register_call(self, number: int, process: EngineProcess) -> Future[Json]:
         """Future of a call that the process will answer. The caller holds `lock`."""
         future: Future[Any] = Future()
-        self._asked[number] = (process, future)
+        self._calls[number] = (process, future)
         return future
 
     def with_flush(self, sink: Callable[[E], object], flush: Callable[[], object] | None) -> Callable[[E], None]:
         """Sink that also calls `flush`: once for all events that arrive in one frame."""
 
-        def tell(event: E) -> None:
+        def sink_and_flush(event: E) -> None:
             sink(event)
             if flush is None:
                 return
@@ -81,7 +82,7 @@ class Events:
             else:
                 flush()
 
-        return tell
+        return sink_and_flush
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Calls back on the reader's thread after the next frame. Takes no lock."""
@@ -91,17 +92,17 @@ class Events:
 
     def answer(self, message: AskReply) -> None:
         """Completes the future of a call."""
-        _, future = self._asked.pop(message.id)
+        _, future = self._calls.pop(message.id)
         if message.failure is None:
             future.set_result(message.value)
         else:
             future.set_exception(error_of(message.failure))
 
-    def tell(self, message: RequestEvent) -> None:
+    def deliver(self, message: RequestEvent) -> None:
         """Passes an event to the sink of its submission."""
         entry = self._open.get(message.id)
         if entry is None:  # the submission was aborted, or its sink has failed
-            _, future = self._asked.pop(message.id, (None, None))
+            _, future = self._calls.pop(message.id, (None, None))
             if future is not None and isinstance(message.event, Failure):  # the call could not be decoded
                 future.set_exception(error_of(message.event))
             return
@@ -118,8 +119,8 @@ class Events:
             if entry.failed:
                 return
         else:
-            times = entry.last if message.ends else 1
-            entry.last -= times
+            times = entry.expected_ends if message.ends else 1
+            entry.expected_ends -= times
         for _ in range(times):
             try:
                 entry.sink(event)
@@ -128,14 +129,14 @@ class Events:
                     logger.exception("the sink of request %d failed", message.id)
                 entry.failed = True
                 self._abort(message.id)
-        if not entry.last:
+        if not entry.expected_ends:
             self._end(message.id)
 
     def _end(self, number: int) -> None:
         """Forgets a submission that has ended."""
         with self.lock:
-            found = self._open.pop(number, None)
-        del found  # without the lock: destructors of what the entry refers to may send
+            ended = self._open.pop(number, None)
+        del ended  # without the lock: destructors of what the entry refers to may send
 
     def flush(self) -> None:
         """Calls the flushes of the sinks that were called since the last time, and the callbacks of `call_soon`."""
@@ -158,12 +159,12 @@ class Events:
         if not process.ready.done():
             process.ready.set_exception(copy(error))
         with self.lock:  # nothing is being sent to the process from here on
-            asked = [self._asked.pop(number) for number, (of, _) in list(self._asked.items()) if of is process]
+            calls = [self._calls.pop(number) for number, (of, _) in list(self._calls.items()) if of is process]
             ended = [self._open.pop(number) for number, entry in list(self._open.items()) if entry.process is process]
-        for _, future in asked:
+        for _, future in calls:
             future.set_exception(copy(error))
         for entry in ended:
-            for _ in range(entry.last):
+            for _ in range(entry.expected_ends):
                 with contextlib.suppress(Exception):
                     entry.sink(copy(error))
         self.flush()

@@ -45,7 +45,7 @@ def may_share(
     return not elsewhere and backend.shares_prompt_cost(params, constraint, size)
 
 
-class EqualBranches:
+class SharedCall:
     """Generation call shared by several branches. The first branch makes it; the other branches take its samples, if
     they ask with the same prompt, parameters and constraint. If the call fails, or its branch is stopped, each of the
     other branches makes its own call.
@@ -54,12 +54,12 @@ class EqualBranches:
         size: number of branches.
     """
 
-    __slots__ = ("_asked", "_made", "size")
+    __slots__ = ("_key", "_samples", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._asked: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
-        self._made: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
+        self._key: tuple[Any, ...] = ()  # prompt, parameters and constraint of the shared call
+        self._samples: asyncio.Future[list[Generation]] | None = None  # samples that no branch has taken yet
 
     async def answers(
         self,
@@ -71,14 +71,14 @@ class EqualBranches:
         stream: bool,
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Yields the events of a branch's generation, as `BaseBackend.agenerate` does. Runs on the executor loop."""
-        if self._made is None:
-            self._asked, self._made = (prompt, params, constraint), asyncio.get_running_loop().create_future()
-            async for event in self._call(backend, self._made, stream=stream):
+        if self._samples is None:
+            self._key, self._samples = (prompt, params, constraint), asyncio.get_running_loop().create_future()
+            async for event in self._call(backend, self._samples, stream=stream):
                 yield event
             return
-        left = await asyncio.shield(self._made) if self._asked == (prompt, params, constraint) else []
-        if left:
-            yield left.pop(0)
+        samples = await asyncio.shield(self._samples) if self._key == (prompt, params, constraint) else []
+        if samples:
+            yield samples.pop(0)
             return
         async for event in backend.agenerate(prompt, params, constraint, stream=stream):
             yield event
@@ -86,9 +86,9 @@ class EqualBranches:
     async def _call(
         self, backend: BaseBackend, made: asyncio.Future[list[Generation]], *, stream: bool
     ) -> AsyncGenerator[Delta | Generation, None]:
-        prompt, params, constraint = self._asked
+        prompt, params, constraint = self._key
         samples: list[Generation] = []
-        left: list[Generation] = []
+        others: list[Generation] = []
         try:
             several = msgspec.structs.replace(params, n=self.size)
             async for event in backend.agenerate(prompt, several, constraint, stream=stream):
@@ -97,9 +97,11 @@ class EqualBranches:
                 elif not event.index:
                     yield event
             samples.sort(key=lambda sample: sample.index)
-            told = {"branches": self.size, "calls": 0, "cost": 0.0}
-            left = [msgspec.structs.replace(each, index=0, meta={**each.meta, **told}) for each in samples[1:]]
+            meta = {"branches": self.size, "calls": 0, "cost": 0.0}
+            others = [msgspec.structs.replace(each, index=0, meta={**each.meta, **meta}) for each in samples[1:]]
         finally:
-            made.set_result(left)
+            made.set_result(others)
+        if not samples:  # the caller raises the error for an answer that is missing
+            return
         first = samples[0]
         yield msgspec.structs.replace(first, meta={**first.meta, "branches": self.size})

@@ -1,0 +1,8 @@
+"""Limits of a trace."""
+
+from sglang_lite.lang.symbolic.symbols import MAX_NODES
+from sglang_lite.runtime.core.submission import MOST_QUEUED
+
+
+def test_a_trace_has_as_many_steps_as_an_engine_queues():
+    assert MAX_NODES == MOST_QUEUED
